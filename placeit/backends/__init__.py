@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from placeit.backends.folder import in_folder
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
@@ -69,13 +70,14 @@ def load(
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: Mapping[str, str] | Literal["none"] | None = None,
     logits: Literal["last", "all"] = "last",
+    context: int | None = None,
     **options: Any,
 ) -> Model:
     """Read a model file with the backend for its suffix, export a PyTorch module, or make a tensor program by name.
 
     Args:
-        path: the file; a PyTorch module or exported program; or the name of a tensor program (:func:`programs`), with options:
-            ``chain-mm:shards=4``.
+        path: the file; a folder with it, as hubs have them (``openvino_model.xml`` beside files of a tokenizer); a PyTorch
+            module or exported program; or the name of a tensor program (:func:`programs`), with options: ``chain-mm:shards=4``.
         example: positional arguments for a call of a PyTorch module, or a single tensor; they fix its sizes.
         kwargs: keyword arguments for the same call.
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
@@ -83,6 +85,7 @@ def load(
         state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
         logits: whether an ONNX file or an IR with state that takes tokens computes the logits of the last token of a step, or
             of all of them.
+        context: tokens of the longest text of such a model, which stand for the shapes of all its inputs.
         options: passed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
@@ -99,12 +102,15 @@ def load(
         options = {name: value for name, value in options.items() if value}
         exported: Model = load_entry("backend", known, ".pt2")(path, **called, **options)
         return exported
-    suffix = Path(path).suffix
+    path = in_folder(Path(path))
+    suffix = path.suffix
     if called and suffix.lower() != ".pt2":
         raise UsageError(f"{path}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
     own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
     if state not in (None, "none") and not own:
         raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
+    if context is not None and not own:
+        raise UsageError(f"{path}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
     if suffix.lower() not in known:
         made = programs()
         name, hint = str(path).partition(":")[0], ""
@@ -122,7 +128,7 @@ def load(
             hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
         raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
     if own:
-        options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits}
+        options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits, "context": context}
     options |= called
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
@@ -145,7 +151,7 @@ def files_of(path: str | Path) -> list[Path]:
     For a plug-in's format this is the named file only; for a tensor program the list is empty. For a damaged file, only the
     file itself is returned; :func:`load` reports the damage.
     """
-    name, path = str(path).partition(":")[0], Path(path)
+    name, path = str(path).partition(":")[0], in_folder(Path(path))
     match path.suffix.lower():
         case ".xml":
             return [path, path.with_suffix(".bin")]

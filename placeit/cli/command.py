@@ -80,9 +80,11 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
         else:
             parameters.append(_parameter(parameter.name, parameter.default, kind))
 
-    def run(context: typer.Context, **values: Any) -> None:
+    def run(typer_context: typer.Context, **values: Any) -> None:
         _GIVEN.set(
-            frozenset(name for name in values if str(getattr(context.get_parameter_source(name), "name", "")) != "DEFAULT")
+            frozenset(
+                name for name in values if str(getattr(typer_context.get_parameter_source(name), "name", "")) != "DEFAULT"
+            )
         )
         arguments = {
             name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
@@ -93,10 +95,10 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
             come_through()
-            _deliver(terminal, _identified(context, output) if terminal.json else output)
+            _deliver(terminal, _identified(typer_context, output) if terminal.json else output)
         raise typer.Exit(output.exit_code)
 
-    parameters.append(_parameter("context", inspect.Parameter.empty, typer.Context))
+    parameters.append(_parameter("typer_context", inspect.Parameter.empty, typer.Context))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = function.__doc__

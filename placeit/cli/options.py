@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchOption",
     "CheckedOptions",
+    "ContextOption",
     "DevicesOption",
     "GroupOptions",
     "GroupsOption",
@@ -86,6 +87,15 @@ ShapesOption = Annotated[
 BatchOption = Annotated[
     int | None,
     typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="TOKENS",
+        min=2,
+        help="Length of the longest text of a decoder, which stands for the shapes of all its inputs.",
+    ),
 ]
 StateOption = Annotated[
     list[str] | None,
@@ -146,16 +156,23 @@ class ModelOptions:
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="ONNX file, OpenVINO IR (.xml), PyTorch program (.pt2), or a tensor program by name (chain-mm:shards=4).",
+            help="ONNX file, OpenVINO IR (.xml), a folder with one, PyTorch program (.pt2), or a tensor program by name "
+            "(chain-mm:shards=4).",
             show_default=False,
         ),
     ]
     input_shape: ShapesOption = None
     batch: BatchOption = None
     state: StateOption = None
+    context: ContextOption = None
     logits: LogitsOption = Logits.LAST
     trust: TrustOption = False
     inputs: InputsOption = None
+
+    def __post_init__(self) -> None:
+        from placeit.backends.folder import in_folder
+
+        object.__setattr__(self, "model", in_folder(self.model))
 
     def load(self) -> Model:
         """Read the model."""
@@ -170,6 +187,7 @@ class ModelOptions:
             sample_shapes=samples,
             state=state,
             logits=self.logits.value,
+            context=self.context,
             **trusting,
         )
 

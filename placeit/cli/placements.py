@@ -121,7 +121,7 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
         options = replace(options, precision=Precision(first.precision))
     if first.compression in set(Compress) and not _differs(files[0], "compress", first.compression, options.compress):
         options = replace(options, compress=Compress(first.compression))
-    if options.input_shape is None and options.batch is None and options.model.suffix.lower() in (".onnx", ".xml"):
+    if not (options.input_shape or options.batch or options.context) and options.model.suffix.lower() in (".onnx", ".xml"):
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and 0 not in shape]
         options = replace(options, input_shape=shapes or None)
     if first.logits in set(Logits) and not was_given("logits"):
@@ -177,7 +177,7 @@ class ToRun:
     devices: tuple[str, ...] = ()
 
 
-_DECIDED = ("placement", "input_shape", "batch", "state", "logits", "trust", "max_groups", "precision")
+_DECIDED = ("placement", "input_shape", "batch", "state", "logits", "context", "trust", "max_groups", "precision")
 """Options of models that a bundle has fixed."""
 
 

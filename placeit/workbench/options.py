@@ -34,6 +34,7 @@ class Inputs:
             of ``arrays``.
         state: outputs that become the state of inputs, by input; ``"none"`` to keep caches as inputs and outputs; None to find
             them by name (``past_key_values.0.key``).
+        context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
         logits: tokens of a step whose logits a decoder with state computes: of the ``"last"`` one, or of ``"all"``.
     """
 
@@ -42,6 +43,7 @@ class Inputs:
     batch: int | None = None
     state: Mapping[str, str] | Literal["none"] | None = None
     logits: Literal["last", "all"] = "last"
+    context: int | None = None
 
     @classmethod
     def of(cls, given: Inputs | Arrays | None) -> Inputs:

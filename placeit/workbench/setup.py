@@ -99,6 +99,7 @@ class Setup:
                 sample_shapes=samples,
                 state=given.state,
                 logits=given.logits,
+                context=given.context,
             )
         if given.arrays is not None:
             loaded = loaded.with_inputs(given.arrays)

@@ -115,3 +115,11 @@ def test_state_that_makes_no_sense_is_an_error(cli: Any, tiny: Path, texts: list
     refused = cli("inspect", tiny, *(word for text in texts for word in ("--state", text)))
     assert refused.exit_code == 2
     assert words in " ".join(refused.stderr.split())
+
+
+def test_a_folder_with_a_decoder_is_inspected_at_the_length_of_its_texts(cli: Any, tmp_path: Path) -> None:
+    write_decoder(TINY, tmp_path / "openvino_model.xml")
+    assert "--context 1024" in " ".join(cli("inspect", tmp_path).stderr.split())
+    data = json.loads(cli("inspect", tmp_path, "--context", 64, "--json").stdout)
+    assert data["model"] == str(tmp_path / "openvino_model.xml")
+    assert [spec["sizes"] for spec in data["inputs"]] == [[1, "1..64@32/1"], [1, "1..64@32/33"], [1, "1..64@32/1"]]

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.folder import model_in
 from placeit.core.errors import FileError
 
 __all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "stamp", "write_archive"]
@@ -56,8 +57,9 @@ class Digest:
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Return whether a path can only name a bundle: it ends in ``.placeit``, or is a folder."""
-    return Path(path).suffix.lower() == SUFFIX or Path(path).is_dir()
+    """Return whether a path can only name a bundle: it ends in ``.placeit``, or is a folder without a model to place."""
+    path = Path(path)
+    return path.suffix.lower() == SUFFIX or (path.is_dir() and model_in(path) is None)
 
 
 def digest_of(path: Path) -> Digest:

@@ -48,6 +48,7 @@ def load(
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
     logits: LogitsOption = "last",
+    context: int | None = None,
     trust: bool = False,
 ) -> Model:
     """Read an ONNX file by OpenVINO or, if OpenVINO cannot read or compile it, by ONNX Runtime, for its devices only.
@@ -59,6 +60,7 @@ def load(
         sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
         state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
         logits: tokens whose logits a decoder with state computes; see :func:`placeit.backends.openvino.reader.load`.
+        context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
         trust: whether to follow links of the file's external weights inside of the cache of Hugging Face that it is in.
 
     Raises:
@@ -66,7 +68,7 @@ def load(
         FileError: the file is missing or cannot be read.
         ModelError: the file holds no model, a damaged one, or one that neither runtime can read; or a size is left open.
     """
-    path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes)
+    path, sizes = Path(path), Sizes.of(input_shapes, batch, sample_shapes, context)
     check_readable(path, trust=trust)
     try:
         model = read(path, sizes, state, logits)

@@ -31,11 +31,12 @@ class OpenSizesError(ModelError):
     Attributes:
         partial: ``PartialShape`` of these inputs, by name, as far as known.
         known: ``PartialShape`` of every input, by name.
+        advised: whether the message says what to give.
     """
 
-    def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any], *, advised: bool = False) -> None:
         super().__init__(message)
-        self.partial, self.known = partial, known
+        self.partial, self.known, self.advised = partial, known, advised
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class Sizes:
         shapes: requested shapes, by input name; a range for a size that stays open.
         batch: the first size of every input that leaves it open; None if not given.
         samples: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
+        context: tokens of the longest text of a decoder, for the shapes of its inputs that are not given; None if not given.
     """
 
     shapes: Mapping[str, tuple[int | SizeRange, ...]] = field(default_factory=dict)
     batch: int | None = None
     samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    context: int | None = None
 
     @classmethod
     def of(
@@ -58,11 +61,12 @@ class Sizes:
         input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None,
         batch: int | None,
         sample_shapes: Mapping[str, Sequence[int]] | None,
+        context: int | None = None,
     ) -> Self:
         """Return the sizes in the options of a loader. Raises UsageError for a text that is not a range."""
         shapes = {name: tuple(map(_size, shape)) for name, shape in (input_shapes or {}).items()}
         samples = {name: tuple(map(int, shape)) for name, shape in (sample_shapes or {}).items()}
-        return cls(shapes, batch, samples)
+        return cls(shapes, batch, samples, context)
 
 
 def _size(given: int | str | SizeRange) -> int | SizeRange:

@@ -22,8 +22,9 @@ from placeit.backends.onnx_file import (
     read_plain,
     unusual_parts,
 )
+from placeit.backends.openvino.context import resolve_sizes
 from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
-from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, resolve_shapes, with_suggestion
+from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.last_logits import LogitsOption, keep_last_logits
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
@@ -68,6 +69,7 @@ def load(
     sample_shapes: Mapping[str, Sequence[int]] | None = None,
     state: StateOption = None,
     logits: LogitsOption = "last",
+    context: int | None = None,
 ) -> OpenVinoModel:
     """Read an ONNX file (``.onnx``) or an OpenVINO IR (``.xml`` with its ``.bin``).
 
@@ -83,6 +85,7 @@ def load(
             that exporters call ``past_key_values.0.key`` and ``present.0.key``
             (:func:`placeit.backends.openvino.state.cache_pairs`), unless a shape is given for them.
         logits: whether a decoder with state computes the logits of the last token of a step, or of all of them.
+        context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes; or an input and an output cannot be one state.
@@ -91,7 +94,7 @@ def load(
     """
     path = Path(path)
     check_readable(path)
-    return read(path, Sizes.of(input_shapes, batch, sample_shapes), state, logits)
+    return read(path, Sizes.of(input_shapes, batch, sample_shapes, context), state, logits)
 
 
 def read(path: Path, sizes: Sizes, state: StateOption = None, logits: LogitsOption = "last") -> OpenVinoModel:
@@ -100,10 +103,12 @@ def read(path: Path, sizes: Sizes, state: StateOption = None, logits: LogitsOpti
         try:
             found = _read(path, sizes, state, logits)
         except OpenSizesError as error:
+            if error.advised:
+                raise
             asked = sizes.shapes
 
             def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
-                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None), state, logits)
+                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None, context=None), state, logits)
 
             raise with_suggestion(error, again, _useful_line) from None
     give_back_freed_memory()  # used to read the file, and for the copy in which ops were fused
@@ -258,7 +263,7 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     outputs = {tensor_name(port, port.get_node()): port for port in model.outputs}
     caches = _caches(_kinds(inputs), _kinds(outputs), sizes, state, path)
     partial = _resolvable({name: port.get_partial_shape() for name, port in inputs.items()}, caches, sizes)
-    wanted = resolve_shapes(path, partial, sizes)
+    wanted = resolve_sizes(path, partial, sizes, stateful=bool(caches or model.get_sinks()))
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
     return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
@@ -325,7 +330,7 @@ def _converted(
     }
     caches = _caches(inputs, outputs, sizes, state, path)
     partial = {name: shape for name, (_, shape) in inputs.items()}
-    wanted = resolve_shapes(path, _resolvable(partial, caches, sizes), sizes)
+    wanted = resolve_sizes(path, _resolvable(partial, caches, sizes), sizes, stateful=bool(caches))
     for name, shape in wanted.partial.items():
         if shape != partial[name]:  # some models can be read only with known sizes
             source.set_partial_shape(places[name], shape)

@@ -1,0 +1,20 @@
+"""Folders with a model as hubs have them: a model file with the files of its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["in_folder", "model_in"]
+
+_NAMES = ("openvino_model.xml", "openvino/openvino_model.xml", "model.onnx", "onnx/model.onnx")
+"""Files of models in such folders; the first that exists is taken."""
+
+
+def model_in(folder: Path) -> Path | None:
+    """Return the model file of a folder; None if it has no model by one of the names that optimum and hubs use."""
+    return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
+
+
+def in_folder(path: Path) -> Path:
+    """Return the model file if a path is a folder with a model, else the path itself."""
+    return (model_in(path) if path.is_dir() else None) or path

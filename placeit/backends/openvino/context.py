@@ -1,0 +1,75 @@
+"""Sizes of all inputs of a decoder, from the length of the longest text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from placeit.backends.openvino.inputs import OpenSizesError, Resolved, Sizes, resolve_shapes
+from placeit.backends.openvino.last_logits import TOKENS
+from placeit.core.errors import UsageError
+from placeit.core.sizes import SizeRange
+
+__all__ = ["resolve_sizes"]
+
+_OF_STEP = frozenset((*TOKENS, "token_type_ids", "position_ids"))  # inputs with a value for each token of a step
+_SUGGESTED = 1024  # tokens, in messages
+_SHORTEST = 2  # tokens: a prompt, and one that follows
+
+
+def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, *, stateful: bool) -> Resolved:
+    """Return the shape of every input; of a decoder, a context stands for all shapes that are not given.
+
+    Args:
+        path: the file, for messages.
+        partial: shapes in the file, by input name.
+        sizes: sizes from the user.
+        stateful: whether the model has state.
+
+    Raises:
+        OpenSizesError: a size is left open.
+        ModelError, UsageError: an option does not fit the model.
+    """
+    decoder = stateful and not partial.keys().isdisjoint(TOKENS)
+    if sizes.context is not None:
+        if not decoder:
+            raise UsageError(
+                f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context says "
+                f"nothing about its inputs ({', '.join(partial)}): give --input-shape instead of --context."
+            )
+        sizes = replace(sizes, shapes={**_shapes(partial, sizes.context, sizes.batch or 1), **sizes.shapes})
+    try:
+        return resolve_shapes(path, partial, sizes)
+    except OpenSizesError as error:
+        if decoder and _shapes(error.partial, _SUGGESTED, 1).keys() == error.partial.keys():
+            said = f"{error}: say how many tokens the longest text has, as in `--context {_SUGGESTED}`."
+            raise OpenSizesError(said, error.partial, error.known, advised=True) from None
+        raise
+
+
+def _shapes(partial: Mapping[str, Any], context: int, batch: int) -> dict[str, tuple[int | SizeRange, ...]]:
+    """Return the shapes of the inputs whose meaning is known by their names.
+
+    A placement is sought for texts of half prompt and half answer: a prompt, and as many steps of a token as it has tokens.
+    """
+    if context < _SHORTEST:
+        raise UsageError(f"A context has at least {_SHORTEST} tokens, one of a prompt and one that follows; got {context}.")
+    prompt = context // 2
+    times = (1, context - prompt)
+    step, text = SizeRange(1, context, (prompt, 1), times), SizeRange(1, context, (prompt, prompt + 1), times)
+    found: dict[str, tuple[int | SizeRange, ...]] = {}
+    for name, shape in partial.items():
+        rank = len(shape) if shape.rank.is_static else 0
+        if name in _OF_STEP and rank == len(("batch", "tokens")):
+            found[name] = (batch, step)
+        elif name.endswith("inputs_embeds") and rank == len(("batch", "tokens", "width")) and shape[2].is_static:
+            found[name] = (batch, step, shape[2].get_length())
+        elif name == "position_ids" and rank == len(("kinds", "batch", "tokens")) and shape[0].is_static:
+            found[name] = (shape[0].get_length(), batch, step)
+        elif name == "attention_mask" and rank == len(("batch", "text")):
+            found[name] = (batch, text)
+        elif name == "beam_idx" and rank == 1:
+            found[name] = (batch,)
+    return found
