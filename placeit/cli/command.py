@@ -15,6 +15,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -30,9 +31,10 @@ from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import printable
 
-__all__ = ["Command", "command", "was_given"]
+__all__ = ["Command", "command", "was_given", "write_result"]
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
+_RESULT: ContextVar[Callable[[str], object] | None] = ContextVar("writes to standard output", default=None)
 
 BUG = 70
 """Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
@@ -103,6 +105,16 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = function.__doc__
     return run
+
+
+def write_result(text: str) -> None:
+    """Write a part of the result of the running command to standard output, before the command has ended."""
+    write = _RESULT.get()
+    try:
+        if write is not None:
+            write("\t".join(map(printable, text.split("\t"))))
+    except BrokenPipeError:
+        raise _ReaderGoneError from None
 
 
 def was_given(option: str) -> bool:
@@ -185,19 +197,27 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _stdout_for_the_result() -> Iterator[None]:
-    """Redirect standard output, of Python and of native libraries, to standard error during the block."""
+    """Redirect standard output, of Python and of native libraries, to standard error during the block.
+
+    :func:`write_result` still writes to standard output.
+    """
+    stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         try:
             kept = os.dup(1)
         except OSError:  # closed by the program that this process is a part of
             yield
             return
+        own = stdout is sys.__stdout__
+        write = partial(os.write, kept)
+        _RESULT.set((lambda text: write(text.encode("utf-8", "replace"))) if own else stdout.write)
         with contextlib.suppress(AttributeError, OSError):
             sys.__stdout__.flush()  # type: ignore[union-attr]
         os.dup2(2, 1)
         try:
             yield
         finally:
+            _RESULT.set(None)
             sys.stdout.flush()
             ctypes.CDLL(None).fflush(None)  # write what native libraries still buffer
             os.dup2(kept, 1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from placeit.cli.options import CheckedOptions
+from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
@@ -42,6 +42,7 @@ Examples:
   placeit serve --repository bundles --watch --control
   placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
   placeit serve app.placeit --shared-memory
+  placeit serve FOLDER -p placement.json --context 2048
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
 
@@ -249,12 +250,16 @@ def serve(
     *,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=]FILE", help="Bundles of 'placeit build', or a model file.", show_default=False),
+        typer.Argument(
+            metavar="[NAME=]FILE", help="Bundles of 'placeit build', or a model file or folder.", show_default=False
+        ),
     ] = None,
     placement: Annotated[
         Path | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
     ] = None,
+    devices: DevicesOption = None,
+    context: ContextOption = None,
     rematch: RematchOption = None,
     running: RunOptions,
     coming: RepositoryOptions,
@@ -264,6 +269,7 @@ def serve(
     """Serve models over HTTP and gRPC.
 
     Speaks the Open Inference Protocol, as Triton Inference Server, KServe and OpenVINO Model Server do: their clients work.
+    Folders with a decoder and its tokenizer are also served as OpenAI's clients ask: /v1/completions, /v1/chat/completions.
     Numbers for Prometheus are at /metrics. Standard error says at which addresses it serves, once it does.
 
     Ctrl-C or SIGTERM ends it: it is not ready any more, finishes the requests that it has accepted, and exits with 0. A second
@@ -288,9 +294,13 @@ def serve(
         opener = partial(_bundle, rematch=rematch, running=running)
         repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
         stack.callback(repository.close)
-        fixed = [] if placement is None else [_model(models[0], placement, rematch, running, stack, terminal)]
-        for given in models if placement is None else ():
-            repository.open(*_named(given))
+        if placement is None and devices is None:
+            fixed = []
+            for given in models:
+                repository.open(*_named(given))
+        else:
+            more = {"devices": devices, "context": context}
+            fixed = [_model(given, placement, more, rematch, running, stack, terminal) for given in models]
         repository.open_folder()
         for line in (line for model in (*fixed, *repository.models) for line in _joined(model)):
             typer.echo(line, err=True)
@@ -334,7 +344,8 @@ def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running
 
     if not is_bundle(path):
         raise UsageError(
-            f"{path} is not a bundle: give the placement of a model with --placement, or 'placeit build' a bundle."
+            f"{path} is not a bundle: give the placement of a model with --placement, or --devices to run it whole on, or "
+            "'placeit build' a bundle."
         )
     bundle = open_bundle(path)
     with contextlib.ExitStack() as stack:
@@ -346,19 +357,32 @@ def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running
 
 
 def _model(
-    given: str, placement: Path, rematch: str | None, running: RunOptions, stack: contextlib.ExitStack, terminal: Terminal
+    given: str,
+    placement: Path | None,
+    more: Mapping[str, Any],
+    rematch: str | None,
+    running: RunOptions,
+    stack: contextlib.ExitStack,
+    terminal: Terminal,
 ) -> ServedModel:
-    """Open a model with a placement, and serve it until the stack is closed."""
+    """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
     from placeit.serve.served_model import ServedModel
 
     path, name = _named(given)
-    session, chosen = stack.enter_context(to_run(CheckedOptions(path), placement, rematch).open())
+    what = to_run(CheckedOptions(path, **more), placement, rematch)
+    session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:
         known(session, chosen, progress)
-    with naming(placement):
+    with naming(what.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server()))
-    model = session.model
-    return ServedModel(name or model.name, server, model.inputs, model.outputs, **running.of_sequences())
+    model, text = session.model, None
+    if path.is_dir() and (model.path.parent / "tokenizer.json").is_file():
+        need("Text", "text", "tokenizers", "jinja2")
+        from placeit.text.generating import TextModel
+
+        text = TextModel(server, model)
+        name = name or path.name
+    return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences())
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

@@ -26,6 +26,7 @@ _NAMES = {
     "opentelemetry": "OpenTelemetry",
     "uvicorn": "Uvicorn",
     "starlette": "Starlette",
+    "tokenizers": "tokenizers",
 }
 
 

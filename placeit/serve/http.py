@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placeit.core.records import parsed
 from placeit.serve.arriving import Room
+from placeit.serve.completions import text_routes
 from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
@@ -147,7 +148,10 @@ def application(
         ]
     routes += more_routes(service, bodies.of)
     app = Starlette(
-        routes=[Route(path, handler, methods=[method]) for path, handler, method in routes],
+        routes=[
+            *(Route(path, handler, methods=[method]) for path, handler, method in routes),
+            *text_routes(service, bodies.of),
+        ],
         exception_handlers={RefusedError: _refuse, HTTPException: _no_page, Exception: _fail},
     )
     direct = _Direct(app, infer)

@@ -18,6 +18,7 @@ from placeit.serve.refusal import invalid
 from placeit.serve.tensors import DATATYPES, sent_as, taken
 from placeit.serving.answers import Answer
 from placeit.serving.server import Server
+from placeit.text.generating import TextModel
 
 __all__ = ["Call", "ServedModel", "is_name"]
 
@@ -96,6 +97,7 @@ class ServedModel:
         outputs: specs of its outputs.
         version: version of the model.
         idle_s: seconds without a request after which a sequence of a client is closed.
+        text: generates texts with it, if it is a decoder; None if it does not.
         recompute: whether to keep the inputs of sequences, and to compute states anew that were lost.
 
     Attributes:
@@ -116,6 +118,7 @@ class ServedModel:
         outputs: Listed[TensorSpec],
         version: str = "1",
         *,
+        text: TextModel | None = None,
         idle_s: float = IDLE_S,
         recompute: bool = False,
     ) -> None:
@@ -130,7 +133,7 @@ class ServedModel:
                     f"{', '.join(DATATYPES)}."
                 )
         self.name, self.server, self.version = name, server, version
-        self.versions, self.accepted, self.replaced = [version], 0, False
+        self.versions, self.accepted, self.replaced, self.text = [version], 0, False, text
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
         self.sequences = Sequences(server, idle_s, recompute=recompute)

@@ -1,0 +1,340 @@
+"""The interface for texts that clients of OpenAI's speak: ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from placeit.core.errors import PlaceitError, UsageError
+from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
+from placeit.serve.service import Service
+from placeit.text.generating import Piece, TextModel, Wanted
+from placeit.text.sampling import Sampling
+
+__all__ = ["text_routes"]
+
+ReadBody: TypeAlias = Callable[[Request], contextlib.AbstractAsyncContextManager[bytes | memoryview]]
+Fields: TypeAlias = Mapping[str, Any]
+
+_AT_ONCE = 64  # most texts that are generated at a time; each has a thread, which mostly waits for devices
+_DEFAULT_TOKENS = 16  # of a completion, as OpenAI's server has it
+_NOT_HERE = ("audio", "functions", "logit_bias", "response_format", "suffix", "tools")
+_ONE = ("n", "best_of")  # parameters that may only be 1
+_OFF = ("echo", "logprobs", "top_logprobs")  # parameters that may not be set
+
+
+def text_routes(service: Service, read: ReadBody) -> list[Route]:
+    """Return the routes for models that generate texts; none if no model does.
+
+    Args:
+        service: whose models they are.
+        read: reads the body of a request, within the server's limits.
+    """
+    models = {model.name: model.text for model in service.models if model.text is not None}
+    if not models:
+        return []
+    texts, begun = _Texts(service, models), int(time.time())
+
+    def about(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": begun, "owned_by": "placeit"}
+
+    async def listed(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [about(name) for name in models]})
+
+    async def described(request: Request) -> Response:
+        return await _answered(_coroutine(lambda: JSONResponse(about(texts.found(request.path_params["model"])[0]))))
+
+    def answering(kind: type[_Completion]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            async def made() -> Response:
+                async with read(request) as body:
+                    fields = _fields(body)
+                return await texts.answer(kind, fields, request)
+
+            return await _answered(made())
+
+        return answer
+
+    return [
+        Route("/v1/models", listed, methods=["GET"]),
+        Route("/v1/models/{model}", described, methods=["GET"]),
+        Route("/v1/completions", answering(_Completion), methods=["POST"]),
+        Route("/v1/chat/completions", answering(_Chat), methods=["POST"]),
+    ]
+
+
+async def _coroutine(made: Callable[[], Response]) -> Response:
+    return made()
+
+
+async def _answered(answer: Any) -> Response:
+    """Return an answer, or the refusal as the interface has it."""
+    try:
+        response: Response = await answer
+    except RefusedError as error:
+        return JSONResponse(_error(error), error.status.http)
+    return response
+
+
+def _error(error: RefusedError) -> dict[str, Any]:
+    kind = "invalid_request_error" if 400 <= error.status.http < 500 else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.status.name.lower()}}
+
+
+def _fields(body: bytes | memoryview) -> Fields:
+    try:
+        found = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"The body is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise invalid("The body is to be a JSON object.")
+    _none_of({name: value for name, value in found.items() if value}, *_NOT_HERE)
+    if any(found.get(name) not in (None, 1) for name in _ONE):
+        raise invalid("This server makes one text for a request: leave 'n' and 'best_of' out.")
+    _none_of({name: value for name, value in found.items() if value}, *_OFF)
+    return found
+
+
+def _none_of(fields: Fields, *names: str) -> None:
+    """Raise RefusedError if a request has one of the named fields, which this server does not support."""
+    for name in names:
+        if name in fields:
+            raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out.")
+
+
+def _field(fields: Fields, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
+    """Return a field of a request, or the default if it is missing or null. Raises RefusedError if it has another type."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise invalid(f"'{name}' is {json.dumps(value)[:100]}, which is no value for it.")
+    return value
+
+
+class _Completion:
+    """A text that continues a prompt, as ``/v1/completions`` answers it.
+
+    Args:
+        model: generates the text.
+        name: name of the model.
+        fields: fields of the request.
+
+    Raises:
+        RefusedError, UsageError: the fields do not make a request.
+    """
+
+    kind, prefix = "text_completion", "cmpl"
+    chunk = kind
+
+    def __init__(self, model: TextModel, name: str, fields: Fields) -> None:
+        self.model, self._name = model, name
+        self._id, self._created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        number = (int, float)
+        stop = _field(fields, "stop", (str, list), [])
+        stop = [stop] if isinstance(stop, str) else stop
+        if not all(isinstance(one, str) for one in stop):
+            raise invalid("'stop' is to be a text, or a list of texts.")
+        sampling = Sampling(
+            temperature=float(_field(fields, "temperature", number, 1.0)),
+            top_p=float(_field(fields, "top_p", number, 1.0)),
+            top_k=max(0, _field(fields, "top_k", int, 0)),  # others' servers have -1 for all
+            seed=_field(fields, "seed", int, None),
+        )
+        self.wanted = Wanted(self._most(fields), stop, sampling)
+        self.stream = _field(fields, "stream", bool, False)
+        self.with_usage = bool(_field(fields, "stream_options", dict, {}).get("include_usage"))
+        self.prompt = self._prompt(fields)
+        model.room(self.prompt, self.wanted)
+
+    def _most(self, fields: Fields) -> int | None:
+        return int(_field(fields, "max_tokens", int, _DEFAULT_TOKENS))
+
+    def _prompt(self, fields: Fields) -> list[int]:
+        given = fields.get("prompt")
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+            given = given[0]
+        if isinstance(given, str):
+            return self.model.tokenizer.encode(given)
+        if not isinstance(given, list) or not all(type(one) is int and 0 <= one < self.model.vocabulary for one in given):
+            raise invalid("'prompt' is to be a text, or a list of tokens of the model.")
+        return given
+
+    def whole(self, text: str, piece: Piece) -> dict[str, Any]:
+        """Return the answer with a whole text, of which ``piece`` is the last one."""
+        return self._object(self.kind, [self._choice(text, piece.end)]) | {"usage": self._usage(piece.tokens)}
+
+    def first(self) -> dict[str, Any] | None:
+        """Return what a stream begins with; None for its first piece."""
+        return None
+
+    def part(self, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        return self._object(self.chunk, [self._choice_of(piece)])
+
+    def last(self, tokens: int) -> dict[str, Any]:
+        """Return the chunk that ends a stream if the client wants to know numbers of tokens."""
+        return self._object(self.chunk, []) | {"usage": self._usage(tokens)}
+
+    def _choice(self, text: str, end: str | None) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": end}
+
+    def _choice_of(self, piece: Piece) -> dict[str, Any]:
+        return self._choice(piece.text, piece.end)
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._name, "choices": choices}
+
+    def _usage(self, tokens: int) -> dict[str, int]:
+        prompt = len(self.prompt)
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+class _Chat(_Completion):
+    """The next message of a conversation, as ``/v1/chat/completions`` answers it."""
+
+    kind, prefix = "chat.completion", "chatcmpl"
+    chunk = "chat.completion.chunk"
+
+    def _most(self, fields: Fields) -> int | None:
+        most: int | None = _field(fields, "max_completion_tokens", int, _field(fields, "max_tokens", int, None))
+        return most
+
+    def _prompt(self, fields: Fields) -> list[int]:
+        messages = fields.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise invalid("'messages' is to be a list of messages, each with a 'role' and its 'content'.")
+        return self.model.tokenizer.chat([{**one, "content": _plain(one.get("content"))} for one in messages])
+
+    def first(self) -> dict[str, Any] | None:
+        return self._object(self.chunk, [self._delta({"role": "assistant", "content": ""}, None)])
+
+    def _choice(self, text: str, end: str | None) -> dict[str, Any]:
+        return {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": end}
+
+    def _choice_of(self, piece: Piece) -> dict[str, Any]:
+        return self._delta({"content": piece.text} if piece.text else {}, piece.end)
+
+    def _delta(self, delta: dict[str, str], end: str | None) -> dict[str, Any]:
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}
+
+
+def _plain(content: object) -> str:
+    """Return the content of a message, which may be in parts. Raises RefusedError if it is not text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
+        raise invalid("The content of a message is to be text: this server's models read nothing else.")
+    return "".join(part["text"] for part in parts if isinstance(part, dict))
+
+
+class _Texts:
+    """Generates the texts of requests, each on a thread."""
+
+    def __init__(self, service: Service, models: Mapping[str, TextModel]) -> None:
+        self._service, self._models = service, models
+        self._running = 0
+
+    def found(self, name: object) -> tuple[str, TextModel]:
+        """Return a model with its name. Raises RefusedError."""
+        if not isinstance(name, str) or name not in self._models:
+            known = ", ".join(f"'{known}'" for known in self._models)
+            raise RefusedError(Status.UNKNOWN, f"There is no model {json.dumps(name)[:100]} for texts here; there are {known}.")
+        return name, self._models[name]
+
+    async def answer(self, kind: type[_Completion], fields: Fields, request: Request) -> Response:
+        """Answer a request. Raises RefusedError."""
+        name, model = self.found(fields.get("model"))
+        try:
+            asked = await self._service.apart(kind, model, name, fields)
+        except RefusedError:
+            raise
+        except UsageError as error:
+            raise refusal_of(error) from error
+        if self._running >= _AT_ONCE:
+            raise RefusedError(Status.FULL, f"This server generates {_AT_ONCE} texts at a time: ask again later.")
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._service.accepted(name))
+        pieces = self._pieces(asked, stack)
+        try:
+            head = await anext(pieces)  # a refusal before the first token has another status than 200
+        except BaseException:
+            await pieces.aclose()
+            raise
+        if asked.stream:
+            return StreamingResponse(_events(asked, head, pieces), media_type="text/event-stream")
+        async with contextlib.aclosing(pieces):
+            text, last = [head.text], head
+            async for last in pieces:
+                text.append(last.text)
+                if await request.is_disconnected():
+                    raise RefusedError(Status.GONE, "The client has gone.")
+        return JSONResponse(asked.whole("".join(text), last))
+
+    async def _pieces(self, asked: _Completion, stack: contextlib.ExitStack) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of a text; closing the iterator ends the text. Raises RefusedError."""
+        loop, queue, gone = asyncio.get_running_loop(), asyncio.Queue[Piece | PlaceitError | None](), threading.Event()
+
+        def put(what: Piece | PlaceitError | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, what)
+
+        def work() -> None:
+            try:
+                with contextlib.closing(asked.model.generate(asked.prompt, asked.wanted)) as pieces:
+                    for piece in pieces:
+                        put(piece)
+                        if gone.is_set():
+                            break
+            except PlaceitError as error:
+                put(error)
+            finally:
+                put(None)
+
+        with stack:
+            self._running += 1
+            threading.Thread(target=work, name="placeit text", daemon=True).start()
+            try:
+                while (piece := await queue.get()) is not None:
+                    if isinstance(piece, PlaceitError):
+                        raise refusal_of(piece) from piece
+                    yield piece
+            finally:
+                gone.set()
+                self._running -= 1
+
+
+async def _events(asked: _Completion, head: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream."""
+    async with contextlib.aclosing(pieces):
+        try:
+            if (first := asked.first()) is not None:
+                yield _event(first)
+            yield _event(asked.part(head))
+            tokens = head.tokens
+            async for piece in pieces:
+                tokens = piece.tokens
+                if piece.text or piece.end:
+                    yield _event(asked.part(piece))
+            if asked.with_usage:
+                yield _event(asked.last(tokens))
+        except RefusedError as error:
+            yield _event(_error(error))
+        yield b"data: [DONE]\n\n"
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

@@ -1,0 +1,190 @@
+"""Texts, one token after the other, by a decoder that a server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Model, TensorSpec
+from placeit.core.errors import UsageError
+from placeit.serving.server import Server
+from placeit.text.sampling import Sampler, Sampling
+from placeit.text.tokenizer import Tokenizer
+
+__all__ = ["Piece", "TextModel", "Wanted"]
+
+_LOGITS = "logits"
+_MOST_STOPS = 16
+_KNOWN = ("input_ids", "attention_mask", "position_ids", "beam_idx", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a text.
+
+    Attributes:
+        most: most tokens to generate; None for as many as the model's context has room for.
+        stop: texts before which the text ends.
+        sampling: the rules by which tokens are chosen.
+
+    Raises:
+        UsageError: there are too many texts, or one is empty; or no token is wanted.
+    """
+
+    most: int | None = None
+    stop: Sequence[str] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise UsageError(f"{self.most} tokens are wanted; it must be at least 1.")
+        if len(self.stop) > _MOST_STOPS or not all(self.stop):
+            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MOST_STOPS}, and no empty one.")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a generated text.
+
+    Attributes:
+        text: the text that the token has completed; it may be empty.
+        tokens: tokens generated so far.
+        end: why the text ends with this piece: by a ``stop`` text or a token that ends texts, or by its ``length``; None if it
+            goes on.
+    """
+
+    text: str
+    tokens: int
+    end: Literal["stop", "length"] | None = None
+
+
+class TextModel:
+    """A decoder that generates texts, each in a sequence of its server.
+
+    Args:
+        server: runs the decoder.
+        model: the decoder.
+        tokenizer: its tokenizer; None for the one in the folder of the model's file.
+
+    Attributes:
+        tokenizer: its tokenizer.
+        context: tokens of the longest text.
+        vocabulary: number of different tokens.
+
+    Raises:
+        UsageError: the model is no decoder, or has inputs whose meaning is not known; or the tokenizer does not fit it.
+        FileError, ModelError: the tokenizer cannot be read.
+    """
+
+    def __init__(self, server: Server, model: Model, tokenizer: Tokenizer | None = None) -> None:
+        inputs = {spec.name: spec for spec in model.inputs}
+        logits = next((spec for spec in model.outputs if spec.name == _LOGITS), None)
+        unknown = [name for name, spec in inputs.items() if name not in _KNOWN or len(spec.shape) > len(("batch", "tokens"))]
+        if "input_ids" not in inputs or logits is None or not model.states or unknown:
+            more = f" Its input '{unknown[0]}' is not known." if unknown else ""
+            raise UsageError(
+                f"{model.path} does not generate text: it is no decoder with state, input_ids and {_LOGITS}.{more}"
+            )
+        self._server, self._inputs = server, inputs
+        self.context = _longest(model.path, inputs["input_ids"])
+        self.tokenizer = Tokenizer(model.path.parent) if tokenizer is None else tokenizer
+        self.vocabulary = int(logits.shape[-1])
+        if self.tokenizer.size > self.vocabulary:
+            raise UsageError(
+                f"The tokenizer of {self.tokenizer.folder} has tokens up to {self.tokenizer.size - 1}, and {model.path} knows "
+                f"{self.vocabulary}: give the tokenizer of this model."
+            )
+
+    def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
+        """Return the most tokens that may follow a prompt. Raises UsageError if it is empty or too long."""
+        if not prompt:
+            raise UsageError("The prompt has no tokens: give a text to continue.")
+        room = self.context - len(prompt) + 1  # the last token need not be read again
+        if room < 1 or (wanted.most or 1) > room:
+            raise UsageError(
+                f"The prompt has {len(prompt)} tokens and {wanted.most or 1} are to follow; the model has a context of "
+                f"{self.context}: shorten the prompt or the answer, or place the model for a longer --context."
+            )
+        return wanted.most or room
+
+    def generate(self, prompt: Sequence[int], wanted: Wanted = Wanted()) -> Generator[Piece, None, None]:
+        """Generate the text that follows a prompt; yield a piece for each token. Closing the iterator ends the text.
+
+        Args:
+            prompt: its tokens, as :meth:`Tokenizer.encode` or :meth:`Tokenizer.chat` return them.
+            wanted: when the text ends, and how tokens are chosen.
+
+        Raises:
+            UsageError: the prompt is empty or too long.
+            StateMemoryError: there is no memory for the state of another text.
+            ExecutionError: a device fails.
+        """
+        most, stops = self.room(prompt, wanted), _Stops(wanted.stop)
+        sampler, decode = Sampler(wanted.sampling), self.tokenizer.decoder()
+        with self._server.sequence() as sequence:
+            new, past = list(prompt), 0
+            for count in range(1, most + 1):
+                logits = sequence.run(self._step(new, past))[_LOGITS]
+                past += len(new)
+                token = sampler.choose(np.asarray(logits)[0, -1])
+                if token in self.tokenizer.ends:
+                    yield Piece(stops.rest(), count, "stop")
+                    return
+                text, stopped = stops.pass_on(decode(token))
+                if stopped or count == most:
+                    yield Piece(text if stopped else text + stops.rest(), count, "stop" if stopped else "length")
+                    return
+                yield Piece(text, count)
+                new = [token]
+
+    def _step(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
+        end = past + len(tokens)
+        every = (
+            np.array([tokens]),
+            np.ones((1, end)),
+            np.arange(past, end)[None],
+            np.zeros(1),
+            np.zeros((1, len(tokens))),
+        )
+        return {
+            name: value.astype(self._inputs[name].dtype)
+            for name, value in zip(_KNOWN, every, strict=True)
+            if name in self._inputs
+        }
+
+
+def _longest(path: Path, tokens: TensorSpec) -> int:
+    if tokens.limits is None:
+        raise UsageError(f"{path} is placed for steps of {tokens.shape[-1]} tokens alone: place it with --context.")
+    return tokens.limits[-1][1]
+
+
+class _Stops:
+    """Texts before which a text ends: it holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held = stops, ""
+
+    def pass_on(self, text: str) -> tuple[str, bool]:
+        """Take the next part of a text; return the part that can be passed on, and whether the text ends there."""
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            return self._held[: min(found)], True
+        kept = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return text, False
+
+    def rest(self) -> str:
+        """Return what is held back, at the end of a text."""
+        return self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that is a beginning of another."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

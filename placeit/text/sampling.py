@@ -1,0 +1,67 @@
+"""How a token is chosen from its logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError
+
+__all__ = ["Sampler", "Sampling"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Rules by which tokens are chosen.
+
+    Attributes:
+        temperature: divides the logits; 0 to take the most likely token.
+        top_p: of the most likely tokens, only the fewest whose probabilities add up to at least this are candidates.
+        top_k: number of the most likely tokens that are candidates; 0 for all.
+        seed: of the random choice; None for a different one each time.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"The temperature is {self.temperature:g}; it is a number from 0 on.")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p is {self.top_p:g}; it is a share of all probabilities, above 0 and at most 1.")
+        if self.top_k < 0:
+            raise UsageError(f"top-k is {self.top_k}; it is a number of tokens, or 0 for all.")
+        if self.seed is not None and self.seed < 0:
+            raise UsageError(f"The seed is {self.seed}; it is a number from 0 on.")
+
+
+class Sampler:
+    """Chooses the tokens of one text.
+
+    Args:
+        rules: the rules of the choice.
+    """
+
+    def __init__(self, rules: Sampling) -> None:
+        self._rules, self._rng = rules, np.random.default_rng(rules.seed)
+
+    def choose(self, logits: NDArray[np.generic]) -> int:
+        """Return a token for its logits, ``float[vocabulary]``."""
+        rules = self._rules
+        if rules.temperature == 0:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / rules.temperature
+        order = np.argsort(-scaled, kind="stable")[: rules.top_k or None]
+        shares = np.exp(scaled[order] - scaled[order[0]])
+        shares /= shares.sum()
+        kept = int(np.searchsorted(shares.cumsum(), rules.top_p)) + 1
+        shares = shares[:kept] / shares[:kept].sum()
+        return int(order[self._rng.choice(len(shares), p=shares)])

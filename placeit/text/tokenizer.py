@@ -1,0 +1,129 @@
+"""Tokenizers and chat templates of models in folders, as hubs have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from placeit.core.errors import FileError, ModelError, UsageError
+from placeit.core.extras import import_extra
+from placeit.core.files import read_text
+
+__all__ = ["Tokenizer"]
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """The tokenizer of a model, with its chat template.
+
+    Args:
+        folder: folder with ``tokenizer.json``; further files are read if they exist: ``tokenizer_config.json``,
+            ``chat_template.jinja``, ``generation_config.json`` and ``config.json``.
+
+    Attributes:
+        folder: the folder.
+        ends: tokens that end a text.
+
+    Raises:
+        FileError: there is no tokenizer in the folder.
+        ModelError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        module, file = import_extra("Text", "text", "tokenizers"), folder / "tokenizer.json"
+        self.folder, text = folder, read_text(file)
+        try:
+            self._tokenizer = module.Tokenizer.from_str(text)
+        except Exception as error:
+            raise ModelError(f"{file} is not a tokenizer of the library 'tokenizers': {error}.") from error
+        self._new_stream: Callable[..., Any] = module.decoders.DecodeStream
+        self._config = self._read("tokenizer_config.json")
+        self.ends = frozenset(self._ends())
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with the special tokens that begin a text or, if ``special`` is false, without them."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decoder(self) -> Callable[[int], str]:
+        """Return a function that takes the tokens of a text one by one, and returns the text that each completes."""
+        stream = self._new_stream(skip_special_tokens=True)
+        return lambda token: stream.step(self._tokenizer, token) or ""
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation that the model is to continue.
+
+        Args:
+            messages: each has a ``role`` (``system``, ``user`` or ``assistant``) and its ``content``.
+
+        Raises:
+            UsageError: the model has no chat template, or it refuses the messages.
+        """
+        if self._template is None:
+            raise UsageError(
+                f"{self.folder} has no chat template (chat_template.jinja), so the model is not for conversations: give it a "
+                "text to continue."
+            )
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=True, **self._named_tokens())
+        except Exception as error:
+            raise UsageError(f"The chat template of {self.folder} refuses the messages: {error}.") from error
+        return self.encode(text, special=False)
+
+    @cached_property
+    def _template(self) -> Any:
+        source, file = self._config.get("chat_template"), self.folder / "chat_template.jinja"
+        if file.is_file():
+            source = read_text(file)
+        if isinstance(source, list):  # several, by name
+            named = {one.get("name"): one.get("template") for one in source}
+            source = named.get("default")
+        if not source:
+            return None
+        sandbox = import_extra("A chat template", "text", "jinja2.sandbox")
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+        try:
+            return environment.from_string(source)
+        except Exception as error:
+            raise ModelError(f"The chat template of {self.folder} is damaged: {error}.") from error
+
+    def _named_tokens(self) -> dict[str, str]:
+        named = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        return {name: one["content"] if isinstance(one, dict) else one for name, one in named.items() if one is not None}
+
+    def _ends(self) -> list[int]:
+        for name in ("generation_config.json", "config.json"):
+            found = self._read(name).get("eos_token_id")
+            if found is not None:
+                return [int(token) for token in (found if isinstance(found, list) else [found])]
+        token = self._tokenizer.token_to_id(self._named_tokens().get("eos_token", ""))
+        return [] if token is None else [int(token)]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return the content of a file of the folder; empty if it does not exist."""
+        file = self.folder / name
+        if not file.is_file():
+            return {}
+        try:
+            found = json.loads(read_text(file))
+        except ValueError as error:
+            raise FileError(f"{file} is not JSON: {error}.") from error
+        return found if isinstance(found, dict) else {}
+
+
+def _refuse(message: str) -> None:
+    raise UsageError(message)

@@ -1,0 +1,48 @@
+"""Decoders with random weights and tokenizers, in folders as model hubs have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from examples.decoder import TINY, write_decoder
+from placeit import Inputs, Session
+from placeit.serving.server import Server
+
+CONTEXT = 64
+END = 0
+"""The token that ends a text; other tokens are the bytes of a text in UTF-8, in the order of the tokenizer's alphabet."""
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'clown' %}{{ raise_exception('no clowns') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def write_folder(folder: Path, *, bytes_known: int = 256) -> Path:
+    """Write a decoder of two layers that knows 256 tokens, and a tokenizer that knows the first bytes of them."""
+    write_decoder(replace(TINY, vocabulary=256), folder / "openvino_model.xml", beam_idx=True)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:bytes_known]
+    tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
+    return folder
+
+
+@contextmanager
+def served(folder: Path, devices: str = "CPU@0") -> Iterator[tuple[Session, Server]]:
+    """Serve the decoder of a folder, in as many parts as there are devices."""
+    with Session(folder, devices, inputs=Inputs(context=CONTEXT), cache=None) as session:
+        groups, parts = len(session.grouping.groups), len(session.cluster.devices)
+        part = np.arange(groups) * parts // groups
+        segments = part[session.grouping.group_of].astype(np.int32)
+        with session.serve(replace(session.placement(part), segments=segments)) as server:
+            yield session, server

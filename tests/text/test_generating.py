@@ -1,0 +1,134 @@
+"""Texts that a decoder generates: when they end, and which tokens they have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from placeit.core.errors import ModelError, UsageError
+from placeit.core.telemetry import import_openvino
+from placeit.text.generating import TextModel, Wanted
+from placeit.text.sampling import Sampler, Sampling
+from placeit.text.tokenizer import Tokenizer
+from tests.small_texts import CONTEXT, served, write_folder
+from tests.text_steps import generate
+
+openvino = import_openvino()
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    with served(write_folder(tmp_path_factory.mktemp("model")), "CPU@0,CPU@1") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def model(opened):
+    session, server = opened
+    return TextModel(server, session.model)
+
+
+def whole(pieces):
+    found = list(pieces)
+    return "".join(piece.text for piece in found), found[-1]
+
+
+def test_the_most_likely_tokens_are_the_ones_of_the_uncut_model(model):
+    request = (
+        openvino.Core()
+        .compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        .create_infer_request()
+    )
+    prompt, beams = model.tokenizer.encode("Once"), {"beam_idx": np.zeros(1, np.int32)}
+    tokens, _ = generate(lambda inputs: {"logits": request.infer(inputs | beams)["logits"]}, prompt, 20)
+    decode = model.tokenizer.decoder()
+    text, last = whole(model.generate(prompt, Wanted(20, sampling=GREEDY)))
+    assert text == "".join(map(decode, tokens))
+    assert (last.tokens, last.end) == (20, "length")
+
+
+def test_a_text_ends_before_a_stop_text_that_comes_in_parts(model):
+    prompt = model.tokenizer.encode("Once")
+    pieces = [piece.text for piece in model.generate(prompt, Wanted(40, sampling=GREEDY))]
+    text, shown = "".join(pieces), next(place for place, piece in enumerate(pieces) if place > 3 and piece)
+    stop = text[3:6]
+    cut, last = whole(model.generate(prompt, Wanted(40, ["nothing like this", stop], GREEDY)))
+    assert (cut, last.end) == (text[: text.index(stop)], "stop")
+    begun = "".join(pieces[: shown + 1])
+    held, last = whole(model.generate(prompt, Wanted(shown + 1, [begun[-1] + "#"], GREEDY)))
+    assert (held, last.end) == (begun, "length")  # what was held back is passed on at the end
+
+
+def test_a_text_ends_with_the_context_and_its_state_is_released(model, opened):
+    prompt = model.tokenizer.encode("x" * 50)
+    _, last = whole(model.generate(prompt, Wanted(sampling=GREEDY)))
+    assert last.tokens == CONTEXT - 50 + 1 or last.end == "stop"
+    pieces = model.generate(prompt)
+    next(pieces)
+    pieces.close()
+    assert opened[1].stats().sequences == 0
+
+
+@pytest.mark.parametrize(("prompt", "wanted"), [("", {}), ("x" * 65, {}), ("x" * 60, {"most": 10})])
+def test_a_prompt_without_room_in_the_context_is_refused(model, prompt, wanted):
+    with pytest.raises(UsageError, match="prompt"):
+        next(model.generate(model.tokenizer.encode(prompt), Wanted(**wanted)))
+
+
+@pytest.mark.parametrize("wanted", [{"most": 0}, {"stop": [""]}, {"stop": ["x"] * 10_000}])
+def test_texts_that_cannot_be_wanted_are_refused(wanted):
+    with pytest.raises(UsageError):
+        Wanted(**wanted)
+
+
+def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_refused(model, tmp_path):
+    vocabulary = {"model": {"type": "WordLevel", "vocab": {str(k): k for k in range(300)}, "unk_token": "0"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **vocabulary}))
+    with (
+        served(model.tokenizer.folder) as (session, server),
+        pytest.raises(UsageError, match=r"tokens up to 299, and .* knows 256"),
+    ):
+        TextModel(server, session.model, Tokenizer(tmp_path))
+
+
+def test_chat_templates_make_prompts_and_refuse_messages(model, tmp_path):
+    tokens = model.tokenizer.chat([{"role": "user", "content": "Hi"}])
+    assert "".join(map(model.tokenizer.decoder(), tokens)) == "<user>Hi<assistant>"
+    with pytest.raises(UsageError, match="no clowns"):
+        model.tokenizer.chat([{"role": "clown", "content": "Hi"}])
+    (tmp_path / "tokenizer.json").write_bytes((model.tokenizer.folder / "tokenizer.json").read_bytes())
+    with pytest.raises(UsageError, match="has no chat template"):
+        Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match="is damaged"):
+        Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
+
+
+def drawn(count=2000, **rules):
+    sampler, logits = Sampler(Sampling(**{"seed": 1} | rules)), np.log(np.array([0.1, 0.4, 0.3, 0.2], np.float32))
+    return np.bincount([sampler.choose(logits) for _ in range(count)], minlength=4) / count
+
+
+def test_tokens_are_drawn_by_their_probabilities():
+    np.testing.assert_allclose(drawn(), [0.1, 0.4, 0.3, 0.2], atol=0.05)
+    np.testing.assert_allclose(drawn(temperature=0.5), np.array([1, 16, 9, 4]) / 30, atol=0.05)
+    np.testing.assert_array_equal(drawn(), drawn())
+    assert drawn(temperature=0)[1] == 1
+
+
+def test_only_the_most_likely_tokens_are_candidates():
+    np.testing.assert_allclose(drawn(top_k=2), [0, 4 / 7, 3 / 7, 0], atol=0.05)
+    np.testing.assert_allclose(drawn(top_p=0.6), [0, 4 / 7, 3 / 7, 0], atol=0.05)
+    assert drawn(top_p=0.01)[1] == 1
+
+
+@pytest.mark.parametrize(
+    "rules", [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_k": -1}, {"seed": -1}]
+)
+def test_rules_out_of_range_are_refused(rules):
+    with pytest.raises(UsageError):
+        Sampling(**rules)
