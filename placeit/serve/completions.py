@@ -235,7 +235,7 @@ def _plain(content: object) -> str:
         return ""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
+    parts: list[Any] = content if isinstance(content, list) else [content]
     if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
         raise invalid("The content of a message is to be text: this server's models read nothing else.")
     return "".join(part["text"] for part in parts if isinstance(part, dict))

@@ -24,6 +24,7 @@ import pytest
 
 from tests.bundled import edited, rewritten
 from tests.schema_check import check_schema
+from tests.small_texts import write_folder
 
 INFER = "/v2/models/tiny/infer"
 IMAGE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3, 16, 16], "data": np.zeros(768).tolist()}]}
@@ -161,7 +162,10 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
     (tmp_path / "nothing").touch()
     served: Sequence[object] = (tiny, "-p", placement)
     for args, said in (
-        ((tiny,), "is not a bundle: give the placement of a model with --placement, or 'placeit build'"),
+        (
+            (tiny,),
+            "with --placement, or --devices to run it whole on, or 'placeit build'",
+        ),
         ((tiny, tiny, "-p", placement), "A placement is of one model"),
         ((f"a/b={tiny}", "-p", placement), "a/b="),
         ((*served, "--tls-cert", tiny), "give --tls-cert and --tls-key, or neither"),
@@ -241,3 +245,13 @@ def test_bundles_of_a_folder_come_and_go_while_it_serves(
     while made.ask(path="/v2/models/cats/infer")[0] != 404:
         time.sleep(0.05)
     assert made.end()["models"] == []
+
+
+def test_a_folder_with_a_decoder_is_served_as_clients_of_openai_ask(serving: Callable[..., Serving], tmp_path: Path) -> None:
+    made = serving(f"tiny={write_folder(tmp_path)}", "-d", "CPU@0", "--context", "64")
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0}
+    status, found = made.ask(path="/v1/chat/completions", body=asked)
+    assert (status, found["object"], found["usage"]["completion_tokens"]) == (200, "chat.completion", 5)
+    assert made.ask(path="/v1/models", body=None)[1]["data"][0]["id"] == "tiny"
+    assert made.ask(path="/v2/models/tiny", body=None)[1]["outputs"][0]["name"] == "logits"
+    assert made.end()["models"][0]["succeeded"] == 5  # steps
