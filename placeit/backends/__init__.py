@@ -102,8 +102,8 @@ def load(
         options = {name: value for name, value in options.items() if value}
         exported: Model = load_entry("backend", known, ".pt2")(path, **called, **options)
         return exported
-    path = in_folder(Path(path))
-    suffix = path.suffix
+    path = in_folder(Path(path)) if Path(path).is_dir() else path
+    suffix = Path(path).suffix
     if called and suffix.lower() != ".pt2":
         raise UsageError(f"{path}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
     own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
