@@ -3,7 +3,7 @@
 python -m examples.generate_text --devices CPU@0,CPU@1 --tokens 64 --texts 4
 
 Without a model, it is one of 12 layers and 109 million parameters with random weights, so the text means nothing: tokens are
-numbers here, as tokenisers and sampling belong to other packages. A model of yours is an OpenVINO IR with state, as
+numbers here (``placeit generate-text`` has tokenizers and sampling). A model of yours is an OpenVINO IR with state, as
 optimum-intel writes it, or an ONNX file with caches (``past_key_values.0.key``, ``present.0.key``).
 
 The placement is the fastest one for ``--measure token`` (each further token), ``first`` (the first token, after a prompt),

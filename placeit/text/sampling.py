@@ -59,9 +59,11 @@ class Sampler:
         if rules.temperature == 0:
             return int(logits.argmax())
         scaled = logits.astype(np.float64) / rules.temperature
-        order = np.argsort(-scaled, kind="stable")[: rules.top_k or None]
-        shares = np.exp(scaled[order] - scaled[order[0]])
-        shares /= shares.sum()
+        shares = np.exp(scaled - scaled.max())
+        if not rules.top_k and rules.top_p == 1:  # no order is needed, which takes most of the time
+            return int(self._rng.choice(len(shares), p=shares / shares.sum()))
+        order = np.argsort(-shares, kind="stable")[: rules.top_k or None]
+        shares = shares[order] / shares[order].sum()
         kept = int(np.searchsorted(shares.cumsum(), rules.top_p)) + 1
         shares = shares[:kept] / shares[:kept].sum()
         return int(order[self._rng.choice(len(shares), p=shares)])
