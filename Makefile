@@ -8,6 +8,7 @@ NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu.2.28
+AARCH64 ?= yes
 # AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles; what the build installs for itself stays of this machine
 FOR_AARCH64 = CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
@@ -37,19 +38,20 @@ stubs: native ## write placeit/_core.pyi anew, by what the extension holds
 proto: setup ## compile the text of the protocol that servers speak over gRPC
 	$(BIN)/python -m grpc_tools.protoc -I placeit/serve --descriptor_set_out=placeit/serve/open_inference.pb open_inference.proto
 
-wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later, here and on aarch64; PYTHONS names what to build them with
-	@$(INSTALL) wheel $(if $(AARCH64_CXX),,ziglang)
+wheel: setup ## wheels for Linux in dist/: for Python 3.11, and for 3.12 and later, here and on aarch64 (AARCH64= for none); PYTHONS names what to build them with
+	@$(INSTALL) wheel $(if $(AARCH64),$(if $(AARCH64_CXX),,ziglang))
 	rm -rf build/wheels dist
 	@for python in $(PYTHONS); do \
 	  if [ -e "$$(echo build/wheels/*-abi3-*)" ]; then continue; \
 	  elif $$python -c '' 2>/dev/null; then \
 	    build="$(BIN)/pip --python $$(command -v $$python) wheel --quiet --no-deps --wheel-dir" ; \
-	    env $(FOR_AARCH64) SETUPTOOLS_EXT_SUFFIX=.$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-aarch64-linux-gnu.so \
-	      $$build build/wheels/aarch64 . && $$build build/wheels . || exit 1; \
+	    $(if $(AARCH64),env $(FOR_AARCH64) \
+	      SETUPTOOLS_EXT_SUFFIX=.$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-aarch64-linux-gnu.so \
+	      $$build build/wheels/aarch64 . &&) $$build build/wheels . || exit 1; \
 	  else echo "$$python is not found: no wheel is built with it"; fi; \
 	done
-	$(BIN)/python -m wheel tags --remove --platform-tag linux_aarch64 build/wheels/aarch64/*.whl
-	for wheel in build/wheels/aarch64/*.whl build/wheels/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit 1; done
+	$(if $(AARCH64),$(BIN)/python -m wheel tags --remove --platform-tag linux_aarch64 build/wheels/aarch64/*.whl)
+	for wheel in $(if $(AARCH64),build/wheels/aarch64/*.whl) build/wheels/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 
 dist: wheel ## what is published, in dist/: an sdist and wheels; checks them, and tries each wheel in an empty environment
 	@$(INSTALL) check-wheel-contents twine
@@ -86,8 +88,8 @@ lint: setup ## ruff and clang-format: style and formatting; import-linter: no im
 types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
-check: setup ## pytest, without the slow tests and those of Intel GPUs, in two processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 2 --dist loadfile
+check: setup ## pytest, without the slow tests and those of Intel GPUs, in three processes, which often wait
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 3 --dist loadfile
 
 slow: setup ## the slow tests: stress, whole models, training; in two processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 2 --dist loadfile
@@ -98,7 +100,7 @@ intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emu
 arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly tests/arm_board
 
-nightly: setup wheel ## what takes hours: Ctrl-C at random moments of all commands, damaged files, thousands of searches
+nightly: setup wheel sanitize ## what takes hours: sanitizers, Ctrl-C at random moments of all commands, damaged files, thousands of searches
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly -n 2
 	$(BIN)/python -m tests.interrupt_commands $(INTERRUPTS)
 	$(BIN)/python -m benchmarks.fuzz

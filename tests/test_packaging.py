@@ -97,7 +97,7 @@ def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, com
     assert "there is no working C++ compiler here. Install g++ (9 or later) or clang (10 or later)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # `make dist` tries its wheels as well
 @pytest.mark.timeout(900)
 def test_a_wheel_runs_where_there_is_no_compiler(source, tmp_path):
     built = build_wheel(source, tmp_path / "built", os.environ)
