@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import threading
 import time
 import uuid
@@ -15,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.serve.infer_json import APART_BYTES, BRIEF_BYTES
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.service import Service
 from placeit.text.generating import Piece, TextModel, Wanted
@@ -26,11 +28,17 @@ __all__ = ["text_routes"]
 ReadBody: TypeAlias = Callable[[Request], contextlib.AbstractAsyncContextManager[bytes | memoryview]]
 Fields: TypeAlias = Mapping[str, Any]
 
+_LOG = logging.getLogger("placeit")
+_MOST_BYTES = 1 << 20  # of a request
 _AT_ONCE = 64  # most texts that are generated at a time; each has a thread, which mostly waits for devices
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI's server has it
-_NOT_HERE = ("audio", "functions", "logit_bias", "response_format", "suffix", "tools")
-_ONE = ("n", "best_of")  # parameters that may only be 1
-_OFF = ("echo", "logprobs", "top_logprobs")  # parameters that may not be set
+_NOT_HERE: Mapping[str, object] = {  # parameters that would change the answer, and their values that do not
+    **dict.fromkeys(("audio", "functions", "logit_bias", "stop_token_ids", "suffix", "tools")),
+    **dict.fromkeys(("echo", "ignore_eos", "logprobs"), False),
+    **dict.fromkeys(("frequency_penalty", "min_p", "min_tokens", "presence_penalty", "top_logprobs"), 0),
+    **dict.fromkeys(("best_of", "n", "repetition_penalty"), 1),
+    "response_format": {"type": "text"},
+}
 
 
 def text_routes(service: Service, read: ReadBody) -> list[Route]:
@@ -58,7 +66,8 @@ def text_routes(service: Service, read: ReadBody) -> list[Route]:
         async def answer(request: Request) -> Response:
             async def made() -> Response:
                 async with read(request) as body:
-                    fields = _fields(body)
+                    large, brief = len(body) >= APART_BYTES, len(body) < BRIEF_BYTES
+                    fields = await service.apart(_fields, body, brief=brief) if large else _fields(body)
                 return await texts.answer(kind, fields, request)
 
             return await _answered(made())
@@ -92,24 +101,21 @@ def _error(error: RefusedError) -> dict[str, Any]:
 
 
 def _fields(body: bytes | memoryview) -> Fields:
+    """Read the body of a request. Raises RefusedError."""
+    if len(body) > _MOST_BYTES:
+        raise RefusedError(Status.TOO_LARGE, f"The body has {len(body)} bytes; a request for a text has at most {_MOST_BYTES}.")
     try:
         found = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
         raise invalid(f"The body is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise invalid("The body is to be a JSON object.")
-    _none_of({name: value for name, value in found.items() if value}, *_NOT_HERE)
-    if any(found.get(name) not in (None, 1) for name in _ONE):
-        raise invalid("This server makes one text for a request: leave 'n' and 'best_of' out.")
-    _none_of({name: value for name, value in found.items() if value}, *_OFF)
+    for name, off in _NOT_HERE.items():
+        value = found.get(name)
+        if value is not None and value != off and (value or off):
+            but = f", or set it to {json.dumps(off)}" if off else ""
+            raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out{but}.")
     return found
-
-
-def _none_of(fields: Fields, *names: str) -> None:
-    """Raise RefusedError if a request has one of the named fields, which this server does not support."""
-    for name in names:
-        if name in fields:
-            raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out.")
 
 
 def _field(fields: Fields, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
@@ -131,11 +137,14 @@ class _Completion:
         fields: fields of the request.
 
     Raises:
-        RefusedError, UsageError: the fields do not make a request.
+        RefusedError, UsageError, OverflowError: the fields do not make a request.
+        ModelError: the model's chat template is damaged.
     """
 
     kind, prefix = "text_completion", "cmpl"
     chunk = kind
+    most: int | None = _DEFAULT_TOKENS
+    """Most tokens of a text if the request does not say; None for all that the context has room for."""
 
     def __init__(self, model: TextModel, name: str, fields: Fields) -> None:
         self.model, self._name = model, name
@@ -151,14 +160,18 @@ class _Completion:
             top_k=max(0, _field(fields, "top_k", int, 0)),  # others' servers have -1 for all
             seed=_field(fields, "seed", int, None),
         )
-        self.wanted = Wanted(self._most(fields), stop, sampling)
+        self.prompt = self._prompt(fields)
+        most = self._asked_most(fields)
+        if most is None and self.most is not None:
+            most = min(self.most, model.room(self.prompt, Wanted()))
+        self.wanted = Wanted(most, stop, sampling)
+        model.room(self.prompt, self.wanted)
         self.stream = _field(fields, "stream", bool, False)
         self.with_usage = bool(_field(fields, "stream_options", dict, {}).get("include_usage"))
-        self.prompt = self._prompt(fields)
-        model.room(self.prompt, self.wanted)
 
-    def _most(self, fields: Fields) -> int | None:
-        return int(_field(fields, "max_tokens", int, _DEFAULT_TOKENS))
+    def _asked_most(self, fields: Fields) -> int | None:
+        most: int | None = _field(fields, "max_tokens", int, None)
+        return most
 
     def _prompt(self, fields: Fields) -> list[int]:
         given = fields.get("prompt")
@@ -205,9 +218,10 @@ class _Chat(_Completion):
 
     kind, prefix = "chat.completion", "chatcmpl"
     chunk = "chat.completion.chunk"
+    most = None
 
-    def _most(self, fields: Fields) -> int | None:
-        most: int | None = _field(fields, "max_completion_tokens", int, _field(fields, "max_tokens", int, None))
+    def _asked_most(self, fields: Fields) -> int | None:
+        most: int | None = _field(fields, "max_completion_tokens", int, super()._asked_most(fields))
         return most
 
     def _prompt(self, fields: Fields) -> list[int]:
@@ -262,13 +276,11 @@ class _Texts:
             asked = await self._service.apart(kind, model, name, fields)
         except RefusedError:
             raise
-        except UsageError as error:
+        except PlaceitError as error:
             raise refusal_of(error) from error
-        if self._running >= _AT_ONCE:
-            raise RefusedError(Status.FULL, f"This server generates {_AT_ONCE} texts at a time: ask again later.")
-        stack = contextlib.ExitStack()
-        stack.enter_context(self._service.accepted(name))
-        pieces = self._pieces(asked, stack)
+        except OverflowError as error:
+            raise invalid(f"A number of the request is too large: {error}.") from error
+        pieces = self._pieces(name, asked)
         try:
             head = await anext(pieces)  # a refusal before the first token has another status than 200
         except BaseException:
@@ -281,40 +293,58 @@ class _Texts:
             async for last in pieces:
                 text.append(last.text)
                 if await request.is_disconnected():
-                    raise RefusedError(Status.GONE, "The client has gone.")
+                    raise _gone()
         return JSONResponse(asked.whole("".join(text), last))
 
-    async def _pieces(self, asked: _Completion, stack: contextlib.ExitStack) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, name: str, asked: _Completion) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of a text; closing the iterator ends the text. Raises RefusedError."""
         loop, queue, gone = asyncio.get_running_loop(), asyncio.Queue[Piece | PlaceitError | None](), threading.Event()
+        accepted = contextlib.ExitStack()
 
-        def put(what: Piece | PlaceitError | None) -> None:
+        def on_loop(function: Callable[[Any], None], what: Piece | PlaceitError | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(queue.put_nowait, what)
+                loop.call_soon_threadsafe(function, what)
+
+        def ended(error: PlaceitError | None) -> None:
+            queue.put_nowait(error)
+            self._running -= 1
+            with contextlib.suppress(PlaceitError), accepted:
+                if error is not None:
+                    raise error
 
         def work() -> None:
+            failed: PlaceitError | None = None
             try:
                 with contextlib.closing(asked.model.generate(asked.prompt, asked.wanted)) as pieces:
                     for piece in pieces:
-                        put(piece)
                         if gone.is_set():
-                            break
+                            raise _gone()
+                        on_loop(queue.put_nowait, piece)
             except PlaceitError as error:
-                put(error)
-            finally:
-                put(None)
+                failed = error
+            except Exception as error:  # noqa: BLE001 (the client waits for an answer)
+                _LOG.error("A text has failed: %s: %s", type(error).__name__, error)
+                failed = ExecutionError("This text has failed in the server, whose log says why.")
+            on_loop(ended, failed)
 
-        with stack:
-            self._running += 1
+        if self._running >= _AT_ONCE:
+            raise RefusedError(Status.FULL, f"This server generates {_AT_ONCE} texts at a time: ask again later.")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._service.accepted(name))
             threading.Thread(target=work, name="placeit text", daemon=True).start()
-            try:
-                while (piece := await queue.get()) is not None:
-                    if isinstance(piece, PlaceitError):
-                        raise refusal_of(piece) from piece
-                    yield piece
-            finally:
-                gone.set()
-                self._running -= 1
+            self._running += 1
+            accepted.push(stack.pop_all())  # until the thread has ended, which may be after the client has left
+        try:
+            while (piece := await queue.get()) is not None:
+                if isinstance(piece, PlaceitError):
+                    raise piece if isinstance(piece, RefusedError) else refusal_of(piece) from piece
+                yield piece
+        finally:
+            gone.set()
+
+
+def _gone() -> RefusedError:
+    return RefusedError(Status.GONE, "The client has gone.")
 
 
 async def _events(asked: _Completion, head: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:

@@ -51,8 +51,15 @@ class Tokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, with the special tokens that begin a text or, if ``special`` is false, without them."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        """Return the tokens of a text, with the special tokens that begin a text or, if ``special`` is false, without them.
+
+        Raises:
+            UsageError: the text is not valid Unicode.
+        """
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        except (TypeError, UnicodeError) as error:
+            raise UsageError("The text has surrogates, which no text in Unicode has: leave them out.") from error
 
     def decoder(self) -> Callable[[int], str]:
         """Return a function that takes the tokens of a text one by one, and returns the text that each completes."""

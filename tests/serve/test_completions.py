@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
+import urllib.error
+import urllib.request
 
 import openai
 import pytest
@@ -11,16 +15,27 @@ from placeit.serve.network import NetworkServer, Options
 from placeit.serve.service import ServedModel
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampling
+from placeit.text.tokenizer import Tokenizer
 from tests.small_texts import CONTEXT, served, write_folder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 ASKED = {"model": "tiny", "temperature": 0}
 
 
+def served_model(session, server, tokenizer=None):
+    text = TextModel(server, session.model, tokenizer)
+    return ServedModel("tiny", server, session.model.inputs, session.model.outputs, text=text)
+
+
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    with served(write_folder(tmp_path_factory.mktemp("model"))) as (session, server):
-        yield ServedModel("tiny", server, session.model.inputs, session.model.outputs, text=TextModel(server, session.model))
+def running(tmp_path_factory):
+    with served(write_folder(tmp_path_factory.mktemp("model"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def opened(running):
+    return served_model(*running)
 
 
 @pytest.fixture
@@ -84,7 +99,9 @@ def test_a_seed_makes_the_same_text_again(client):
         ({"max_tokens": CONTEXT}, "has a context of 64"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "'temperature' is \"hot\""),
-        ({"n": 2}, "one text for a request"),
+        ({"temperature": 10**400}, "too large"),
+        ({"prompt": "x" * 20_000}, "20000 tokens"),  # so long that it is read on another thread
+        ({"n": 2}, "'n' asks for: leave it out, or set it to 1"),
         ({"logprobs": 1}, "'logprobs'"),
         ({"prompt": [300]}, "tokens of the model"),
     ],
@@ -112,3 +129,90 @@ def test_the_state_of_a_client_that_leaves_in_the_middle_is_freed(client, opened
         time.sleep(0.01)
     assert opened.server.stats().sequences == 0
     assert client.completions.create(prompt="Once", max_tokens=2, **ASKED).choices[0].finish_reason == "length"
+
+
+OFF = {"frequency_penalty": 0, "logit_bias": {}, "n": 1, "response_format": {"type": "text"}}
+MORE = {"repetition_penalty": 1.0, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": []}
+
+
+def test_parameters_are_refused_where_they_would_change_the_text(client):
+    found = client.chat.completions.create(messages=MESSAGES, max_tokens=2, extra_body=OFF | MORE, **ASKED)
+    assert found.usage.completion_tokens == 2
+    changing = OFF | MORE | {"repetition_penalty": 1.1, "response_format": {"type": "json_object"}, "stop_token_ids": [3]}
+    for name in ("presence_penalty", *OFF, *MORE):
+        value = changing.get(name) if changing.get(name) != (OFF | MORE).get(name) else 2
+        with pytest.raises(openai.BadRequestError, match=name):
+            client.chat.completions.create(messages=MESSAGES, extra_body={name: value}, **ASKED)
+
+
+def test_a_text_gets_the_tokens_that_the_context_has_room_for(client):
+    found = client.completions.create(prompt="x" * (CONTEXT - 3), **ASKED)
+    assert found.usage.completion_tokens == 4 or found.choices[0].finish_reason == "stop"
+
+
+def test_a_request_of_more_than_a_megabyte_is_refused(client):
+    with pytest.raises(openai.APIStatusError, match="at most 1048576") as found:
+        client.completions.create(prompt="x" * (1 << 20), **ASKED)
+    assert found.value.status_code == 413
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_text_that_fails_is_an_error_and_never_a_short_text(client, opened, monkeypatch, caplog, good):
+    whole = opened.text.generate
+
+    def failing(prompt, wanted):
+        for _, piece in zip(range(good), whole(prompt, wanted), strict=False):
+            yield piece
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(opened.text, "generate", failing)
+    asked = {"prompt": "Once", "max_tokens": 5, **ASKED}
+    with pytest.raises(openai.InternalServerError, match="This text has failed"):
+        client.completions.create(**asked)
+    with pytest.raises(openai.APIError, match="This text has failed"):
+        list(client.completions.create(stream=True, **asked))
+    assert caplog.messages == ["A text has failed: ZeroDivisionError: a fault"] * 2
+
+
+def test_a_server_that_ends_waits_for_the_text_of_a_client_that_has_left(opened, monkeypatch):
+    whole, leave, ended = opened.text.generate, threading.Event(), []
+
+    def slow(prompt, wanted):
+        yield next(whole(prompt, wanted))
+        leave.wait()
+        ended.append(opened.accepted)
+        yield from whole(prompt, wanted)
+
+    monkeypatch.setattr(opened.text, "generate", slow)
+    later = threading.Timer(0.3, leave.set)
+    with (
+        NetworkServer([opened], Options(port=0, grpc_port=None)) as network,
+        openai.OpenAI(base_url=f"{network.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with client.completions.create(prompt="Once", max_tokens=40, stream=True, model="tiny") as stream:
+            next(iter(stream))
+        client.models.list()
+        later.start()
+    later.join()
+    assert ended == [1]
+    assert opened.accepted == 0
+
+
+def refused(network, path, **fields):
+    """Ask as no client of OpenAI does; return the status and the error."""
+    asked = urllib.request.Request(network.url + path, json.dumps({"model": "tiny"} | fields).encode())
+    with pytest.raises(urllib.error.HTTPError) as found:
+        urllib.request.urlopen(asked, timeout=60)
+    with found.value as answer:
+        return answer.status, json.load(answer)["error"]["message"]
+
+
+def test_faults_of_prompts_and_templates_are_errors_of_the_interface(running, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((running[0].model.path.parent / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    model = served_model(*running, Tokenizer(tmp_path))
+    with NetworkServer([model], Options(port=0, grpc_port=None)) as network:
+        status, why = refused(network, "/v1/completions", prompt="\ud800")
+        assert (status, "surrogates" in why) == (400, True)
+        status, why = refused(network, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+        assert (status, "template of" in why) == (500, True)
