@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["in_folder", "model_in"]
+__all__ = ["TOKENIZER", "in_folder", "model_in", "tokenizer_folder"]
+
+TOKENIZER = "tokenizer.json"
+"""Name of the file of a tokenizer."""
 
 _NAMES = ("openvino_model.xml", "openvino/openvino_model.xml", "model.onnx", "onnx/model.onnx")
 """Files of models in such folders; the first that exists is taken."""
@@ -18,3 +21,10 @@ def model_in(folder: Path) -> Path | None:
 def in_folder(path: Path) -> Path:
     """Return the model file if a path is a folder with a model, else the path itself."""
     return (model_in(path) if path.is_dir() else None) or path
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """Return the folder with the tokenizer of a model file: its own, or the one above if that is where hubs keep it."""
+    above = path.parent.parent
+    kept_above = any(above / name == path for name in _NAMES) and not (path.parent / TOKENIZER).is_file()
+    return above if kept_above and (above / TOKENIZER).is_file() else path.parent

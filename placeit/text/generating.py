@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Model, TensorSpec
+from placeit.backends.folder import tokenizer_folder
 from placeit.core.errors import UsageError
 from placeit.serving.server import Server
 from placeit.text.sampling import Sampler, Sampling
@@ -69,15 +70,16 @@ class TextModel:
     Args:
         server: runs the decoder.
         model: the decoder.
-        tokenizer: its tokenizer; None for the one in the folder of the model's file.
+        tokenizer: its tokenizer; None for the one in the folder of the model's file, or in the folder above.
 
     Attributes:
         tokenizer: its tokenizer.
         context: tokens of the longest text.
+        step: tokens of the longest prompt.
         vocabulary: number of different tokens.
 
     Raises:
-        UsageError: the model is no decoder, or has inputs whose meaning is not known; or the tokenizer does not fit it.
+        UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row.
         FileError, ModelError: the tokenizer cannot be read.
     """
 
@@ -85,25 +87,37 @@ class TextModel:
         inputs = {spec.name: spec for spec in model.inputs}
         logits = next((spec for spec in model.outputs if spec.name == _LOGITS), None)
         unknown = [name for name, spec in inputs.items() if name not in _KNOWN or len(spec.shape) > len(("batch", "tokens"))]
-        if "input_ids" not in inputs or logits is None or not model.states or unknown:
+        rank = len(("batch", "tokens", "vocabulary"))
+        if "input_ids" not in inputs or logits is None or len(logits.shape) != rank or not model.states or unknown:
             more = f" Its input '{unknown[0]}' is not known." if unknown else ""
             raise UsageError(
-                f"{model.path} does not generate text: it is no decoder with state, input_ids and {_LOGITS}.{more}"
+                f"{model.path} does not generate text: it is no decoder with state, input_ids and {_LOGITS} of rank "
+                f"{rank}.{more}"
             )
         self._server, self._inputs = server, inputs
-        self.context = _longest(model.path, inputs["input_ids"])
-        self.tokenizer = Tokenizer(model.path.parent) if tokenizer is None else tokenizer
+        self.step = _longest(model.path, inputs["input_ids"])
+        self.context = _longest(model.path, inputs.get("attention_mask", inputs["input_ids"]))
+        self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
-        if self.tokenizer.size > self.vocabulary:
-            raise UsageError(
-                f"The tokenizer of {self.tokenizer.folder} has tokens up to {self.tokenizer.size - 1}, and {model.path} knows "
-                f"{self.vocabulary}: give the tokenizer of this model."
-            )
 
     def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
-        """Return the most tokens that may follow a prompt. Raises UsageError if it is empty or too long."""
+        """Return the most tokens that may follow a prompt.
+
+        Raises:
+            UsageError: the prompt is empty or too long, or has a token that the model does not know.
+        """
         if not prompt:
             raise UsageError("The prompt has no tokens: give a text to continue.")
+        if max(prompt) >= self.vocabulary:
+            raise UsageError(
+                f"The prompt has the token {max(prompt)}, and the model knows {self.vocabulary}: leave out special tokens of "
+                f"other models, or give the tokenizer of this one in {self.tokenizer.folder}."
+            )
+        if len(prompt) > self.step:
+            raise UsageError(
+                f"The prompt has {len(prompt)} tokens, and the model is placed for steps of at most {self.step}: shorten the "
+                "prompt, or place the model for longer ones."
+            )
         room = self.context - len(prompt) + 1  # the last token need not be read again
         if room < 1 or (wanted.most or 1) > room:
             raise UsageError(
@@ -120,12 +134,12 @@ class TextModel:
             wanted: when the text ends, and how tokens are chosen.
 
         Raises:
-            UsageError: the prompt is empty or too long.
+            UsageError: the prompt is empty or too long, or has a token that the model does not know.
             StateMemoryError: there is no memory for the state of another text.
-            ExecutionError: a device fails.
+            ExecutionError: a device fails, or computes no numbers.
         """
         most, stops = self.room(prompt, wanted), _Stops(wanted.stop)
-        sampler, decode = Sampler(wanted.sampling), self.tokenizer.decoder()
+        sampler, decode = Sampler(wanted.sampling), self.tokenizer.decoder(prompt)
         with self._server.sequence() as sequence:
             new, past = list(prompt), 0
             for count in range(1, most + 1):
@@ -159,9 +173,17 @@ class TextModel:
 
 
 def _longest(path: Path, tokens: TensorSpec) -> int:
-    if tokens.limits is None:
-        raise UsageError(f"{path} is placed for steps of {tokens.shape[-1]} tokens alone: place it with --context.")
-    return tokens.limits[-1][1]
+    """Return the most tokens of an input. Raises UsageError if it cannot have one token of one text."""
+    limits = tokens.limits or tuple((size, size) for size in tokens.shape)
+    if not limits[0][0] <= 1 <= limits[0][1]:
+        raise UsageError(f"{path} is placed for {limits[0][0]} texts in a step: place it for a batch of 1.")
+    least, most = limits[-1]
+    if least == most or least > 1:
+        raise UsageError(
+            f"{path} is placed for {least} to {most} tokens of '{tokens.name}', and a text takes 1 and more: place it with "
+            "--context."
+        )
+    return most
 
 
 class _Stops:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import ExecutionError, UsageError
 
 __all__ = ["Sampler", "Sampling"]
 
@@ -54,12 +54,22 @@ class Sampler:
         self._rules, self._rng = rules, np.random.default_rng(rules.seed)
 
     def choose(self, logits: NDArray[np.generic]) -> int:
-        """Return a token for its logits, ``float[vocabulary]``."""
+        """Return a token for its logits, ``float[vocabulary]``.
+
+        Raises:
+            ExecutionError: a logit is NaN, or the largest one is infinite.
+        """
         rules = self._rules
+        exact = logits.astype(np.float64)
+        most = exact.max()
+        if not np.isfinite(most):
+            raise ExecutionError(
+                "The model's logits are not finite numbers: run it with --precision f32, or on another device."
+            )
         if rules.temperature == 0:
-            return int(logits.argmax())
-        scaled = logits.astype(np.float64) / rules.temperature
-        shares = np.exp(scaled - scaled.max())
+            return int(exact.argmax())
+        with np.errstate(over="ignore"):  # a tiny temperature makes all but the largest -inf
+            shares = np.exp((exact - most) / rules.temperature)
         if not rules.top_k and rules.top_p == 1:  # no order is needed, which takes most of the time
             return int(self._rng.choice(len(shares), p=shares / shares.sum()))
         order = np.argsort(-shares, kind="stable")[: rules.top_k or None]

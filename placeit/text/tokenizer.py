@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from placeit.backends.folder import TOKENIZER
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.extras import import_extra
 from placeit.core.files import read_text
@@ -16,6 +17,7 @@ from placeit.core.files import read_text
 __all__ = ["Tokenizer"]
 
 Message = Mapping[str, Any]
+_BEFORE = 8  # tokens of a prompt, of which the text after it depends: a word, and the bytes of a character
 
 
 class Tokenizer:
@@ -35,20 +37,17 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        module, file = import_extra("Text", "text", "tokenizers"), folder / "tokenizer.json"
+        module, file = import_extra("Text", "text", "tokenizers"), folder / TOKENIZER
         self.folder, text = folder, read_text(file)
         try:
             self._tokenizer = module.Tokenizer.from_str(text)
         except Exception as error:
             raise ModelError(f"{file} is not a tokenizer of the library 'tokenizers': {error}.") from error
+        self._tokenizer.no_truncation()  # a file keeps what it was last used with
+        self._tokenizer.no_padding()
         self._new_stream: Callable[..., Any] = module.decoders.DecodeStream
         self._config = self._read("tokenizer_config.json")
         self.ends = frozenset(self._ends())
-
-    @property
-    def size(self) -> int:
-        """One more than the largest token."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, with the special tokens that begin a text or, if ``special`` is false, without them.
@@ -61,9 +60,17 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:
             raise UsageError("The text has surrogates, which no text in Unicode has: leave them out.") from error
 
-    def decoder(self) -> Callable[[int], str]:
-        """Return a function that takes the tokens of a text one by one, and returns the text that each completes."""
-        stream = self._new_stream(skip_special_tokens=True)
+    def decoder(self, prompt: Sequence[int] = ()) -> Callable[[int], str]:
+        """Return a function that takes the tokens of a text one by one, and returns the text that each completes.
+
+        Args:
+            prompt: tokens before the text, without which some decoders drop the space that the text begins with.
+        """
+        stream, before = self._new_stream(skip_special_tokens=True), list(prompt[-_BEFORE:])
+        while self._tokenizer.decode(before).startswith("\ufffd"):  # in the middle of a character
+            del before[0]
+        for token in before:
+            stream.step(self._tokenizer, token)
         return lambda token: stream.step(self._tokenizer, token) or ""
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
@@ -96,9 +103,10 @@ class Tokenizer:
             source = named.get("default")
         if not source:
             return None
-        sandbox = import_extra("A chat template", "text", "jinja2.sandbox")
+        sandbox, extensions = (import_extra("A chat template", "text", f"jinja2.{name}") for name in ("sandbox", "ext"))
+        generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": _parse_generation})
         environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", generation]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _refuse
@@ -130,6 +138,12 @@ class Tokenizer:
         except ValueError as error:
             raise FileError(f"{file} is not JSON: {error}.") from error
         return found if isinstance(found, dict) else {}
+
+
+def _parse_generation(_: Any, parser: Any) -> Any:
+    """Return the content of a block ``{% generation %}``, which marks the answers in a template for training."""
+    next(parser.stream)
+    return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _refuse(message: str) -> None:

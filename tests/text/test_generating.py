@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders
 
-from placeit.core.errors import ModelError, UsageError
+from placeit.core.errors import ExecutionError, FileError, ModelError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampler, Sampling
@@ -85,14 +88,88 @@ def test_texts_that_cannot_be_wanted_are_refused(wanted):
         Wanted(**wanted)
 
 
-def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_refused(model, tmp_path):
+def test_a_token_that_the_model_does_not_know_is_refused_when_a_prompt_has_it(model, opened, tmp_path):
     vocabulary = {"model": {"type": "WordLevel", "vocab": {str(k): k for k in range(300)}, "unk_token": "0"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **vocabulary}))
-    with (
-        served(model.tokenizer.folder) as (session, server),
-        pytest.raises(UsageError, match=r"tokens up to 299, and .* knows 256"),
+    session, server = opened
+    other = TextModel(server, session.model, Tokenizer(tmp_path))
+    assert whole(other.generate(other.tokenizer.encode("255"), Wanted(2, sampling=GREEDY)))[1].tokens
+    with pytest.raises(UsageError, match="has the token 299, and the model knows 256"):
+        next(other.generate(other.tokenizer.encode("299")))
+
+
+def resized(model, **limits):
+    inputs = [replace(spec, limits=limits.get(spec.name, spec.limits)) for spec in model.inputs]
+    return replace(model, inputs=tuple(inputs))
+
+
+def test_a_prompt_fits_in_a_step_and_a_text_in_the_context(opened):
+    session, server = opened
+    model = TextModel(server, resized(session.model, input_ids=((1, 1), (1, 8))))
+    assert (model.step, model.context) == (8, CONTEXT)
+    _, last = whole(model.generate([5] * 8, Wanted(sampling=GREEDY)))
+    assert last.tokens == CONTEXT - 8 + 1 or last.end == "stop"
+    with pytest.raises(UsageError, match="9 tokens, and the model is placed for steps of at most 8"):
+        next(model.generate([5] * 9))
+
+
+def test_models_that_are_not_placed_for_a_text_are_refused_when_they_are_opened(opened):
+    session, server = opened
+    flat = [replace(spec, shape=spec.shape[1:]) for spec in session.model.outputs]
+    for model, why in (
+        (resized(session.model, input_ids=((2, 2), (1, 8))), "for 2 texts in a step"),
+        (resized(session.model, attention_mask=((1, 1), (8, 8))), "for 8 to 8 tokens of 'attention_mask'"),
+        (replace(session.model, outputs=tuple(flat)), "logits of rank 3"),
     ):
-        TextModel(server, session.model, Tokenizer(tmp_path))
+        with pytest.raises(UsageError, match=why):
+            TextModel(server, model)
+
+
+def test_a_tokenizer_is_found_beside_the_model_or_in_the_folder_above(opened, model, tmp_path):
+    session, server = opened
+    (tmp_path / "tokenizer.json").write_bytes((model.tokenizer.folder / "tokenizer.json").read_bytes())
+    for name, found in (("openvino/openvino_model.xml", tmp_path), ("other/model.onnx", tmp_path / "other")):
+        (tmp_path / name).parent.mkdir()
+        moved = replace(session.model, path=tmp_path / name)
+        if found == tmp_path:
+            assert TextModel(server, moved).tokenizer.folder == found
+        else:
+            with pytest.raises(FileError, match="other"):
+                TextModel(server, moved)
+
+
+def words(folder, *known):
+    """Return a tokenizer of words whose texts begin without a space, as SentencePiece has it."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: place for place, word in enumerate(known)}, known[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.enable_truncation(2)
+    made.enable_padding(length=16)
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def test_a_text_begins_with_the_space_that_its_first_token_has(tmp_path):
+    tokenizer = words(tmp_path, "▁a", "▁b", "b")
+    assert "".join(map(tokenizer.decoder([0, 1]), [1, 0])) == " b a"
+    assert "".join(map(tokenizer.decoder([0, 1]), [2, 0])) == "b a"
+    assert "".join(map(tokenizer.decoder(), [1, 0])) == "b a"
+
+
+def test_a_prompt_that_ends_in_the_middle_of_a_character_goes_on_there(model):
+    tokens = model.tokenizer.encode("€" * 6)
+    assert "".join(map(model.tokenizer.decoder(tokens[:10]), tokens[10:])) == "€" * 3
+
+
+def test_prompts_are_neither_truncated_nor_padded_as_a_file_says(tmp_path):
+    assert words(tmp_path, "▁a", "▁b").encode("a b a b") == [0, 1, 0, 1]
+
+
+def test_templates_mark_answers_for_training(model, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((model.tokenizer.folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("<{% generation %}{{ messages[0].content }}{% endgeneration %}>")
+    found = Tokenizer(tmp_path)
+    assert found.chat([{"role": "user", "content": "Hi"}]) == found.encode("<Hi>")
 
 
 def test_chat_templates_make_prompts_and_refuse_messages(model, tmp_path):
@@ -124,6 +201,19 @@ def test_only_the_most_likely_tokens_are_candidates():
     np.testing.assert_allclose(drawn(top_k=2), [0, 4 / 7, 3 / 7, 0], atol=0.05)
     np.testing.assert_allclose(drawn(top_p=0.6), [0, 4 / 7, 3 / 7, 0], atol=0.05)
     assert drawn(top_p=0.01)[1] == 1
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_the_coldest_temperatures_and_largest_logits_take_the_most_likely_token(kind):
+    logits = np.array([1, 60000, -60000, -np.inf], kind)
+    for rules in ({"temperature": 1e-320}, {"temperature": 1e-320, "top_k": 3}, {"temperature": 1.0}):
+        assert Sampler(Sampling(**rules)).choose(logits) == 1
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_numbers_are_an_error(temperature):
+    with pytest.raises(ExecutionError, match="logits are not finite"):
+        Sampler(Sampling(temperature=temperature)).choose(np.array([1, np.nan, 2], np.float32))
 
 
 @pytest.mark.parametrize(
