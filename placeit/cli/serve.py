@@ -18,7 +18,7 @@ from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
-from placeit.core.errors import UsageError
+from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.threads import Gate
@@ -366,6 +366,7 @@ def _model(
     terminal: Terminal,
 ) -> ServedModel:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
+    from placeit.backends.folder import TOKENIZER, tokenizer_folder
     from placeit.serve.served_model import ServedModel
 
     path, name = _named(given)
@@ -376,12 +377,15 @@ def _model(
     with naming(what.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server()))
     model, text = session.model, None
-    if path.is_dir() and (model.path.parent / "tokenizer.json").is_file():
-        need("Text", "text", "tokenizers", "jinja2")
-        from placeit.text.generating import TextModel
-
-        text = TextModel(server, model)
+    if path.is_dir() and (tokenizer_folder(model.path) / TOKENIZER).is_file():
         name = name or path.name
+        try:
+            need("Text", "text", "tokenizers", "jinja2")
+            from placeit.text.generating import TextModel
+
+            text = TextModel(server, model)
+        except PlaceitError as error:  # such as a model that makes vectors of texts
+            typer.echo(f"texts: none: {error}", err=True)
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences())
 
 

@@ -255,3 +255,16 @@ def test_a_folder_with_a_decoder_is_served_as_clients_of_openai_ask(serving: Cal
     assert made.ask(path="/v1/models", body=None)[1]["data"][0]["id"] == "tiny"
     assert made.ask(path="/v2/models/tiny", body=None)[1]["outputs"][0]["name"] == "logits"
     assert made.end()["models"][0]["succeeded"] == 5  # steps
+
+
+def test_a_folder_with_a_tokenizer_whose_model_is_no_decoder_is_served_without_texts(
+    serving: Callable[..., Serving], tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "onnx").mkdir()
+    shutil.copy(tiny, tmp_path / "onnx" / "model.onnx")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    made = serving(f"tiny={tmp_path}", "-d", "CPU@0")
+    assert [line for line in made.said if line.startswith("texts: none: ")]
+    assert made.ask()[0] == 200
+    assert made.ask(path="/v1/models", body=None)[0] == 404
+    assert made.end()["models"][0]["succeeded"] == 1
