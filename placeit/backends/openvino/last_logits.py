@@ -55,7 +55,10 @@ def _product_before(result: Any) -> Any:
     """Return the product of tokens and weights that makes an output alone; or else the output's ``Result``."""
     node = result.input_value(0).get_node()
     while node.get_type_name() in _AFTER_MATMUL and _readers(node) == 1:
-        node = next((made for made in map(_maker, node.input_values()) if not _constant(made)), result)
+        made = [maker for maker in map(_maker, node.input_values()) if not _constant(maker)]
+        if len(made) != 1:  # such as the sum of the products of a LoRA adapter
+            return result
+        node = made[0]
     if node.get_type_name() != "MatMul" or _readers(node) != 1 or node.get_attributes()["transpose_a"]:
         return result
     tokens, weights = node.get_input_partial_shape(0), node.get_input_partial_shape(1)
