@@ -192,6 +192,11 @@ def test_devices_that_are_not_there_are_listed_and_auto_finds_others(bundle: Pat
         assert f"{ONE}: 1 core in place of 4 cores" in application.differences
 
 
+def test_a_file_that_has_become_empty_is_refused() -> None:
+    with pytest.raises(FileError, match="not a bundle"):
+        BundleFiles(Path("/sys/class/net/lo/ifalias"))  # has a size, and nothing in it
+
+
 def test_auto_leaves_devices_that_are_there_as_they_are(bundle: Path) -> None:
     with placeit.load(bundle, rematch="auto") as application:
         assert application.placement.device_names == CORES

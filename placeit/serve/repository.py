@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from placeit.backends.bundle.files import SUFFIX, stamp
 from placeit.core.errors import PlaceitError, UsageError
@@ -69,7 +69,9 @@ class Repository:
         self._tried: dict[Key, tuple[int, ...] | None] = {}  # stamps of files that are not to be loaded again
         self._seen: dict[Key, tuple[int, ...] | None] = {}  # stamps at the last look
         self._turn, self._waiting = asyncio.Lock(), 0
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # what goes on although no client waits for it
+        self._found: dict[Key, Path] = {}  # in the folder, at the last look
+        self._said = ""  # why the last look failed
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give one that has bundles, or will have them.")
 
@@ -99,7 +101,7 @@ class Repository:
             if (name, version) not in self._given:
                 try:
                     self._open(path, name, version)
-                except PlaceitError as error:
+                except Exception as error:  # noqa: BLE001 (the others are served)
                     self._failed((name, version), path, error)
 
     def close(self) -> None:
@@ -116,17 +118,17 @@ class Repository:
         """Return the paths of all bundles that can be loaded."""
         found: dict[Key, Path] = {}
         for path in sorted(self._folder.iterdir()) if self._folder is not None else ():
-            if path.suffix == SUFFIX and is_name(path.stem):
-                found[path.stem, "1"] = path
-            elif is_name(path.name) and path.is_dir():
-                found |= {
-                    (path.name, one.stem): one for one in sorted(path.iterdir()) if one.suffix == SUFFIX and is_name(one.stem)
-                }
+            try:
+                found |= _bundles(path)
+            except OSError:  # it cannot be read just now, so it has what it had
+                found |= {key: one for key, one in self._found.items() if path in (one, one.parent)}
+        self._found = found
         return found | self._given
 
-    def _failed(self, key: Key, path: Path, error: PlaceitError) -> None:
-        self._absent[key], self._tried[key] = str(error), stamp(path)
-        _LOG.error("%s is not loaded: %s", path, error)
+    def _failed(self, key: Key, path: Path, error: Exception) -> None:
+        why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
+        self._absent[key], self._tried[key] = why, stamp(path)
+        _LOG.error("%s is not loaded: %s", path, why)
 
     # -- on the thread of the event loop -------------------------------------------------------------------------------------
 
@@ -134,24 +136,35 @@ class Repository:
         """Watch the files of the models of a service, until this is cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            for model in service.models:
-                opened = self._opened.get(model)
-                if opened is not None and not model.replaced and await asyncio.to_thread(opened.replaced):
-                    model.replaced = True
-                    if not self._watch:
-                        _LOG.warning(
-                            "The file of the model '%s' was replaced or removed; what was loaded is served. Load it anew, or "
-                            "restart the server.",
-                            model.name,
-                        )
-            if self._watch:
-                with contextlib.suppress(OSError):  # the folder cannot be read just now
-                    async with self._turn:
-                        await self._follow(service)
+            try:
+                await self._look(service)
+                self._said = ""
+            except Exception as error:  # noqa: BLE001 (the next look may go well)
+                why = f"{type(error).__name__}: {error}"
+                if why != self._said:
+                    _LOG.error("The files of the models cannot be looked at, which is tried again: %s", why)
+                self._said = why
+
+    async def _look(self, service: Service) -> None:
+        """Look at the files of all models, and follow them, or log which were replaced."""
+        for model in service.models:
+            opened = self._opened.get(model)
+            if opened is not None and not model.replaced and await asyncio.to_thread(opened.replaced):
+                model.replaced = True
+                if not self._watch:
+                    _LOG.warning(
+                        "The file of the model '%s' was replaced or removed; what was loaded is served. Load it anew, or "
+                        "restart the server.",
+                        model.name,
+                    )
+        if self._watch:
+            async with self._turn:
+                await self._follow(service)
 
     async def _follow(self, service: Service) -> None:
         """Load what has come or changed since the last look but one, and unload what has gone."""
-        sources = await asyncio.to_thread(self._sources)
+        sources, fixed = await asyncio.to_thread(self._sources), self._fixed(service)
+        sources = {key: path for key, path in sources.items() if key[0] not in fixed}
         stamps = {key: await asyncio.to_thread(stamp, path) for key, path in sources.items()}
         seen, self._seen = self._seen, stamps
         for model in service.models:
@@ -164,14 +177,18 @@ class Repository:
             if due and seen.get(key) == stamps[key] is not None and self._tried.get(key) != stamps[key]:
                 try:
                     await self._load(service, key, path)
-                except PlaceitError as error:
+                except Exception as error:  # noqa: BLE001 (the others are followed)
                     self._failed(key, path, error)
 
     async def load(self, service: Service, name: str, parameters: Container[str] = ()) -> None:
-        """Load all versions of a model, or load them anew. Raises RefusedError."""
+        """Load all versions of a model, or load them anew, even if the client leaves. Raises RefusedError."""
         if "config" in parameters:
             raise invalid("This server loads models as they were built: leave out the parameter 'config'.")
+        await asyncio.shield(self._task(self._load_all(service, name)))
+
+    async def _load_all(self, service: Service, name: str) -> None:
         async with self._asked():
+            self._check_bundle(service, name)
             sources = await asyncio.to_thread(self._sources)
             wanted = {key: path for key, path in sources.items() if key[0] == name}
             if not wanted:
@@ -185,13 +202,21 @@ class Repository:
     async def unload(self, service: Service, name: str) -> None:
         """Unload all versions of a model. Raises RefusedError."""
         async with self._asked():
+            self._check_bundle(service, name)
             sources = await asyncio.to_thread(self._sources)
-            loaded = [key for model in service.models if (key := (model.name, model.version))[0] == name]
-            if not set(loaded) <= sources.keys():
-                raise invalid(f"The model '{name}' is no bundle, and stays as long as the server.")
-            for key in loaded:
-                self._tried[key] = await asyncio.to_thread(stamp, sources[key])
+            for key in [(model.name, model.version) for model in service.models if model.name == name]:
+                if key in sources:
+                    self._tried[key] = await asyncio.to_thread(stamp, sources[key])
                 self._remove(service, key, "it was unloaded")
+
+    def _fixed(self, service: Service) -> set[str]:
+        """Return the names of the models that are no bundles."""
+        return {model.name for model in service.models if model not in self._opened}
+
+    def _check_bundle(self, service: Service, name: str) -> None:
+        """Raise RefusedError if a model is no bundle."""
+        if name in self._fixed(service):
+            raise invalid(f"The model '{name}' is no bundle, and stays as long as the server.")
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
@@ -228,9 +253,23 @@ class Repository:
             await asyncio.to_thread(self._opened.pop(model).close)
 
         if model is not None:
-            task = asyncio.create_task(ending(model))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._task(ending(model))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task, and keep it until it has ended."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _bundles(path: Path) -> dict[Key, Path]:
+    """Return the bundles at a path of the folder: itself, or the versions in it. Raises OSError."""
+    if path.suffix == SUFFIX and is_name(path.stem):
+        return {(path.stem, "1"): path}
+    if not is_name(path.name) or not path.is_dir():
+        return {}
+    return {(path.name, one.stem): one for one in sorted(path.iterdir()) if one.suffix == SUFFIX and is_name(one.stem)}
 
 
 def known(repository: Repository | None) -> Repository:

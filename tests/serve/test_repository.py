@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +24,11 @@ from placeit.core.placement import Placement
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.repository import Opened, Repository
 from placeit.serve.served_model import ServedModel
+from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import call
 from tests.serve.test_hostile import asking
+from tests.serve.test_limits import stub_of
 
 Serve = Callable[..., tuple[NetworkServer, Repository]]
 
@@ -45,11 +48,11 @@ def serve(opened: tuple[Session, Placement], tmp_path: Path) -> Iterator[Serve]:
 
     with contextlib.ExitStack() as stack:
 
-        def make(**options: Any) -> tuple[NetworkServer, Repository]:
+        def make(*fixed: ServedModel, **options: Any) -> tuple[NetworkServer, Repository]:
             repository = Repository(opener, tmp_path, every_s=0.02, **options)
             stack.callback(repository.close)
             repository.open_folder()
-            return stack.enter_context(NetworkServer([], Options(port=0, grpc_port=0), repository)), repository
+            return stack.enter_context(NetworkServer(fixed, Options(port=0, grpc_port=0), repository)), repository
 
         yield make
 
@@ -114,6 +117,56 @@ def test_clients_load_and_unload(serve: Serve, tmp_path: Path, kind: str) -> Non
                 client.load_model(name)
         with pytest.raises(InferenceServerException, match="leave out the parameter 'config'"):
             client.load_model("types", config="{}")
+
+
+def test_a_model_whose_client_has_left_is_loaded_all_the_same(serve: Serve, tmp_path: Path) -> None:
+    network, repository = serve(control=True)
+    os.mkfifo(tmp_path / "slow.placeit")  # which is read until it has been written
+    with stub_of(network) as stub:
+        messages = tritonclient.grpc.service_pb2
+        loading = stub.RepositoryModelLoad.future(messages.RepositoryModelLoadRequest(model_name="slow"))
+        with (tmp_path / "slow.placeit").open("w"):  # waits until it is read
+            loading.cancel()
+            stub.ServerLive(messages.ServerLiveRequest())
+            assert not repository.models
+        until(lambda: ("slow", "1") in states(network))
+    assert infer(network, "slow") == 200
+    assert [model.name for model in repository.models] == ["slow"]
+
+
+def test_what_fails_for_any_reason_is_said_once_and_the_rest_is_followed(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, _ = serve(watch=True)
+    with caplog.at_level(logging.ERROR, "placeit"):
+        (tmp_path / "odd.placeit").write_bytes(b"\xff")
+        until(lambda: "UnicodeDecodeError" in states(network).get(("odd", "1"), ("", ""))[1])
+        away = tmp_path.rename(tmp_path.with_name("away"))
+        until(lambda: any("cannot be looked at" in record.message for record in caplog.records))
+        away.rename(tmp_path)
+        (tmp_path / "good.placeit").touch()
+        until(lambda: states(network).get(("good", "1")) == ("READY", ""))
+    assert [record.message.partition(": ")[2].partition(":")[0] for record in caplog.records] == [
+        "UnicodeDecodeError",
+        "FileNotFoundError",
+    ]
+
+
+def test_a_model_that_is_no_bundle_stays(
+    serve: Serve, tmp_path: Path, opened: tuple[Session, Placement], server: Server
+) -> None:
+    model = opened[0].model
+    fixed = ServedModel("fixed", server, model.inputs, model.outputs)
+    network, _ = serve(fixed, control=True, watch=True)
+    (tmp_path / "fixed.placeit").touch()
+    fixed.replaced = True
+    (tmp_path / "other.placeit").touch()
+    for what in ("load", "unload"):
+        status, answer, _ = call(network, f"/v2/repository/models/fixed/{what}", "{}")
+        assert (status, "is no bundle, and stays" in answer["error"]) == (400, True)
+    until(lambda: ("other", "1") in states(network))
+    assert next(one for one in network.models if one.name == "fixed") is fixed
+    assert infer(network, "fixed") == 200
 
 
 def test_clients_change_nothing_unless_they_may(serve: Serve, tmp_path: Path) -> None:

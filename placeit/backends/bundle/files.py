@@ -282,7 +282,8 @@ def _copied(path: Path, within: Path | None = None) -> mmap.mmap | None:
         if not found.st_size:
             return None
         for folder in (path.parent, None):  # None: the folder of temporary files
-            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as copy:  # else no right to write, or no room
+            # else no right to write, no room, or a file that has become empty
+            with contextlib.suppress(OSError, ValueError), tempfile.TemporaryFile(dir=folder) as copy:
                 stream.seek(0)
                 with contextlib.suppress(OSError):  # not between these file systems
                     while os.copy_file_range(handle, copy.fileno(), 1 << 30):
