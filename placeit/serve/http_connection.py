@@ -122,7 +122,8 @@ class Connection(HttpToolsProtocol):
         self._crowd.leave(self)
         self._cancel()
         for one in [*self._leaving]:
-            one.set_result(None)
+            if not one.done():
+                one.set_result(None)
         self.resume_writing()
         super().connection_lost(exc)
 

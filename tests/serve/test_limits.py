@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import select
@@ -21,9 +22,12 @@ import onnx
 import pytest
 import tritonclient.grpc
 from onnx import TensorProto, helper
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from placeit.core.placement import Placement
 from placeit.profiler.cache import Cache
+from placeit.serve.http_connection import Connection, Crowd
 from placeit.serve.network import NetworkServer
 from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
@@ -62,6 +66,35 @@ def until(condition: Callable[[], object]) -> None:
     """Wait for what other threads do; a test that waits in vain runs into its time-out."""
     while not condition():
         time.sleep(0.005)
+
+
+def test_a_connection_is_closed_whole_when_nobody_waits_for_its_end_any_more() -> None:
+    async def check() -> None:
+        loop, made, state = asyncio.get_running_loop(), list[Connection](), ServerState()
+        crowd = Crowd(1)
+
+        def connected() -> Connection:
+            config = Config(application_of_nothing, log_config=None)
+            made.append(Connection(config, state, {}, patience_s=60, most_bytes=1, crowd=crowd))
+            return made[-1]
+
+        listening = await loop.create_server(connected, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        while not state.connections:
+            await asyncio.sleep(0.001)
+        leaving = made[0].leaving()
+        made[0].transport.abort()
+        leaving.cancel()
+        while not made[0].transport.is_closing() or state.connections:
+            await asyncio.sleep(0.001)
+        writer.close()
+        listening.close()
+
+    asyncio.run(check())
+
+
+async def application_of_nothing(scope: Any, receive: Any, send: Any) -> None:
+    pytest.fail("no request was sent")
 
 
 def timed(microseconds: int) -> Any:
