@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import PlaceitError
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serving.answers import Answer
+from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 IDLE_S = 60.0
 _MOST_OPEN = 1024  # open sequences of one model; each has separate buffers
+_APART_BYTES: Final = 1 << 16  # bytes of inputs, from which on another thread computes their digest
+_KEPT_BYTES: Final = 1 << 20  # most bytes of an answer that is kept in case that its request comes again
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Asked:
         return cls(name, bool(flags[0]), bool(flags[1]), request)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Named:
     """A sequence of a client.
 
@@ -66,7 +68,8 @@ class _Named:
         sequence: the sequence; None before it is open, and after it has ended.
         turn: held while a request of it is submitted, so that requests are submitted in the order in which they came.
         users: number of requests that are submitted, or wait for their turn.
-        last: parameters and inputs of the last request, if it has a name, and its answer.
+        last: parameters of the last request, if it has a name, the digest of its inputs, and its answer, which is None if it is
+            too large to be kept.
         ending: answer of the request that ends it, until that has ended; None before there is one.
         timer: closes the sequence.
     """
@@ -74,16 +77,32 @@ class _Named:
     sequence: Sequence | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
-    last: tuple[Asked, Arrays, Answer] | None = None
+    last: tuple[Asked, bytes, Answer | None] | None = None
     ending: Answer | None = None
     timer: asyncio.TimerHandle | None = None
 
-    def answered(self, asked: Asked, inputs: Arrays) -> Answer | None:
-        """Return the answer of the last request if this is the same request again, unless it failed or did not run."""
-        if self.last is None or self.last[0] != asked or not _equal(self.last[1], inputs):
+    def answered(self, asked: Asked, digest: bytes) -> Answer | None:
+        """Return the answer of the last request if this is the same request again, unless it failed or did not run.
+
+        Raises:
+            RefusedError: it is the same request, whose answer was not kept.
+        """
+        if self.last is None or self.last[:2] != (asked, digest):
             return None
         answer = self.last[2]
+        if answer is None:
+            raise RefusedError(
+                Status.UNAVAILABLE,
+                f"This request has run, and its answer, which has more than {_KEPT_BYTES} bytes, was not kept: begin the "
+                "sequence again with 'sequence_start'.",
+            )
         return answer if not answer.done() or _is_well(answer) else None
+
+    def ended(self, answer: Answer) -> None:
+        """Hear that a request has ended: keep no large answer, and close the sequence if the request ends it."""
+        if self.last is not None and self.last[2] is answer and _is_well(answer) and _size(answer.result()) > _KEPT_BYTES:
+            self.last = (*self.last[:2], None)
+        self.end()
 
     def end(self) -> None:
         """Close it, if the request that ends it has ended well; otherwise, it goes on as before that request."""
@@ -104,8 +123,18 @@ def _is_well(answer: Answer) -> bool:
     return not answer.cancelled() and answer.exception() is None
 
 
-def _equal(some: Arrays, others: Arrays) -> bool:
-    return some.keys() == others.keys() and all(np.array_equal(some[name], others[name]) for name in some)
+def _size(tensors: Arrays | Outputs) -> int:
+    return sum(value.nbytes for value in tensors.values())
+
+
+def _digest(inputs: Arrays) -> bytes:
+    """Return bytes that differ between different inputs."""
+    found = hashlib.blake2b()
+    for name in sorted(inputs):
+        value = np.ascontiguousarray(inputs[name])
+        found.update(repr((name, value.dtype.str, value.shape)).encode())
+        found.update(value.reshape(-1).view(np.uint8).data)
+    return found.digest()
 
 
 class Sequences:
@@ -157,16 +186,19 @@ class Sequences:
         named.users += 1
         try:
             async with named.turn:
-                if asked.request and (answer := named.answered(asked, inputs)) is not None:
-                    return answer
+                digest = b""
+                if asked.request:
+                    digest = await asyncio.to_thread(_digest, inputs) if _size(inputs) >= _APART_BYTES else _digest(inputs)
+                    if (again := named.answered(asked, digest)) is not None:
+                        return again
                 if named.ending is not None:
                     await asyncio.wait([asyncio.wrap_future(named.ending)])
                     named.end()
                 answer = submit(await self._ready(named, asked))
-                named.last = (asked, inputs, answer) if asked.request else None
-                if asked.end:
-                    named.ending = answer
-                    answer.add_done_callback(partial(_end_later, named, asyncio.get_running_loop()))
+                named.last = (asked, digest, answer) if asked.request else None
+                named.ending = answer if asked.end else None
+                if asked.end or asked.request:
+                    answer.add_done_callback(_later(named.ended, asyncio.get_running_loop()))
                 return answer
         finally:
             named.users -= 1
@@ -206,7 +238,17 @@ class Sequences:
         if named.sequence is None and named.last is None and not named.users:
             del self._named[name]
             return
-        named.timer = asyncio.get_running_loop().call_later(self._idle_s, self._drop, name)
+        named.timer = asyncio.get_running_loop().call_later(self._idle_s, self._tire, name)
+
+    def _tire(self, name: int | str) -> None:
+        """Close and forget a sequence whose idle time is over, unless a request of it has arrived, which restarts that time."""
+        if not self._named[name].users:
+            self._drop(name)
+
+    def close(self) -> None:
+        """Close all sequences; requests that were submitted run."""
+        for name in [*self._named]:
+            self._drop(name)
 
     def _forget(self) -> None:
         """Forget the sequences that have ended, whose last answers are kept in case that clients ask for them again."""
@@ -220,6 +262,11 @@ class Sequences:
         named.close()
 
 
-def _end_later(named: _Named, loop: asyncio.AbstractEventLoop, _: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and its sequences with the server
-        loop.call_soon_threadsafe(named.end)
+def _later(function: Callable[[Answer], object], loop: asyncio.AbstractEventLoop) -> Callable[[Any], None]:
+    """Return a callback of an answer that calls a function on the thread of the event loop."""
+
+    def call(answer: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its sequences with the server
+            loop.call_soon_threadsafe(function, answer)
+
+    return call

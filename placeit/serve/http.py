@@ -274,7 +274,7 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes | m
     outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
     values = [(one, outputs[one.name]) for one in asked.outputs]
     large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
-    head, tail = await _apart(service, large, written, model, asked, outputs, service.regions)
+    head, tail = await _apart(service, large, written, call.model, asked, outputs, service.regions)
     if not tail:
         if len(head) < _PIECE_BYTES:
             return Response(head, media_type="application/json")

@@ -241,7 +241,11 @@ class Repository:
 
     def _remove(self, service: Service, key: Key, why: str) -> None:
         self._absent[key] = why
-        self._retire(service, service.models.remove(*key))
+        model = service.models.remove(*key)
+        for one in service.models.leaving:
+            if (one.name, one.version) == key:
+                one.sequences.close()  # clients do not reach them any more
+        self._retire(service, model)
 
     def _retire(self, service: Service, model: ServedModel | None) -> None:
         """Close a model once its requests and sequences have ended."""

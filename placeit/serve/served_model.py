@@ -65,6 +65,7 @@ class Call:
         answer: its future; None before it is submitted.
         answered: when its outputs were there.
         headers: its headers; None if nothing reads them.
+        any_version: whether the client names no version of the model.
     """
 
     model: ServedModel
@@ -74,6 +75,7 @@ class Call:
     submitted: float = math.nan
     answer: Answer | None = None
     answered: float = math.nan
+    any_version: bool = True
 
     def stages(self) -> list[tuple[str, float, float]]:
         """Return the names, begins and ends of its stages until now; NaN for what it has not reached."""
@@ -153,6 +155,12 @@ class ServedModel:
         return "READY", "its file was replaced after it was loaded" if self.replaced else ""
 
     @property
+    def tensors(self) -> list[tuple[object, ...]]:
+        """Names, types and sizes of its inputs and outputs, which are equal for models that clients can ask in the same way."""
+        sides = enumerate((self.inputs, self.outputs))
+        return [(side, spec.name, spec.dtype, spec.limits or spec.shape) for side, specs in sides for spec in specs.values()]
+
+    @property
     def most_values(self) -> int:
         """Number of values of all inputs together, at their largest sizes."""
         return sum(
@@ -194,11 +202,13 @@ class ServedModel:
     def ended(self, call: Call, *, well: bool) -> None:
         """Count a request that has ended, and its times."""
         now, spent = time.perf_counter(), self._durations
-        if not well or call.answer is None:
+        if not well:
             spent["fail"].add(now - call.begun)
             return
         self._last = time.time_ns() // 1_000_000
         spent["success"].add(now - call.begun)
+        if call.answer is None:  # it took several runs
+            return
         spent["compute_input"].add(call.submitted - call.received)
         spent["queue"].add(call.answer.begun - call.submitted)
         spent["compute_infer"].add(call.answer.ended - call.answer.begun)
@@ -227,13 +237,12 @@ class ServedModel:
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of the model's requests, in Triton's format."""
-        succeeded, batches = self._durations["success"].count, self.server.stats().batches
         return {
             "name": self.name,
             "version": self.version,
             "last_inference": self._last,
-            "inference_count": succeeded,
-            "execution_count": sum(batches.values()) if batches else succeeded,
+            "inference_count": self._durations["success"].count,
+            "execution_count": self.server.stats().runs,
             "inference_stats": {what: spent.to_dict() for what, spent in self._durations.items()},
         }
 

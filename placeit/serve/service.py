@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from placeit.serving.server import Server
 
 __all__ = ["Service"]
 
+_LOG = logging.getLogger("placeit")
 _APART = 2  # functions that run apart at a time
 _EXTENSIONS = (
     "binary_tensor_data",
@@ -79,6 +81,7 @@ class Service:
         self._apart, self._brief = asyncio.Semaphore(_APART), asyncio.Semaphore(_APART)
         self._accepted = 0
         self._idle = asyncio.Event()
+        self._uncounted = False  # whether it was logged that a request could not be counted
 
     async def apart(self, function: Callable[..., T], *args: Any, brief: bool = False) -> T:
         """Call a function on another thread, and return its result.
@@ -132,7 +135,7 @@ class Service:
         Raises:
             RefusedError: there is no such model, or the server accepts no more requests.
         """
-        call = Call(self.model(name, version))
+        call = Call(self.model(name, version), any_version=not version)
         if self.draining:
             raise RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: ask another one.")
         self._accepted += 1
@@ -142,13 +145,22 @@ class Service:
             yield call
             well = True
         finally:
-            call.model.ended(call, well=well)
-            if self._traces is not None:
-                model, headers = call.model, call.headers or {}
-                self._traces.write(model.name, model.version, headers, call.stages(), well=well)
             self._accepted -= 1
             call.model.accepted -= 1
             self._look()
+            self._count(call, well=well)
+
+    def _count(self, call: Call, *, well: bool) -> None:
+        """Count a request that has ended, and write its spans; log the first failure of that."""
+        model = call.model
+        try:
+            model.ended(call, well=well)
+            if self._traces is not None:
+                self._traces.write(model.name, model.version, call.headers or {}, call.stages(), well=well)
+        except Exception as error:  # noqa: BLE001 (the request has been answered)
+            if not self._uncounted:
+                _LOG.error("Requests are answered, but cannot be counted or traced: %s: %s", type(error).__name__, error)
+            self._uncounted = True
 
     async def run(
         self,
@@ -161,7 +173,7 @@ class Service:
         """Run the model of a request.
 
         Args:
-            call: the request.
+            call: the request, whose model is then the one that has run it.
             inputs: by name.
             timeout_s: seconds from the begin of the request until the outputs have to be there; None for as long as it takes.
             gone: waits until the client has disconnected; None if this call is cancelled then.
@@ -170,37 +182,49 @@ class Service:
         Raises:
             RefusedError: there are no outputs, or not in time. A request that has not begun by then does not run.
         """
+        until = math.inf if timeout_s is None else call.begun + timeout_s
         while True:
             call.submitted = time.perf_counter()
-            left = None if timeout_s is None else call.begun + timeout_s - call.submitted
-            if left is not None and left <= 0:
-                raise _late()
-            submit = partial(_submit, inputs, left)
+            submit = partial(_submit, inputs, until)
             if sequence is None:
                 call.answer = submit(call.model.server)
             else:
-                call.answer = await self._sequences(call.model, sequence).submit(sequence, inputs, submit)
-            outputs = await self._outputs(call, call.answer, left, gone)
+                call.answer = await self._sequences(call, sequence).submit(sequence, inputs, submit)
+            outputs = await self._outputs(call, call.answer, until, gone)
             if outputs is not None:
                 return outputs
 
-    def _sequences(self, model: ServedModel, asked: Asked) -> Sequences:
-        """Return the sequences that a request belongs to: the model's, or the ones of a model that it has replaced."""
+    def _sequences(self, call: Call, asked: Asked) -> Sequences:
+        """Return the sequences that a request belongs to, and have it run on their model.
+
+        The model of the request has them, or one that it has replaced, or an older version if the client names none.
+
+        Raises:
+            RefusedError: the tensors of that model are others.
+        """
+        model = call.model
         if asked.name not in model.sequences and not asked.start:
-            for other in self.models.leaving:
-                if (other.name, other.version) == (model.name, model.version) and asked.name in other.sequences:
-                    return other.sequences
-        return model.sequences
+            for other in [*reversed(self.models.leaving), *self.models]:
+                same = other.name == model.name and (call.any_version or other.version == model.version)
+                if same and asked.name in other.sequences:
+                    if other.tensors != model.tensors:
+                        why = f"The model '{model.name}' was replaced by one with other tensors: begin the sequence again."
+                        raise RefusedError(Status.UNAVAILABLE, why)
+                    call.model = other
+                    model.accepted -= 1
+                    other.accepted += 1
+                    break
+        return call.model.sequences
 
     async def _outputs(
-        self, call: Call, future: Answer, left: float | None, gone: Callable[[], Awaitable[object]] | None
+        self, call: Call, future: Answer, until: float, gone: Callable[[], Awaitable[object]] | None
     ) -> Outputs | None:
         """Wait for the outputs of a request; return None if another client that waited for it has cancelled it."""
         answer: asyncio.Future[Outputs] = asyncio.wrap_future(future)
         leaving = None if gone is None else asyncio.ensure_future(gone())
         waited: list[asyncio.Future[Any]] = [answer] if leaving is None else [answer, leaving]
         try:
-            await asyncio.wait(waited, timeout=left, return_when="FIRST_COMPLETED")
+            await asyncio.wait(waited, timeout=_left(until), return_when="FIRST_COMPLETED")
         finally:
             has_left = leaving is not None and leaving.done()
             was_cancelled = answer.cancelled()
@@ -229,8 +253,16 @@ class Service:
             self._idle.set()
 
 
-def _submit(inputs: Arrays, left: float | None, server: Server | Sequence) -> Answer:
-    """Submit a request that has to begin within some seconds. Raises RefusedError."""
+def _left(until: float) -> float | None:
+    """Return the seconds until a time of ``time.perf_counter``, at least 0; None if it is infinite."""
+    return None if until == math.inf else max(0.0, until - time.perf_counter())
+
+
+def _submit(inputs: Arrays, until: float, server: Server | Sequence) -> Answer:
+    """Submit a request that has to begin by a time of ``time.perf_counter``. Raises RefusedError."""
+    left = _left(until)
+    if left == 0:
+        raise _late()
     try:
         return server.submit(inputs, wait=False, start_within_s=left)
     except PlaceitError as error:

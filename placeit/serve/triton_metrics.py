@@ -18,7 +18,6 @@ _COUNTS: Final = {
     "nv_inference_request_success": ("Requests that succeeded.", "success"),
     "nv_inference_request_failure": ("Requests that failed or were refused.", "fail"),
     "nv_inference_count": ("Requests that were run.", "success"),
-    "nv_inference_exec_count": ("Runs of the model.", "success"),
 }
 _TIMES: Final = {
     "nv_inference_request_duration_us": ("Microseconds from the arrival of requests to their answers.", "success"),
@@ -45,6 +44,8 @@ class TritonMetrics:
         for names, field, share in ((_COUNTS, "count", 1.0), (_TIMES, "ns", 1e-3)):
             for name, (about, what) in names.items():
                 yield _family(name, about, {by: one["inference_stats"][what][field] * share for by, one in stats.items()})
+        runs = {by: one["execution_count"] for by, one in stats.items()}
+        yield _family("nv_inference_exec_count", "Runs of the model.", runs)
         waiting = {(model.name, model.version): model.server.stats().waiting for model in self._models}
         yield _family("nv_inference_pending_request_count", "Requests that wait.", waiting)
 

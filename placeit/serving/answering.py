@@ -179,6 +179,7 @@ class Answering(Turns):
         request.over = True
         if self._over or request.replay:  # a request that ends after the server has closed was counted as failed
             return
+        self._history.runs += math.isfinite(ended) and not request.riding
         future, of = request.future, 0 if request.line is None else request.line.number
         times = future.arrived, future.begun, ended
         self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))

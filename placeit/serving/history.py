@@ -26,6 +26,7 @@ class History:
         outcomes: how many requests have ended, by :data:`placeit.serving.stats.OUTCOMES`.
         latency_s: seconds from the arrival to the end, summed over all requests that succeeded.
         busy: seconds that segments ran, by device name.
+        runs: number of runs that have ended well, each of one request or of several joined ones.
         batches: number of runs by number of rows, where requests are joined.
     """
 
@@ -36,6 +37,7 @@ class History:
         self.latency_s = 0.0
         self.busy: dict[str, float] = {}
         self.batches = Counter[int]()
+        self.runs = 0
 
     def ended(self, done: Done) -> None:
         """Record a request that has run, and count it."""

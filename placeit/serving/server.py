@@ -153,6 +153,7 @@ class Server(Replacing, Watched):
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
             waiting, replicas = self.waiting, self._replicas
             sequences, state_bytes, batches = len(self.sequences), self.sequences.bytes, history.batches.copy()
+            runs = history.runs
             in_flight = 0 if self._over else len(self._flying())
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
@@ -169,6 +170,7 @@ class Server(Replacing, Watched):
             sequences=sequences,
             state_bytes=state_bytes,
             batches=batches,
+            runs=runs,
             devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
             events=history.events(),
         )

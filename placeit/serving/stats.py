@@ -37,6 +37,7 @@ class ServerStats:
         state_bytes: bytes of their states.
         batches: number of runs of one request or several joined ones, by the number of their rows; empty if the server joins no
             requests.
+        runs: number of runs that have ended well, each of one request or of several joined ones.
     """
 
     at: float
@@ -52,6 +53,7 @@ class ServerStats:
     sequences: int = 0
     state_bytes: int = 0
     batches: Mapping[int, int] = field(default_factory=dict)
+    runs: int = 0
 
     @property
     def arrived(self) -> int:

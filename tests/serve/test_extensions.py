@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import logging
 import os
 import re
 import threading
@@ -19,7 +20,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tritonclient.utils import InferenceServerException, shared_memory
@@ -187,6 +188,34 @@ def test_requests_have_spans_in_the_traces_of_their_clients(protocol: str, netwo
     assert times == sorted(times)
 
 
+class Broken(SpanProcessor):
+    """Fails at each span."""
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        raise RuntimeError("out of order")
+
+
+def test_requests_are_answered_and_end_if_their_spans_cannot_be_written(
+    network: Callable[..., NetworkServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+    made = network(tracer_provider=provider)
+    with caplog.at_level(logging.ERROR, "placeit"):
+        assert [call(made, INFER, json.dumps(asking()))[0] for _ in range(2)] == [200, 200]
+        made.close()  # waits for requests that have not ended
+    (record,) = [record for record in caplog.records if record.name == "placeit"]
+    assert record.message == "Requests are answered, but cannot be counted or traced: RuntimeError: out of order"
+
+
+def test_a_request_of_several_runs_counts_as_a_success(server: Server) -> None:
+    model = ServedModel("some", server, [], [])
+    with Service([model]).accepted("some"):
+        pass
+    found = model.statistics()["inference_stats"]
+    assert (found["success"]["count"], found["fail"]["count"], found["queue"]["count"]) == (1, 0, 0)
+
+
 def test_metrics_have_the_names_of_triton_too(network: Callable[..., NetworkServer]) -> None:
     made = network()
     for request in (asking(), asking(), {}):
@@ -194,6 +223,7 @@ def test_metrics_have_the_names_of_triton_too(network: Callable[..., NetworkServ
     page = call(made, "/metrics")[1].decode()
     assert 'nv_inference_request_success{model="types",version="1"} 2.0' in page
     assert 'nv_inference_request_failure{model="types",version="1"} 1.0' in page
+    assert 'nv_inference_exec_count{model="types",version="1"} 2.0' in page
     assert 'nv_inference_pending_request_count{model="types",version="1"} 0.0' in page
     (spent,) = re.findall(r"nv_inference_compute_infer_duration_us{.*} (.*)", page)
     assert float(spent) > 0

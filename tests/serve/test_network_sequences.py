@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
 from placeit.serve.repository import Opened, Repository
 from placeit.serve.served_model import ServedModel
+from placeit.serve.service import Service
 from placeit.serving.answers import Answer
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -132,6 +135,60 @@ def test_a_request_that_is_sent_again_is_answered_once(served: tuple[NetworkServ
     assert len(served[1].sequences) == 0
 
 
+def test_a_repeated_request_is_known_by_its_bytes_which_are_not_kept(served: tuple[NetworkServer, ServedModel]) -> None:
+    sequences, answers = served[1].sequences, [Answer(), Answer()]
+    submitted = iter(answers)
+    first = np.array([np.nan] * (1 << 15), np.float32)  # whose digest another thread computes
+    kept = weakref.ref(first)
+
+    async def twice(inputs: dict[str, np.ndarray]) -> Answer:
+        return await sequences.submit(Asked(7, start=True, end=False, request="a"), inputs, lambda _: next(submitted))
+
+    async def check() -> None:
+        nonlocal first
+        again = first.copy()
+        assert await twice({"x": first}) is answers[0]
+        del first
+        while kept() is not None:
+            await asyncio.sleep(0.001)
+        answers[0].set_result({"y": np.zeros(1 << 10)})
+        assert await twice({"x": again}) is answers[0]
+        assert await twice({"x": again[:-1]}) is answers[1]
+        answers[1].set_result({"y": np.zeros(1 << 20)})
+        await asyncio.sleep(0)  # until the answer, which is too large to be kept, is forgotten
+        with pytest.raises(RefusedError, match="has run, and its answer, which has more than 1048576 bytes, was not kept"):
+            await twice({"x": again[:-1]})
+        sequences.close()
+
+    asyncio.run(check())
+
+
+def test_a_request_that_waits_for_its_turn_keeps_its_sequence_open_and_its_deadline(
+    served: tuple[NetworkServer, ServedModel],
+) -> None:
+    server, ending = served[1].server, [Answer(), Answer()]
+    model = ServedModel("decoder", server, [*served[1].inputs.values()], [*served[1].outputs.values()], idle_s=0.01)
+    service = Service([model])
+
+    async def behind(answer: Answer, timeout_s: float | None) -> Any:
+        """Have a request wait for the one that ends its sequence, until its idle time is over, and long after."""
+        await model.sequences.submit(Asked(7, start=True, end=True), {}, lambda _: answer)
+        with service.accepted("decoder") as call:
+            running = asyncio.ensure_future(service.run(call, arrays([1]), timeout_s, None, Asked(7, start=False, end=False)))
+            await asyncio.sleep(0.1)
+            answer.cancel()
+            return await running
+
+    async def check() -> None:
+        assert "logits" in await behind(ending[0], None)
+        arrived = server.stats().arrived
+        with pytest.raises(RefusedError, match="had to be answered is over"):
+            await behind(ending[1], 0.05)
+        assert server.stats().arrived == arrived
+
+    asyncio.run(check())
+
+
 def test_requests_that_follow_one_that_begins_a_sequence_wait_for_it(served: tuple[NetworkServer, ServedModel]) -> None:
     sequences, server, order = served[1].sequences, served[1].server, list[int]()
 
@@ -183,16 +240,17 @@ def test_a_state_that_was_lost_is_said_until_the_sequence_begins_again(
 def test_a_sequence_goes_on_with_the_model_that_was_replaced(decoder: tuple[Session, Placement], tmp_path: Path) -> None:
     session, placement = decoder
 
-    def opener(_: Path, name: str, version: str) -> Opened:
+    def opener(path: Path, name: str, version: str) -> Opened:
         server = session.serve(placement)
-        model = ServedModel(name, server, session.model.inputs, session.model.outputs, version)
+        inputs = [replace(spec, dtype="int32") if path.read_text() else spec for spec in session.model.inputs]
+        model = ServedModel(name, server, inputs, session.model.outputs, version)
         return Opened(model, server.close, lambda: False)
 
-    def ask(tokens: list[int], past: int, **sequence: Any) -> np.ndarray:
+    def ask(tokens: list[int], past: int, kind: str = "INT64", **sequence: Any) -> np.ndarray:
         inputs = []
         for name, values in arrays(tokens, past).items():
-            inputs.append(tritonclient.http.InferInput(name, values.shape, "INT64"))
-            inputs[-1].set_data_from_numpy(values)
+            inputs.append(tritonclient.http.InferInput(name, values.shape, kind))
+            inputs[-1].set_data_from_numpy(values.astype(kind.lower()))
         return client.infer("decoder", inputs, **sequence).as_numpy("logits")[0, -1]
 
     (tmp_path / "decoder.placeit").touch()
@@ -208,4 +266,18 @@ def test_a_sequence_goes_on_with_the_model_that_was_replaced(decoder: tuple[Sess
         assert len(now.sequences) == 0
         np.testing.assert_allclose(ask([1], 3, sequence_id=9, sequence_end=True), ask([3, 1, 4, 1], 0), atol=0.02)
         while repository.models != [now]:
+            time.sleep(0.01)
+        ask([3, 1, 4], 0, sequence_id=9, sequence_start=True)
+        (tmp_path / "decoder").mkdir()
+        (tmp_path / "decoder" / "2.placeit").touch()
+        client.load_model("decoder")
+        assert now not in network.models
+        np.testing.assert_allclose(ask([1], 3, sequence_id=9), ask([3, 1, 4, 1], 0), atol=0.02)  # which version 2 answers
+        ask([2], 0, sequence_id=8, sequence_start=True)
+        (tmp_path / "decoder" / "2.placeit").write_text("other types")
+        client.load_model("decoder")
+        with pytest.raises(InferenceServerException, match="replaced by one with other tensors: begin the sequence again"):
+            ask([1], 1, sequence_id=8, kind="INT32")
+        client.unload_model("decoder")  # which closes the sequences
+        while repository.models:
             time.sleep(0.01)

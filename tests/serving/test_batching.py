@@ -118,6 +118,7 @@ def test_requests_that_wait_run_as_one_and_each_gets_its_rows(tmp_path: Path, de
         for answer, expected in zip(answers, alone, strict=True):
             np.testing.assert_allclose(answer.result(60)["y"], expected, rtol=1e-4, atol=1e-5)
         assert server.stats().batches == {1: 5, 2: 4, 12: 1}
+        assert server.stats().runs == 10
         assert server.stats().outcomes["succeeded"] == 17
         ran = [one for one in server.history.requests() if one.ran]
         assert len(ran) == 10  # the segments of a batch are in the trace, and in the times of devices, once
@@ -203,6 +204,18 @@ def test_a_request_whose_array_gets_another_shape_while_it_waits_fails_alone(tmp
             answers[1].result(60)
 
 
+def test_requests_that_cannot_be_stacked_run_alone(tmp_path: Path) -> None:
+    with serving(perceptron(tmp_path)) as server:
+        changed = rows()["x"]
+        with busy(server, rows()):
+            answers = [server.submit(rows()), server.submit({"x": changed}), server.submit(rows())]
+            changed.dtype = np.dtype("V4")  # which NumPy stacks with no other type
+        for k in (0, 2):
+            assert answers[k].result(60)["y"].shape == (1, WIDTH)
+        assert answers[1].exception(60) is not None
+        assert server.submit(rows()).result(60)["y"].shape == (1, WIDTH)
+
+
 def test_a_delay_lets_a_request_wait_for_others_but_not_beyond_its_deadline_or_the_end_of_the_server(tmp_path: Path) -> None:
     with serving(perceptron(tmp_path), most=2, batch_delay=3600) as server:
         first = server.submit(rows())
@@ -245,6 +258,8 @@ def test_a_batch_that_differs_from_a_single_run_while_it_serves_ends_joining(
         with busy(server, rows()):
             answers = [server.submit(one) for one in (rows(), large)]
         np.testing.assert_array_equal(answers[0].result(60)["y"], rows()["x"])
+        answers[1].result(60)
+        assert server.stats().runs == 5  # a batch, and four requests that ran alone
 
 
 def test_auto_measures_batches_and_takes_the_smallest_that_is_nearly_the_fastest(tmp_path: Path) -> None:
