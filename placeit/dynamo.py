@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from placeit.backends.torch.model import load
 from placeit.core.errors import UsageError
 from placeit.session import optimize
 
@@ -19,7 +20,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Place a graph for :func:`torch.compile`, which finds this function by the name ``placeit``.
 
-    Weights are fixed to the present ones, and results have no gradients.
+    Weights are fixed to the values at the first call with them, and results have no gradients.
 
     Args:
         graph: the graph of a module, or a part of it if the graph has breaks.
@@ -27,7 +28,7 @@ def compile_graph(
         options: options of :func:`placeit.optimize`, such as ``devices`` and ``budget``.
 
     Raises:
-        UsageError: sizes are dynamic.
+        UsageError: sizes are dynamic, or the graph changes buffers of the module.
         PlaceitError: as by :func:`placeit.optimize`.
     """
     if any(isinstance(value, torch.SymInt | int) for value in example_inputs):
@@ -36,15 +37,35 @@ def compile_graph(
             "dynamic=False, and the graph is placed once for each size."
         )
     places = graph.graph.find_nodes(op="placeholder")
-    weights = {number: example_inputs[number].detach() for number, node in enumerate(places) if _is_weight(node)}
-    example = tuple(value for number, value in enumerate(example_inputs) if number not in weights)
-    with torch._guards.tracing(None):
-        placed = optimize(_Bound(graph, weights), example=example, **(options or {})).module
+    numbers = [number for number, node in enumerate(places) if _is_weight(node)]
+    others = [number for number in range(len(places)) if number not in numbers]
+    made: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def placed(args: Sequence[Any]) -> Callable[..., Any]:
+        """Return the placement for the weights among the inputs: modules of one class share a graph, and differ in these."""
+        weights = {number: args[number] for number in numbers}
+        addresses = tuple(weight.data_ptr() for weight in weights.values())  # not used again, as placements keep their weights
+        if addresses not in made:
+            made[addresses] = _place(graph, weights, tuple(args[number] for number in others), options or {})
+        return made[addresses]
 
     def run(*args: Any) -> Any:
-        return placed(*(value for number, value in enumerate(args) if number not in weights))
+        return placed(args)(*(args[number] for number in others))
 
+    placed(example_inputs)
     return run
+
+
+def _place(
+    graph: GraphModule, weights: Mapping[int, torch.Tensor], example: tuple[Any, ...], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    with torch._guards.tracing(None):
+        model = load(_Bound(graph, weights), example, name="graph")
+        if model.lowered.state:
+            raise UsageError(
+                "The graph changes buffers of the module, which a placement cannot: leave this part out of torch.compile."
+            )
+        return optimize(model, **options).module
 
 
 class _Bound(torch.nn.Module):
@@ -54,7 +75,7 @@ class _Bound(torch.nn.Module):
         super().__init__()
         self.graph, self.numbers = graph, list(weights)
         for number, value in weights.items():
-            self.register_buffer(f"weight_{number}", value)
+            self.register_buffer(f"weight_{number}", value.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         values = list(inputs)

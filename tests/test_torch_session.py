@@ -222,3 +222,26 @@ def test_torch_compile_takes_placeit_as_a_backend() -> None:
         torch._dynamo.reset()
         compiled = None
         gc.collect()  # closes the executors
+
+
+def test_each_module_that_shares_a_compiled_graph_keeps_its_weights_and_buffers_stay_as_they_are() -> None:
+    options, x = {"devices": CORES[0], "budget": 0.1, "cache": None}, torch.randn(2, 4)
+
+    def count(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        module.seen += 1
+        return x + module.seen
+
+    counter = Calling(count, seen=torch.zeros(()))
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    try:
+        with torch.no_grad():
+            compiled = torch.compile(lambda module, x: module(x).relu(), backend="placeit", options=options, dynamic=False)
+            for module in (first, second, first):
+                torch.testing.assert_close(compiled(module, x), module(x).relu())
+            with pytest.raises(BackendCompilerFailed, match=r"changes buffers of the module.*out of torch\.compile"):
+                torch.compile(counter, backend="placeit", options=options, dynamic=False)(x)
+            assert counter.seen == 0
+    finally:
+        torch._dynamo.reset()
+        compiled = None
+        gc.collect()  # closes the executors
