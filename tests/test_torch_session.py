@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_a_placed_module_is_called_as_the_module_was() -> None:
             placed.module.train()
 
 
+def test_an_executor_ends_with_the_result_and_its_module_and_waits_for_no_collector() -> None:
+    before, x = set(threading.enumerate()), torch.ones(1, 4)
+    gc.disable()
+    try:
+        placed = optimize(nn.Linear(4, 4), CORES[0], example=x, budget=0.1, cache=None)
+        expected, module = placed(x), placed.module
+        del placed
+        torch.testing.assert_close(module(x), expected)
+        assert set(threading.enumerate()) - before
+        del module
+        assert set(threading.enumerate()) <= before
+    finally:
+        gc.enable()
+
+
 def test_what_is_no_model_and_arguments_of_no_module_are_refused() -> None:
     with pytest.raises(UsageError, match="A list is no model: give the path of a file, or a PyTorch module"):
         optimize([], CORES[0])  # type: ignore[arg-type]
@@ -220,8 +236,6 @@ def test_torch_compile_takes_placeit_as_a_backend() -> None:
                 torch.compile(module, backend="placeit", options=options, dynamic=True)(x, more)
     finally:
         torch._dynamo.reset()
-        compiled = None
-        gc.collect()  # closes the executors
 
 
 def test_each_module_that_shares_a_compiled_graph_keeps_its_weights_and_buffers_stay_as_they_are() -> None:
@@ -243,5 +257,3 @@ def test_each_module_that_shares_a_compiled_graph_keeps_its_weights_and_buffers_
             assert counter.seen == 0
     finally:
         torch._dynamo.reset()
-        compiled = None
-        gc.collect()  # closes the executors

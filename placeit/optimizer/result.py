@@ -28,6 +28,7 @@ from placeit.optimizer.capacity import Service
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.story import Event
 from placeit.planning.profiled import Profiled
+from placeit.planning.segments import Plan
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.plan_executor import PlanExecutor
@@ -268,7 +269,8 @@ class Optimized(Drawn):
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once with the chosen placement, and return its outputs by name.
 
-        The first call compiles and opens an executor. It stays open until :meth:`close`, or as long as this object exists.
+        The first call compiles and opens an executor. It stays open until :meth:`close`, or as long as this object or its
+        :attr:`module` exists.
 
         Args:
             inputs: arrays by name.
@@ -278,7 +280,7 @@ class Optimized(Drawn):
             DeviceError: a device exists in simulation only.
             ExecutionError: a device failed.
         """
-        return self._opened[0].run(inputs)
+        return self._execution.run(inputs)
 
     @functools.cached_property
     def module(self) -> Callable[..., Any]:
@@ -291,7 +293,7 @@ class Optimized(Drawn):
         """
         if not isinstance(self._model, IsCalled):
             raise UsageError(f"{self.model} is no PyTorch module, and has no signature: call run(), with arrays by name.")
-        return self._model.called(self.run)
+        return self._model.called(self._execution.run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call :attr:`module`."""
@@ -331,19 +333,39 @@ class Optimized(Drawn):
             return of_model(session)
 
     @functools.cached_property
-    def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:
-        runtime = self._open()
-        close = weakref.finalize(self, runtime.close)
-        return runtime.executor(self.chosen.plan), close
+    def _execution(self) -> _Execution:
+        return _Execution(self._open, self.chosen.plan)
 
     def close(self) -> None:
         """Close the executor that :meth:`run` has opened; a later run opens it again."""
-        if "_opened" in self.__dict__:
-            _, close = self.__dict__.pop("_opened")
-            close()
+        self._execution.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Execution:
+    """An executor of a plan that the first run opens. It is closed with the last object that runs it.
+
+    It does not refer to the result, whose module refers to it, so that no cycle keeps the executor alive.
+    """
+
+    def __init__(self, open_runtime: Callable[[], Runtime], plan: Plan) -> None:
+        self._open, self._plan = open_runtime, plan
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        return self._opened[0].run(inputs)
+
+    @functools.cached_property
+    def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:
+        runtime = self._open()
+        close = weakref.finalize(self, runtime.close)
+        return runtime.executor(self._plan), close
+
+    def close(self) -> None:
+        if "_opened" in self.__dict__:
+            _, close = self.__dict__.pop("_opened")
+            close()
