@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.backends.base import Arrays
 from placeit.backends.torch.border import as_array
+from placeit.backends.torch.structure import arranged, shown
 from placeit.core.errors import UsageError
 
 __all__ = ["PlacedModule"]
@@ -46,9 +47,13 @@ class PlacedModule(torch.nn.Module):
         self._takes, self._gives = spec.in_spec, spec.out_spec
         self._run, self._outputs = run, outputs
         positional, by_name = spec.in_spec.children()
-        self._count, self._names = len(positional.children()), list(by_name.context)
-        parameters = {} if original is None else inspect.signature(original.forward).parameters
-        self._order = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        count, self._names = len(positional.children()), list(by_name.context)
+        known = {} if original is None else inspect.signature(original.forward).parameters
+        order = [name for name, one in known.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        rest = next((name for name, one in known.items() if one.kind is one.VAR_POSITIONAL), "args")
+        order += [f"{rest}[{number}]" for number in range(count - len(order))]
+        self._positional, self._order = order[:count], order
+        self._defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
         self._original = [original]  # in a list: its parts and weights are not this module's
         self.training = False
 
@@ -66,11 +71,14 @@ class PlacedModule(torch.nn.Module):
         """Run the placement; takes and returns what the original module does, with tensors in host memory.
 
         Raises:
-            UsageError: an argument is missing or unknown, is nested in another way than in the example, or is a number, text or
-                truth value that differs from the example's.
+            UsageError: an argument is missing, unknown or given twice, is nested in another way than in the example, or is a
+                number, text or truth value that differs from the example's.
             ExecutionError: a device failed.
         """
-        leaves, spec = pytree.tree_flatten(self._in_order(args, kwargs))
+        call = self._in_order(args, kwargs)
+        leaves, spec = pytree.tree_flatten(call)
+        if spec != self._takes:
+            leaves, spec = pytree.tree_flatten(arranged(call, self._takes))
         if spec != self._takes:
             raise UsageError(
                 f"The arguments are nested as {_shown(spec)}, and in the example they were nested as {_shown(self._takes)}: "
@@ -78,10 +86,11 @@ class PlacedModule(torch.nn.Module):
             )
         inputs: dict[str, NDArray[np.generic]] = {}
         for arg, value in zip(self._inputs, leaves, strict=True):
-            if isinstance(arg, TensorArgument):
-                inputs[arg.name] = _array(arg.name, value)
-            elif value != arg.value:
-                raise UsageError(f"The argument '{arg.name}' is {value!r}, and the module was placed for {arg.value!r}.")
+            wanted = "a tensor" if isinstance(arg, TensorArgument) else repr(arg.value)
+            if isinstance(arg, TensorArgument) and isinstance(value, torch.Tensor):
+                inputs[arg.name] = as_array(value)
+            elif isinstance(arg, TensorArgument) or not _same(value, arg.value):
+                raise UsageError(f"The argument '{arg.name}' is {_described(value)}, and the module was placed for {wanted}.")
         made = self._run(inputs)
         tensors = (torch.from_numpy(np.asarray(made[name])) for name in self._outputs)
         results = [
@@ -91,32 +100,45 @@ class PlacedModule(torch.nn.Module):
         return pytree.tree_unflatten(results, self._gives)
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments as in the example: the same ones by position, the others by name."""
-        if len(args) == self._count and list(kwargs) == self._names:
+        """Return arguments as in the example: the same ones by position, the others by name, with the module's defaults."""
+        if len(args) == len(self._positional) and list(kwargs) == self._names:
             return args, kwargs
-        given = dict(zip(self._order, args, strict=False)) | kwargs
-        wanted = [*self._order[: self._count], *self._names]
+        if len(args) > len(self._order):
+            raise UsageError(
+                f"The call has {len(args)} arguments by position, and the module was placed with {len(self._positional)}."
+            )
+        given = dict(zip(self._order, args, strict=False))
+        for name in kwargs.keys() & given.keys():
+            raise UsageError(f"The argument '{name}' is given twice, by position and by name: leave one out.")
+        given |= kwargs
+        wanted = [*self._positional, *self._names]
+        for name, value in given.items():
+            if name not in wanted and not _same(value, self._defaults.get(name)):
+                raise UsageError(f"The argument '{name}' was not in the example, which has {', '.join(wanted)}.")
+        given = self._defaults | given
         for name in wanted:
             if name not in given:
                 raise UsageError(f"The argument '{name}' is missing; the module was placed with {', '.join(wanted)}.")
-        for name in given:
-            if name not in wanted and given[name] is not None:
-                raise UsageError(f"The argument '{name}' was not in the example, which has {', '.join(wanted)}.")
-        if len(args) > len(self._order) or self._count > len(self._order):
-            raise UsageError(f"The module was placed with {self._count} arguments by position; the call has {len(args)}.")
-        return tuple(given[name] for name in self._order[: self._count]), {name: given[name] for name in self._names}
+        return tuple(given[name] for name in self._positional), {name: given[name] for name in self._names}
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def _same(value: Any, constant: Any) -> bool:
+    """Return whether an argument equals a constant of the program; tensors and arrays do not."""
+    return value is constant or (not isinstance(value, torch.Tensor | np.ndarray) and bool(value == constant))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    return repr(value) if isinstance(value, bool | int | float | complex | str | None) else f"of type {type(value).__name__}"
+
+
 def _shown(spec: pytree.TreeSpec) -> str:
-    return str(pytree.tree_unflatten(["*"] * spec.num_leaves, spec))
-
-
-def _array(name: str, value: Any) -> NDArray[np.generic]:
-    """Return a tensor as an array, in the same memory if it is in host memory and NumPy has its type."""
-    if not isinstance(value, torch.Tensor):
-        raise UsageError(f"The argument '{name}' is a {type(value).__name__}; in the example it was a tensor.")
-    return as_array(value)
+    """Return the structure of the arguments of a call, as they are written in a call, with ``*`` for each value."""
+    positional, by_name = spec.children()
+    named = zip(by_name.context, map(shown, by_name.children()), strict=True)
+    return f"({', '.join([*map(shown, positional.children()), *(f'{name}={value}' for name, value in named)])})"

@@ -171,7 +171,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         try:
             for part in training:
                 part.training = False
-            return torch.export.export(module, args, dict(kwargs), strict=False)
+            return _exported(module, args, kwargs)
         finally:
             for part in training:
                 part.training = True
@@ -192,7 +192,21 @@ def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mappin
         raise ModelError(f"{name} has dynamic sizes, and a placement is for one shape: give example inputs.")
     _log.warning("%s has open sizes, and is placed for the sizes of its example inputs only.", name)
     with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
-        return torch.export.export(program.module(), args, dict(kwargs), strict=False)
+        return _exported(program.module(), args, kwargs)
+
+
+def _exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one."""
+    seen: set[int] = set()
+
+    def distinct(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and id(value) in seen:
+            return value.detach().clone()
+        seen.add(id(value))
+        return value
+
+    args, kwargs = pytree.tree_map(distinct, (args, dict(kwargs)))
+    return torch.export.export(module, args, kwargs, strict=False)
 
 
 def _sizes(node: Node) -> list[Any]:

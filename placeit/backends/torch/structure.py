@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["leaf_names", "plain_types"]
+__all__ = ["arranged", "leaf_names", "plain_types", "shown"]
 
 
 def leaf_names(spec: pytree.TreeSpec, root: str) -> list[str]:
@@ -29,6 +29,31 @@ def leaf_names(spec: pytree.TreeSpec, root: str) -> list[str]:
             name += "_"
         names.append(name)
     return names
+
+
+def arranged(value: Any, spec: pytree.TreeSpec) -> Any:
+    """Return a nested value with the keys of its dictionaries in the order of a structure, where it has the same keys."""
+    children = spec.children()
+    if spec.type not in (dict, list, tuple) or type(value) is not spec.type or len(value) != len(children):
+        return value
+    if spec.type is not dict:
+        return spec.type(map(arranged, value, children))
+    if value.keys() != set(spec.context):
+        return value
+    return {key: arranged(value[key], child) for key, child in zip(spec.context, children, strict=True)}
+
+
+def shown(spec: pytree.TreeSpec) -> str:
+    """Return a structure as text, with ``*`` for each value: ``{'x': *, 'rest': [*, *]}``."""
+    if spec.is_leaf():
+        return "*"
+    parts = [shown(child) for child in spec.children()]
+    if spec.type is dict:
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
+    inside = ", ".join(parts)
+    if spec.type is tuple:
+        return f"({inside},)" if len(parts) == 1 else f"({inside})"
+    return f"[{inside}]" if spec.type is list else f"{spec.type.__name__}({inside})"
 
 
 def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[Any, ...]]:
