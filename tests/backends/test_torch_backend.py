@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import pickle
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -352,6 +353,17 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
 def test_what_cannot_be_placed_is_refused_with_the_op_and_what_to_do(function: Callable[..., Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         calling(function)
+
+
+def test_a_failed_export_prints_no_more_than_the_module_does(capfd: pytest.CaptureFixture[str]) -> None:
+    def told(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        sys.stderr.write("told\n")
+        return x if x.sum() > 0 else x + 1
+
+    for function in (told, lambda _, x: x.view(7), lambda _, x: x @ x):
+        with pytest.raises(ModelError):
+            load(Calling(function), (X,))
+    assert set(capfd.readouterr().err.splitlines()) == {"told"}
 
 
 def test_a_module_without_example_inputs_is_refused() -> None:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.model import TorchModel, load
-from placeit.backends.torch.program import quiet
 from placeit.backends.torch.segment_memory import peak_bytes
+from placeit.backends.torch.tracing import quiet
 from placeit.planning.coarsen import coarsen
 from tests.torch_models import Calling, ConvNet, Transformer
 

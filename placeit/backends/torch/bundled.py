@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from placeit.backends.torch.model import load
-from placeit.backends.torch.program import as_model_error
+from placeit.backends.torch.tracing import as_model_error
 from placeit.core.errors import ModelError
 
 __all__ = ["read_segment", "write_segment"]

@@ -18,7 +18,8 @@ from torch.fx import GraphModule
 from placeit.backends.openvino import ir
 from placeit.backends.openvino.reader import FAILURES
 from placeit.backends.torch.model import TorchModel
-from placeit.backends.torch.program import export, quiet
+from placeit.backends.torch.program import export
+from placeit.backends.torch.tracing import quiet
 from placeit.core.errors import ModelError
 from placeit.core.files import replacing
 from placeit.core.telemetry import import_openvino

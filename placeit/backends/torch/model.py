@@ -26,21 +26,11 @@ from placeit.backends.torch.archive import UntrustedError, missing_operators, re
 from placeit.backends.torch.border import as_array
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.placed import PlacedModule
-from placeit.backends.torch.program import (
-    FAILURES,
-    Lowered,
-    as_model_error,
-    export,
-    first_paragraph,
-    fixed,
-    is_random,
-    lower,
-    made,
-    reads,
-)
+from placeit.backends.torch.program import Lowered, export, fixed, is_random, lower, made, reads
 from placeit.backends.torch.segment import extract
 from placeit.backends.torch.structure import plain_types
 from placeit.backends.torch.supported_ops import without_kernel
+from placeit.backends.torch.tracing import FAILURES, as_model_error, first_paragraph
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Device

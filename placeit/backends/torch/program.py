@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import operator
-import re
-import traceback
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
 from placeit.backends.torch.structure import leaf_names
+from placeit.backends.torch.tracing import as_model_error, exported
 from placeit.core.errors import ModelError
 
 __all__ = [
-    "FAILURES",
     "Lowered",
     "Value",
-    "as_model_error",
     "export",
-    "first_paragraph",
     "fixed",
     "indexed_value",
     "is_random",
     "lower",
     "made",
     "op_name",
-    "quiet",
     "reads",
 ]
 
@@ -47,24 +37,6 @@ _log = logging.getLogger("placeit")
 
 Value = tuple[Node, tuple[int, ...]]
 """A tensor: the node that makes it, and the number of the node's output."""
-
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SpecViolationError,
-    TypeError,
-    ValueError,
-)
-"""Errors of tracing: errors of PyTorch, and any error that the code of a module may raise on the way."""
-
-_NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
-"""Locations of code that does not belong to the traced module."""
 
 _STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
 _COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
@@ -104,61 +76,6 @@ def op_name(node: Node) -> str:
     return f"{path}/{node.name}" if path else str(node.name)
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error."""
-    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
-    logging.disable(logging.WARNING)
-    tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*tensor attributes .* were assigned during export")
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-            tqdm.monitor_interval = interval
-
-
-@contextlib.contextmanager
-def as_model_error(what: str) -> Iterator[None]:
-    """Convert exceptions of tracing to a ModelError of one paragraph."""
-    try:
-        with quiet():
-            yield
-    except FAILURES as error:
-        message = first_paragraph(error)
-        where = _where(error)
-        if "data-dependent" in message or "Dynamic control flow" in message:
-            message = (
-                f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
-                f"a mask, or export the parts separately. PyTorch says: {message}"
-            )
-            where = ""
-        elif "which is not a known type" in message:
-            message = (
-                f"{message.partition('. ')[0]}: register it (torch.export.register_dataclass, or register_pytree_node of "
-                "torch.utils._pytree), or return tensors; modules of transformers do with config.use_cache = False"
-            )
-        raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
-
-
-def first_paragraph(error: BaseException) -> str:
-    """Return the first paragraph of a PyTorch error on one line, or its class if it has no message."""
-    return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
-
-
-def _where(error: BaseException) -> str:
-    """Return the line of the module's own code, or else the op, in which an error was raised, as text; empty if unknown."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
-    if own:
-        return f" ({own[-1].filename}, line {own[-1].lineno})"
-    op = re.search(r"While executing %(\w+) :.*?target=([\w.]+)", str(error))
-    return f" (op '{op[1]}', {op[2]})" if op else ""
-
-
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
     """Export a module in evaluation mode with shapes fixed by the arguments; the module's mode is restored.
 
@@ -171,7 +88,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         try:
             for part in training:
                 part.training = False
-            return _exported(module, args, kwargs)
+            return exported(module, args, kwargs)
         finally:
             for part in training:
                 part.training = True
@@ -192,21 +109,7 @@ def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mappin
         raise ModelError(f"{name} has dynamic sizes, and a placement is for one shape: give example inputs.")
     _log.warning("%s has open sizes, and is placed for the sizes of its example inputs only.", name)
     with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
-        return _exported(program.module(), args, kwargs)
-
-
-def _exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one."""
-    seen: set[int] = set()
-
-    def distinct(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and id(value) in seen:
-            return value.detach().clone()
-        seen.add(id(value))
-        return value
-
-    args, kwargs = pytree.tree_map(distinct, (args, dict(kwargs)))
-    return torch.export.export(module, args, kwargs, strict=False)
+        return exported(program.module(), args, kwargs)
 
 
 def _sizes(node: Node) -> list[Any]:

@@ -1,0 +1,133 @@
+"""Trace and export PyTorch modules without output, with errors of one paragraph."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._export.verifier import SpecViolationError
+from torch.export import ExportedProgram
+from torch.hub import tqdm  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
+
+from placeit.core.errors import ModelError
+
+__all__ = ["FAILURES", "as_model_error", "exported", "first_paragraph", "quiet"]
+
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SpecViolationError,
+    TypeError,
+    ValueError,
+)
+"""Errors of tracing: errors of PyTorch, and any error that the code of a module may raise on the way."""
+
+_NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
+"""Locations of code that does not belong to the traced module."""
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.export._trace")  # log errors that they also raise
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error."""
+    loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
+    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
+    logging.disable(logging.WARNING)
+    for logger in loud:
+        logger.disabled = True
+    tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*tensor attributes .* were assigned during export")
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            for logger in loud:
+                logger.disabled = False
+            tqdm.monitor_interval = interval
+
+
+@contextlib.contextmanager
+def as_model_error(what: str) -> Iterator[None]:
+    """Convert exceptions of tracing to a ModelError of one paragraph."""
+    try:
+        with quiet():
+            yield
+    except FAILURES as error:
+        message = first_paragraph(error)
+        where = _where(error)
+        if "data-dependent" in message or "Dynamic control flow" in message:
+            message = (
+                f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
+                f"a mask, or export the parts separately. PyTorch says: {message}"
+            )
+            where = ""
+        elif "which is not a known type" in message:
+            message = (
+                f"{message.partition('. ')[0]}: register it (torch.export.register_dataclass, or register_pytree_node of "
+                "torch.utils._pytree), or return tensors; modules of transformers do with config.use_cache = False"
+            )
+        raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
+
+
+def first_paragraph(error: BaseException) -> str:
+    """Return the first paragraph of a PyTorch error on one line, or its class if it has no message."""
+    return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """Return the line of the module's own code, or else the op, in which an error was raised, as text; empty if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
+    if own:
+        return f" ({own[-1].filename}, line {own[-1].lineno})"
+    op = re.search(r"While executing %(\w+) :.*?target=([\w.]+)", str(error))
+    return f" (op '{op[1]}', {op[2]})" if op else ""
+
+
+def exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one."""
+    seen: set[int] = set()
+
+    def distinct(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and id(value) in seen:
+            return value.detach().clone()
+        seen.add(id(value))
+        return value
+
+    args, kwargs = pytree.tree_map(distinct, (args, dict(kwargs)))
+    with _without_partial_graph():
+        return torch.export.export(module, args, kwargs, strict=False)
+
+
+@contextlib.contextmanager
+def _without_partial_graph() -> Iterator[None]:
+    """Keep the graph traced until an error, which PyTorch prints, out of stderr. Other text arrives there afterwards."""
+    stderr, text, graph = sys.stderr, io.StringIO(), ""
+    try:
+        with contextlib.redirect_stderr(text):
+            yield
+    except Exception as error:
+        graph = f"{getattr(error, 'partial_fx_graph', '')}\n"
+        raise
+    finally:
+        stderr.write(text.getvalue().replace(graph, "") if graph.strip() else text.getvalue())
