@@ -29,7 +29,7 @@ from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.last_logits import LogitsOption, keep_last_logits
 from placeit.backends.openvino.model import OpenVinoModel, describe_fused, tensor_name
 from placeit.backends.openvino.sized import Points, Sized, Typical
-from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, keep_caches
+from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, fix_initial_states, keep_caches
 from placeit.backends.openvino.weights import share_equal
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
@@ -120,6 +120,7 @@ def _read(path: Path, sizes: Sizes, state: StateOption, logits: LogitsOption) ->
     found = read_file(path, sizes, state)
     model, typical = found.model, found.sizes.typical
     keep_caches(model, found.caches, path, batch=sizes.batch)
+    fix_initial_states(model)
     if logits == "last":
         keep_last_logits(model)
     fix_shapes(model)

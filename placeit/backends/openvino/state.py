@@ -13,7 +13,15 @@ from placeit.backends.openvino.view import fuse_in_place
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["Kinds", "StateOption", "cache_pairs", "expose_growing_states", "fuse_with_attention", "keep_caches"]
+__all__ = [
+    "Kinds",
+    "StateOption",
+    "cache_pairs",
+    "expose_growing_states",
+    "fix_initial_states",
+    "fuse_with_attention",
+    "keep_caches",
+]
 
 openvino = import_openvino()
 
@@ -129,6 +137,9 @@ class _Cache:
         past, present = self._shapes()
         others = present if present.rank == past.rank else past
         self.sizes = [mine if mine.is_static else other for mine, other in zip(past, others, strict=True)]
+        for reader in (value.get_node() for value in parameter.output(0).get_target_inputs()):
+            if reader.get_type_name() == "GroupQueryAttention" and self.sizes[-1].is_dynamic:
+                self.sizes[-1] = reader.get_input_partial_shape(0)[-1]  # a head has this size in queries, too
         self.growing = [axis for axis, size in enumerate(self.sizes) if size.is_dynamic]
 
     def check(self, path: Path) -> None:
@@ -198,6 +209,32 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
             cache.growing = [axis for axis in cache.growing if not cache.stays(axis)]
     for cache in others:
         cache.resize(batch, -1)
+
+
+def fix_initial_states(model: Any) -> None:
+    """Make initial values of states constants where they are one number, in a shape that does not depend on an input's size.
+
+    optimum-intel computes them from the inputs. A segment without these inputs would have to be told the shape by another
+    segment, and OpenVINO compiles no state whose initial shape is less known than its own.
+
+    Args:
+        model: an ``openvino.Model`` whose inputs have their final shapes; it is changed.
+    """
+    for read in model.get_ordered_ops():
+        if read.get_type_name() != "ReadValue" or not read.get_input_size():
+            continue
+        value = read.input_value(0)
+        made = value.get_node()
+        if made.get_type_name() != "Broadcast" or value.get_partial_shape().is_dynamic:
+            continue
+        number = made.input_value(0).get_node()
+        while number.get_type_name() == "Convert":
+            number = number.input_value(0).get_node()
+        if number.get_type_name() == "Constant" and number.data.size == 1:
+            known = openvino.op.Constant(value.get_element_type(), value.get_shape(), [number.data.item()])
+            known.set_friendly_name(f"{read.get_friendly_name()}/initial")
+            read.input(0).replace_source_output(known.output(0))
+    model.validate_nodes_and_infer_types()
 
 
 def fuse_with_attention(model: Any) -> None:
