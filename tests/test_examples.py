@@ -84,8 +84,8 @@ def small_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ("name", "options", "answers"),
     [
         ("resnet50", ["--batch", "2"], "image 1: classes "),
-        pytest.param("inception_v3", [], "image 0: classes ", marks=pytest.mark.slow),
-        pytest.param("bert_base", ["--batch", "2", "--seq", "64"], "sentence 1: 2 numbers", marks=pytest.mark.slow),
+        pytest.param("inception_v3", [], "image 0: classes ", marks=pytest.mark.nightly),
+        pytest.param("bert_base", ["--batch", "2", "--seq", "64"], "sentence 1: 2 numbers", marks=pytest.mark.nightly),
     ],
 )
 def test_a_learned_placement_is_executed_checked_traced_and_raced(

@@ -135,22 +135,6 @@ QUICKLY = [
         ("surrogate less calibrated search",),
         least={"_QUICK_SECONDS": (0.1, 0.3), "measured_model": lambda _: inception_like()},
     ),
-    Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
-    Smoke(
-        "generation --quick --cases clusters texts soak",
-        {"cluster": ("two cores", "a core and one 1.5 times as slow"), "texts": ("1 at once", "8 at once"), "requests": (60,)},
-        ("simulated time per token", "overhead per hop and token", "tokens per second over one text's", "memory grown"),
-        ("tokens that differ", "texts that differ", "60 requests: lost", "60 requests: wrong"),
-        {
-            "QUICK": TINY,
-            "_generation_devices:CLUSTERS": {name: CLUSTERS[name] for name in (TWO_CORES, SLOW_CORE)},
-            "_generation_devices:_STEPS": (0, 8),
-            "_generation_devices:_TURNS": (0, 6),
-            "_generation_devices:_TURN": 2,
-            "_generation_sizes:_REQUESTS": (0, 60),
-            "_generation_sizes:_RATE": 1000.0,
-        },
-    ),
     Smoke(
         "gpu --quick --models chain-mm",
         {"graph": ("chain-mm",)} if torch.cuda.is_available() else {"measured": (False,)},
@@ -168,7 +152,6 @@ QUICKLY = [
         ("best-list over the better of HEFT and PEFT",),
         ("worst of all",),
     ),
-    Smoke("measured_cost --quick", {"plans": (12,), "failed": (0,)}, ("12 plans", "of them measured")),
     Smoke("openings --quick", {"races": (4,)}, ("second is faster", "it is slower")),
     Smoke(
         "papers.giph --part depth shipped --quick --workers 0",
@@ -180,13 +163,6 @@ QUICKLY = [
         "papers.stream --part calibration --quick --workers 0",
         {"part": ("calibration",)},
         least={"papers.stream.sizes:QUICK": STREAM},
-    ),
-    Smoke(
-        "recording --quick",
-        {"what": ("40 segments of 100 us", "inception_v3", "largest")},
-        ("reading meters takes", "40 segments of 100 us: latency while recorded", "inception_v3: latency while recorded"),
-        ("critical path leaves open", "size of the largest recording"),
-        {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
     ),
     Smoke(
         "serve --quick",
@@ -216,6 +192,30 @@ QUICKLY = [
     ),
 ]
 SLOWLY = [
+    Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
+    Smoke(
+        "generation --quick --cases clusters texts soak",
+        {"cluster": ("two cores", "a core and one 1.5 times as slow"), "texts": ("1 at once", "8 at once"), "requests": (60,)},
+        ("simulated time per token", "overhead per hop and token", "tokens per second over one text's", "memory grown"),
+        ("tokens that differ", "texts that differ", "60 requests: lost", "60 requests: wrong"),
+        {
+            "QUICK": TINY,
+            "_generation_devices:CLUSTERS": {name: CLUSTERS[name] for name in (TWO_CORES, SLOW_CORE)},
+            "_generation_devices:_STEPS": (0, 8),
+            "_generation_devices:_TURNS": (0, 6),
+            "_generation_devices:_TURN": 2,
+            "_generation_sizes:_REQUESTS": (0, 60),
+            "_generation_sizes:_RATE": 1000.0,
+        },
+    ),
+    Smoke(
+        "recording --quick",
+        {"what": ("40 segments of 100 us", "inception_v3", "largest")},
+        ("reading meters takes", "40 segments of 100 us: latency while recorded", "inception_v3: latency while recorded"),
+        ("critical path leaves open", "size of the largest recording"),
+        {"QUICK_ROUNDS": 2, "BLOCK_S": 0.0, "REQUESTS": 3, "METERS_S": 0.3, "load_model": lambda _: inception_like()},
+    ),
+    Smoke("measured_cost --quick", {"plans": (12,), "failed": (0,)}, ("12 plans", "of them measured")),
     Smoke(
         "anytime --quick --minutes 60 --placers heft annealing giph --workers 0",
         {
@@ -364,7 +364,7 @@ SLOWLY = [
         ("mean error of simulated seconds", "throughput of two cores", "slowed: seconds per request of the best split"),
     ),
 ]
-ALL = [(one, ()) for one in QUICKLY] + [(one, (pytest.mark.slow, pytest.mark.timeout(900))) for one in SLOWLY]
+ALL = [(one, ()) for one in QUICKLY] + [(one, (pytest.mark.nightly, pytest.mark.timeout(900))) for one in SLOWLY]
 
 
 @pytest.mark.parametrize("smoke", [pytest.param(one, id=one.command, marks=marks) for one, marks in ALL])

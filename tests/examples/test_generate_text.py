@@ -14,7 +14,11 @@ SHORT = ["--prompt", "5", "--tokens", "6", "--texts", "3", "--budget", "5"]
 
 @pytest.mark.two_cores
 @pytest.mark.parametrize("file", ["decoder.xml", "decoder.onnx"])
-@pytest.mark.parametrize("how", [["--halves"], ["--measure", "text"], ["--measure", "many"]], ids=["halves", "text", "many"])
+@pytest.mark.parametrize(
+    "how",
+    [["--halves"], ["--measure", "text"], pytest.param(["--measure", "many"], marks=pytest.mark.slow)],
+    ids=["halves", "text", "many"],
+)
 def test_tokens_are_those_of_the_uncut_model(
     tmp_path: Path, file: str, how: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from placeit.devices.openvino import openvino_core
 
 # as published; Inception-V3 without its auxiliary head
 PARAMETERS = {"resnet50": 25_557_032, "inception_v3": 23_834_568, "bert_base": 109_482_240}
-NAMES = [pytest.param(name, marks=() if name == "resnet50" else pytest.mark.slow) for name in PARAMETERS]
+NAMES = [pytest.param(name, marks=() if name == "resnet50" else pytest.mark.nightly) for name in PARAMETERS]
 
 built = cache(build_model)
 

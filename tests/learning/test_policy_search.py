@@ -40,7 +40,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("placeit.optimizer.races.steady", lambda *_: True)  # whatever else the machine does
 
 
-@pytest.mark.parametrize("agent", ["doppler", pytest.param("hsdag", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("agent", ["doppler", pytest.param("hsdag", marks=pytest.mark.nightly)])
 def test_a_policy_learns_from_runs_and_its_placements_are_raced_and_checked(agent: str, cache: Cache) -> None:
     result = found(cache, f"policy:agent={agent}")
     own = [one for one in result.candidates if one.placer == f"policy {agent}"]
