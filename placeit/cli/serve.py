@@ -302,8 +302,9 @@ def serve(
             more = {"devices": devices, "context": context}
             fixed = [_model(given, placement, more, rematch, running, stack, terminal) for given in models]
         repository.open_folder()
-        for line in (line for model in (*fixed, *repository.models) for line in _joined(model)):
-            typer.echo(line, err=True)
+        for model in (*fixed, *repository.models):
+            for line in _joined(model):
+                typer.echo(line, err=True)
         with ended_by(ending.open), NetworkServer(fixed, options, repository) as server:
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from placeit.core.errors import ExecutionError, PlaceitError
-from placeit.serve.infer_json import APART_BYTES, BRIEF_BYTES
+from placeit.serve.bodies import Bodies
+from placeit.serve.http_extensions import Handler
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.service import Service
 from placeit.text.generating import Piece, TextModel, Wanted
@@ -25,7 +26,6 @@ from placeit.text.sampling import Sampling
 
 __all__ = ["text_routes"]
 
-ReadBody: TypeAlias = Callable[[Request], contextlib.AbstractAsyncContextManager[bytes | memoryview]]
 Fields: TypeAlias = Mapping[str, Any]
 
 _LOG = logging.getLogger("placeit")
@@ -41,12 +41,12 @@ _NOT_HERE: Mapping[str, object] = {  # parameters that would change the answer, 
 }
 
 
-def text_routes(service: Service, read: ReadBody) -> list[Route]:
+def text_routes(service: Service, bodies: Bodies) -> list[Route]:
     """Return the routes for models that generate texts; none if no model does.
 
     Args:
         service: whose models they are.
-        read: reads the body of a request, within the server's limits.
+        bodies: reads the bodies of requests.
     """
     models = {model.name: model.text for model in service.models if model.text is not None}
     if not models:
@@ -60,39 +60,34 @@ def text_routes(service: Service, read: ReadBody) -> list[Route]:
         return JSONResponse({"object": "list", "data": [about(name) for name in models]})
 
     async def described(request: Request) -> Response:
-        return await _answered(_coroutine(lambda: JSONResponse(about(texts.found(request.path_params["model"])[0]))))
+        return JSONResponse(about(texts.found(request.path_params["model"])[0]))
 
-    def answering(kind: type[_Completion]) -> Callable[[Request], Any]:
+    def answering(kind: type[_Completion]) -> Handler:
         async def answer(request: Request) -> Response:
-            async def made() -> Response:
-                async with read(request) as body:
-                    large, brief = len(body) >= APART_BYTES, len(body) < BRIEF_BYTES
-                    fields = await service.apart(_fields, body, brief=brief) if large else _fields(body)
-                return await texts.answer(kind, fields, request)
-
-            return await _answered(made())
+            async with bodies.of(request, _MOST_BYTES) as body:
+                fields = await service.by_size(len(body), _fields, body)
+            return await texts.answer(kind, fields, request)
 
         return answer
 
     return [
         Route("/v1/models", listed, methods=["GET"]),
-        Route("/v1/models/{model}", described, methods=["GET"]),
-        Route("/v1/completions", answering(_Completion), methods=["POST"]),
-        Route("/v1/chat/completions", answering(_Chat), methods=["POST"]),
+        Route("/v1/models/{model}", _refusing(described), methods=["GET"]),
+        Route("/v1/completions", _refusing(answering(_Completion)), methods=["POST"]),
+        Route("/v1/chat/completions", _refusing(answering(_Chat)), methods=["POST"]),
     ]
 
 
-async def _coroutine(made: Callable[[], Response]) -> Response:
-    return made()
+def _refusing(handler: Handler) -> Handler:
+    """Return a handler that answers refusals as the interface has them."""
 
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RefusedError as error:
+            return JSONResponse(_error(error), error.status.http)
 
-async def _answered(answer: Any) -> Response:
-    """Return an answer, or the refusal as the interface has it."""
-    try:
-        response: Response = await answer
-    except RefusedError as error:
-        return JSONResponse(_error(error), error.status.http)
-    return response
+    return answer
 
 
 def _error(error: RefusedError) -> dict[str, Any]:
@@ -102,8 +97,6 @@ def _error(error: RefusedError) -> dict[str, Any]:
 
 def _fields(body: bytes | memoryview) -> Fields:
     """Read the body of a request. Raises RefusedError."""
-    if len(body) > _MOST_BYTES:
-        raise RefusedError(Status.TOO_LARGE, f"The body has {len(body)} bytes; a request for a text has at most {_MOST_BYTES}.")
     try:
         found = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gzip
 import logging
 import re
-import zlib
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from time import perf_counter
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -24,17 +21,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from placeit.core.records import parsed
-from placeit.serve.arriving import Room
+from placeit.serve.bodies import Bodies
 from placeit.serve.completions import text_routes
 from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
-from placeit.serve.infer_json import APART_BYTES, BRIEF_BYTES, read, read_raw, written
+from placeit.serve.infer_json import read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.repository import Repository, known
 from placeit.serve.served_model import Call, ServedModel
-from placeit.serve.service import Service
+from placeit.serve.service import APART_BYTES, BRIEF_BYTES, Service
 
 __all__ = ["application"]
 
@@ -43,13 +39,10 @@ _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
-_JOINED_BYTES: Final = 1 << 20  # most bytes of a body that are joined on the thread of the event loop
 _SMALL_BYTES: Final = 1 << 16  # most bytes of a request that is about models, and has no tensors
-_AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
 
-_WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
 
 T = TypeVar("T")
 
@@ -75,7 +68,7 @@ def application(
             pages that people look at on this machine.
         repository: loads and unloads models; None if they stay as they are.
     """
-    bodies = _Bodies(service, most_bytes)
+    bodies = Bodies(service, most_bytes)
 
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
@@ -102,11 +95,11 @@ def application(
         return JSONResponse({"model_stats": [model.statistics() for model in models]})
 
     async def index(request: Request) -> Response:
-        wanted = await _parameters(request)
+        wanted = await _parameters(request, bodies)
         return JSONResponse([one for one in service.index() if one["state"] == "READY" or wanted.get("ready") is not True])
 
     async def load(request: Request) -> Response:
-        parameters = (await _parameters(request)).get("parameters")
+        parameters = (await _parameters(request, bodies)).get("parameters")
         await known(repository).load(service, request.path_params["model"], parameters or ())
         return Response()
 
@@ -146,11 +139,11 @@ def application(
             (one + "/config", config, "GET"),
             (one, metadata, "GET"),
         ]
-    routes += more_routes(service, bodies.of)
+    routes += more_routes(service, bodies)
     app = Starlette(
         routes=[
             *(Route(path, handler, methods=[method]) for path, handler, method in routes),
-            *text_routes(service, bodies.of),
+            *text_routes(service, bodies),
         ],
         exception_handlers={RefusedError: _refuse, HTTPException: _no_page, Exception: _fail},
     )
@@ -163,93 +156,12 @@ def _model(service: Service, request: Request) -> ServedModel:
     return service.model(request.path_params["model"], request.path_params.get("version", ""))
 
 
-async def _parameters(request: Request) -> dict[str, Any]:
-    """Read a request whose body is a small JSON object, or empty. Raises RefusedError."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _SMALL_BYTES:
-            raise RefusedError(Status.TOO_LARGE, f"The body of this request has at most {_SMALL_BYTES} bytes.")
-    try:
-        found = parsed(body or b"{}")
-    except ValueError as error:
-        raise invalid(f"The body of this request is not JSON: {error}.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("parameters", {}), dict):
-        raise invalid("The body of this request, and its 'parameters', are objects.")
+async def _parameters(request: Request, bodies: Bodies) -> dict[str, Any]:
+    """Read a request that is about models, whose body is a small JSON object, or empty. Raises RefusedError."""
+    found = await bodies.json_object(request, _SMALL_BYTES)
+    if not isinstance(found.get("parameters", {}), dict):
+        raise invalid("The 'parameters' of this request are an object.")
     return found
-
-
-class _Bodies:
-    """Reads the bodies of requests, within a limit of the bytes that are kept at once.
-
-    Args:
-        service: whose requests they are.
-        most_bytes: of one body; all bodies together may have 16 times as many.
-    """
-
-    def __init__(self, service: Service, most_bytes: int) -> None:
-        self._service = service
-        self._most, self._room = most_bytes, Room(most_bytes * _AT_ONCE, "bytes of requests are being read")
-
-    @contextlib.asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytes | memoryview]:
-        """Read the body of a request, which counts towards the limit until the context ends. Raises RefusedError."""
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding not in _WINDOWS:
-            raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
-        if int(request.headers.get("content-length", 0)) > self._most:
-            raise self._too_large()
-        parts: list[bytes] = []
-        size, more = 0, True
-        async with self._room.arrival() as arrival:
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise RefusedError(Status.GONE, "The client has gone.")
-                part, more = message.get("body", b""), message.get("more_body", False)
-                size += len(part)
-                if size > self._most:
-                    raise self._too_large()
-                self._room.take(arrival, len(part))
-                parts.append(part)
-            self._room.arrived(arrival)
-            body: bytes | memoryview
-            if size > _JOINED_BYTES:
-                body = await self._service.apart(_joined, parts, brief=True)
-            else:
-                body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            if encoding != "identity":
-                body = await self._service.apart(self._decoded, body, _WINDOWS[encoding])
-                self._room.take(arrival, len(body))
-            yield body
-
-    def _decoded(self, body: bytes | memoryview, window: int) -> bytes:
-        """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
-        reader = zlib.decompressobj(window)
-        try:
-            found = reader.decompress(body, self._most + 1)
-        except zlib.error as error:
-            raise invalid(f"The body is not compressed as its content encoding says: {error}.") from None
-        if len(found) > self._most:
-            raise self._too_large()
-        if not reader.eof:
-            raise invalid("The compressed body ends too early.")
-        return found
-
-    def _too_large(self) -> RefusedError:
-        return RefusedError(
-            Status.TOO_LARGE, f"The body of a request has at most {self._most} bytes here (--max-request-bytes)."
-        )
-
-
-def _joined(parts: list[bytes]) -> memoryview:
-    """Return the parts of a body as one, copied part by part; other threads can run in between."""
-    whole, at = np.empty(sum(map(len, parts)), np.uint8).data, 0
-    for part in parts:
-        whole[at : at + len(part)] = part
-        at += len(part)
-    return whole
 
 
 async def _infer(service: Service, call: Call, request: Request, body: bytes | memoryview) -> Response:
@@ -267,14 +179,14 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes | m
             raise RefusedError(
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
-        asked = await _apart(service, size, read, model, body, size)
+        asked = await service.by_size(size, read, model, body, size)
     inputs = asked.inputs
     if asked.borrowed:
         inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed, brief=True)}
     outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
     values = [(one, outputs[one.name]) for one in asked.outputs]
     large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
-    head, tail = await _apart(service, large, written, call.model, asked, outputs, service.regions)
+    head, tail = await service.by_size(large, written, call.model, asked, outputs, service.regions)
     if not tail:
         if len(head) < _PIECE_BYTES:
             return Response(head, media_type="application/json")
@@ -283,11 +195,6 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes | m
         packed = await service.apart(gzip.compress, head, 1, brief=len(head) < BRIEF_BYTES)
         return Pieces([packed], {"content-type": "application/json", "content-encoding": "gzip", "vary": "accept-encoding"})
     return Pieces([head, *tail], {_HEADER: str(len(head)), "content-type": "application/octet-stream"})
-
-
-async def _apart(service: Service, size: int, function: Callable[..., T], *args: Any) -> T:
-    """Call a function, on another thread if there are many bytes of JSON."""
-    return function(*args) if size < APART_BYTES else await service.apart(function, *args, brief=size < BRIEF_BYTES)
 
 
 async def _refuse(_: Request, error: Any) -> Response:

@@ -11,17 +11,14 @@ from placeit.backends.base import TensorSpec
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import invalid
 from placeit.serve.served_model import ServedModel
+from placeit.serve.service import APART_BYTES
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json
 from placeit.serve.wanted import Wanted, check_priority
 from placeit.serving.answers import Outputs
 
-__all__ = ["APART_BYTES", "BRIEF_BYTES", "InferRequest", "read", "read_raw", "written"]
+__all__ = ["InferRequest", "read", "read_raw", "written"]
 
-APART_BYTES: Final = 1 << 14
-"""Bytes of JSON, or of tensors that become JSON, from which on another thread has to read and write it: about 2 ms of work."""
-BRIEF_BYTES: Final = 1 << 18
-"""Bytes of JSON up to which reading and writing it is brief."""
 _LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
 _FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
 _SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between

@@ -21,7 +21,7 @@ from placeit.serve.refusal import RefusedError, Status, check_token, invalid
 from placeit.serve.repository import Repository, known
 from placeit.serve.rpc_probes import probes
 from placeit.serve.served_model import ServedModel
-from placeit.serve.service import Service
+from placeit.serve.service import APART_BYTES, Service
 from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
@@ -42,8 +42,6 @@ _FIELDS: Final = 4096  # most fields of a request, as each of them takes many ti
 _TYPED_BYTES: Final = (
     16 << 20
 )  # most bytes of a request besides raw contents, as values that are read take many times their bytes
-_APART_BYTES: Final = 1 << 14  # bytes of a request with typed values, from which on another thread reads them
-_BRIEF_BYTES: Final = 1 << 18  # bytes up to which that is brief
 
 
 class Messages:
@@ -116,7 +114,7 @@ def make_server(
                     if token is not None:
                         check_token(_authorization(context), token)
                     sent = await received(context)
-                    if len(sent) >= _APART_BYTES:
+                    if len(sent) >= APART_BYTES:
                         _check_bounds(sent, kind.DESCRIPTOR)
                 found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
                 return found
@@ -277,11 +275,8 @@ class _Answers:
             call.headers = headers_of(context.invocation_metadata()) if self._service.traced else None
             times = [context.time_remaining(), _timeout(request.parameters)]
             borrowed = any("shared_memory_region" in tensor.parameters for tensor in request.inputs)
-            if not borrowed and (request.raw_input_contents or request.ByteSize() < _APART_BYTES):
-                inputs = _inputs(call.model, request, self._service.regions)
-            else:
-                brief = bool(request.raw_input_contents) or request.ByteSize() < _BRIEF_BYTES
-                inputs = await self._service.apart(_inputs, call.model, request, self._service.regions, brief=brief)
+            size = max(0 if request.raw_input_contents else request.ByteSize(), APART_BYTES if borrowed else 0)
+            inputs = await self._service.by_size(size, _inputs, call.model, request, self._service.regions)
             check_priority(_plain(request.parameters))
             wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
             wanted = wanted or [Wanted(name) for name in call.model.outputs]
@@ -292,11 +287,8 @@ class _Answers:
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
             values = [(one, outputs[one.name]) for one in wanted]
-            large = sum(value.nbytes for one, value in values if one.is_large(value, _APART_BYTES))
-            if large:
-                await self._service.apart(self._write, answer, wanted, outputs, brief=large < _BRIEF_BYTES)
-            else:
-                self._write(answer, wanted, outputs)
+            large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
+            await self._service.by_size(large, self._write, answer, wanted, outputs)
             return answer
 
     def _write(self, answer: Any, wanted: Sequence[Wanted], outputs: Outputs) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import PlaceitError, UsageError
@@ -24,9 +24,13 @@ from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
-__all__ = ["Service"]
+__all__ = ["APART_BYTES", "BRIEF_BYTES", "Service"]
 
 _LOG = logging.getLogger("placeit")
+APART_BYTES: Final = 1 << 14
+"""Bytes of JSON, or of tensors that become JSON, from which on another thread has to read and write it: about 2 ms of work."""
+BRIEF_BYTES: Final = 1 << 18
+"""Bytes of JSON up to which reading and writing it is brief."""
 _APART = 2  # functions that run apart at a time
 _EXTENSIONS = (
     "binary_tensor_data",
@@ -95,6 +99,10 @@ class Service:
         """
         async with self._brief if brief else self._apart:
             return await asyncio.to_thread(function, *args)
+
+    async def by_size(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that works on ``size`` bytes, on another thread if others would wait too long for it."""
+        return function(*args) if size < APART_BYTES else await self.apart(function, *args, brief=size < BRIEF_BYTES)
 
     @property
     def traced(self) -> bool:
