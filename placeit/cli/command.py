@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import inspect
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -48,7 +49,22 @@ _LONGEST = 1500
 
 
 class Command(TyperCommand):
-    """A command that suggests the nearest valid value of an option that takes one of several values."""
+    """A command that lists its options in groups, and suggests the nearest of an option's values."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the command's own options, and the options of each group (``rich_help_panel``)."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):  # the option --help is the last one
+            if parameter.param_type_name == "argument":
+                group = "Arguments"
+            else:
+                group = getattr(parameter, "rich_help_panel", None) or ("Options" if len(groups) == 2 else list(groups)[-1])
+            if (record := parameter.get_help_record(ctx)) is not None:
+                groups.setdefault(group, []).append(record)
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises typer.BadParameter."""
@@ -65,7 +81,8 @@ class Command(TyperCommand):
 def command(function: Callable[..., Output]) -> Callable[..., None]:
     """Turn a function into a command for typer.
 
-    Each field of a parameter whose type is a dataclass becomes a separate option. The function returns its result and prints
+    Each field of a parameter whose type is a dataclass becomes a separate option, which ``--help`` lists in the group that the
+    dataclass names as its ``HEADING``. The function returns its result and prints
     nothing; the output of libraries on standard output while it runs goes to standard error.
     """
     hints = typing.get_type_hints(function, include_extras=True)
@@ -78,7 +95,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             fields = typing.get_type_hints(kind, include_extras=True)
             for field in dataclasses.fields(kind):
                 default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-                parameters.append(_parameter(field.name, default, fields[field.name]))
+                parameters.append(_parameter(field.name, default, _headed(fields[field.name], _heading(kind, field.name))))
         else:
             parameters.append(_parameter(parameter.name, parameter.default, kind))
 
@@ -124,6 +141,20 @@ def was_given(option: str) -> bool:
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _heading(kind: Any, field: str) -> str | None:
+    """Return the heading of the dataclass that first declares a field."""
+    owner = next(one for one in reversed(kind.__mro__) if field in inspect.get_annotations(one))
+    return getattr(owner, "HEADING", None)
+
+
+def _headed(annotation: Any, heading: str | None) -> Any:
+    """Return the annotation of an option under a heading of the help."""
+    of, info = typing.get_args(annotation)[:2]
+    info = copy.copy(info)
+    info.rich_help_panel = heading
+    return Annotated[of, info]
 
 
 def _identified(context: typer.Context, output: Output) -> Output:

@@ -41,6 +41,7 @@ _BUILTIN = {
     "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
+    "placers": Command("List placers and their options.", "placeit.cli.placers:placers"),
     "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
     "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
     "generate-text": Command("Generate text with a decoder.", "placeit.cli.generate_text:generate_text"),
@@ -62,7 +63,7 @@ def settings() -> dict[str, Any]:
         "no_args_is_help": True,
         "pretty_exceptions_enable": False,
         "rich_markup_mode": None,
-        "context_settings": {"help_option_names": ["-h", "--help"]},
+        "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 120},
     }
 
 
@@ -126,6 +127,5 @@ def _load(name: str, target: str) -> Any:
     if isinstance(made, typer.Typer):
         return get_command(made)
     app, home = typer.Typer(**settings()), sys.modules[entry.module]
-    cls = getattr(home, "HELP", command.Command)
-    app.command(name, cls=cls, epilog=getattr(home, "EXAMPLES", None))(command.command(made))
+    app.command(name, cls=command.Command, epilog=getattr(home, "EXAMPLES", None))(command.command(made))
     return get_command(app)

@@ -14,7 +14,6 @@ import typer
 from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
-from placeit.cli.placers import ListsPlacers
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import complete_agents, complete_placers, duration
@@ -24,9 +23,7 @@ from placeit.core.interrupts import INTERRUPTED
 from placeit.optimizer.portfolio import DEFAULT_PLACERS, MOST_POINTS
 from placeit.report import as_json, as_text
 
-__all__ = ["EXAMPLES", "HELP", "next_command", "optimize", "policy_placer"]
-
-HELP = ListsPlacers
+__all__ = ["EXAMPLES", "next_command", "optimize", "policy_placer"]
 
 _log = logging.getLogger("placeit")
 _BUDGET_S, _LEARNING_S = 60.0, 120.0  # seconds of a search, and of one in which a policy learns
@@ -58,7 +55,7 @@ def optimize(
         typer.Option(
             "--placer",
             metavar="NAME[:OPTION=VALUE,...]",
-            help="Placer to use, or module:Class; repeatable. Default: those marked * below.",
+            help="Placer to use, or module:Class; repeatable. Default: those that `placeit placers` marks *.",
             autocompletion=complete_placers,
         ),
     ] = None,

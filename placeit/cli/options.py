@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -152,6 +152,8 @@ PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precisi
 class ModelOptions:
     """A model file or a tensor program, and the sizes that it leaves open."""
 
+    HEADING: ClassVar = "Model"
+
     model: Annotated[
         Path,
         typer.Argument(
@@ -222,6 +224,8 @@ class GroupOptions(ModelOptions):
 @dataclass(frozen=True)
 class SessionOptions(GroupOptions):
     """A model on devices."""
+
+    HEADING: ClassVar = "Devices"
 
     devices: DevicesOption = None
     ray_address: RayOption = None

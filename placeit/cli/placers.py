@@ -1,42 +1,72 @@
-"""List the installed placers, plug-ins included, with their options, for ``placeit optimize --help``."""
+"""``placeit placers``: list the installed placers, plug-ins included, with their options."""
 
 from __future__ import annotations
 
-import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from placeit.cli.command import Command
+import typer
+
+from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import complete_placers
 from placeit.core.errors import UsageError
+from placeit.report import text
 
-__all__ = ["ListsPlacers"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "placers"]
+
+EXAMPLES = """\b
+Examples:
+  placeit placers
+  placeit placers annealing heft
+  placeit placers --json | jq '.placers[].name'
+"""
 
 
-class ListsPlacers(Command):
-    """A command whose help lists placers. Only this help imports them, since that takes some seconds."""
+def placers(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Placers to show; default: all.", autocompletion=complete_placers, show_default=False
+        ),
+    ] = None,
+    *,
+    terminal: Terminal,  # noqa: ARG001 (every command takes one)
+) -> Output:
+    """List placers, with what they do and their options.
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options of the command, and below them the placers."""
-        super().format_options(ctx, formatter)
-        with formatter.section("Placers and their options (* used without --placer)"):
-            for line in _lines(formatter.width - formatter.current_indent):
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+    'placeit optimize' asks those marked * for placements, and others with --placer, as in --placer dp:orders=80. Placers of
+    plug-ins are in the list; a class of your own needs no plug-in: --placer module:Class.
+    """
+    from placeit.placers.registry import placer_names
+
+    found = [_described(name) for name in names] if names else [_listed(name) for name in placer_names()]
+
+    def show(console: Console) -> None:
+        for one in found:
+            console.print(f"{one['name']} *" if one["default"] else one["name"])
+            text.paragraph(console, one["failed"] or one["summary"], label="    ")
+            for option in one["options"]:
+                value = "TEXT" if option["default"] == "" else option["default"]
+                text.paragraph(console, f"{option['name']}={value}  {option['help']}", label="      ")
+
+    return Output({"placers": found}, show, answer=", ".join(one["name"] for one in found))
 
 
-def _lines(width: int) -> list[str]:
+def _listed(name: str) -> dict[str, Any]:
+    """Describe a placer, even one of a plug-in that cannot be imported."""
+    try:
+        return _described(name)
+    except UsageError as error:
+        return {"name": name, "default": False, "summary": None, "options": [], "failed": str(error)}
+
+
+def _described(name: str) -> dict[str, Any]:
+    """Describe a placer. Raises UsageError."""
     from placeit.optimizer.portfolio import DEFAULT_PLACERS
-    from placeit.placers.registry import placer_names, placer_options, placer_summary
+    from placeit.placers.registry import placer_options, placer_summary
 
-    lines: list[str] = []
-    for name in placer_names():
-        try:
-            options, summary = placer_options(name), placer_summary(name)
-        except UsageError as error:  # a broken plug-in
-            options, summary = (), str(error)
-        lines.append(f"{name} *" if name in DEFAULT_PLACERS else name)
-        lines += textwrap.wrap(summary, width, initial_indent="    ", subsequent_indent="    ")
-        for option in options:
-            default = "TEXT" if option.default == "" else option.default
-            lines += textwrap.wrap(
-                f"{option.name}={default}  {option.help}", width, initial_indent="      ", subsequent_indent="        "
-            )
-    return lines
+    options = [{"name": option.name, "default": option.default, "help": option.help} for option in placer_options(name)]
+    default = name in DEFAULT_PLACERS
+    return {"name": name, "default": default, "summary": placer_summary(name), "options": options, "failed": None}

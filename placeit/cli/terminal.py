@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -50,6 +50,8 @@ class Output:
 @dataclass(frozen=True)
 class Terminal:
     """Output, progress and questions of a command."""
+
+    HEADING: ClassVar = "Output"
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False
     wide: Annotated[bool, typer.Option("--wide", help="Tables with all columns, whatever the terminal's width.")] = False

@@ -56,6 +56,7 @@ ROWS = (
         "'soon'",
         longer="--no-cache --budget 3 --placer heft",
     ),
+    Row("placers", "heft annealing", "--batch 1", "No such option"),
     Row(
         "run",
         "MODEL -p PLACEMENT -d DEVICES --runs 2 --trace trace.json",

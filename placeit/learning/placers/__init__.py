@@ -1,5 +1,5 @@
 """Placers that learn or have learned, one file each.
 
 They are found by their entry points, like placers of plug-ins. No module here imports PyTorch before a placer is asked, so
-that ``placeit optimize --help`` lists them at once.
+that ``placeit placers`` lists them at once.
 """
