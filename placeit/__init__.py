@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.tuning import LatencyLimit, Tuned, tune
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Device",
     "Grouping",
     "Inputs",
+    "LatencyLimit",
     "Link",
     "MeasuredCost",
     "Model",
@@ -64,6 +66,7 @@ __all__ = [
     "Server",
     "Session",
     "Traffic",
+    "Tuned",
     "Unplanned",
     "coarsen",
     "compare",
@@ -76,6 +79,7 @@ __all__ = [
     "read_cluster",
     "schedule",
     "simulate",
+    "tune",
     "write_cluster",
 ]
 

@@ -211,7 +211,7 @@ class Session(Workbench):
         refine: bool | Limits = False,
         on_loss: Literal["fail", "replace"] = "fail",
         state_memory: float | str | None = None,
-        max_batch: int | Literal["auto"] = 1,
+        max_batch: int | Literal["auto"] | None = None,
         batch_delay: float = 0.0,
     ) -> Server:
         """Start a server that runs requests on a placement and its replicas, each of which serves whole requests.
@@ -220,8 +220,9 @@ class Session(Workbench):
 
         Args:
             placement: of the model's ops; the replica with the fewest requests in flight takes the next one.
-            in_flight: most requests in flight at once on each replica; None for as many as it needs for its highest throughput
-                (:func:`placeit.planning.in_flight.in_service`), or has room for.
+            in_flight: most requests in flight at once on each replica; None for the placement's own (:func:`placeit.tune`), or
+                for as many as it needs for its highest throughput (:func:`placeit.planning.in_flight.in_service`), or has room
+                for.
             queue: most requests that may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
                 that (:class:`placeit.serving.refinement.Limits`). ``Server.refinement`` has the results.
@@ -233,7 +234,7 @@ class Session(Workbench):
                 <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
             max_batch: most rows of requests that wait and are joined, to run as one, if the model's batch size is open. 0 or 1
                 runs each request alone; ``"auto"`` measures batches when the server starts, and joins requests if that takes
-                less time for each.
+                less time for each. None for the placement's own (:func:`placeit.tune`), or 1.
             batch_delay: seconds that a request may wait for others to join it while a device is free.
 
         Raises:
@@ -247,6 +248,10 @@ class Session(Workbench):
         from placeit.workbench.serving import adapting, executors, joining, refining
 
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
+        tuned = placement.serving
+        in_flight = tuned.in_flight if in_flight is None and tuned is not None else in_flight
+        if max_batch is None:
+            max_batch = tuned.max_batch if tuned is not None and not refine and on_loss == "fail" else 1
         if refine and on_loss == "replace":
             raise UsageError(
                 "A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'."
@@ -361,7 +366,7 @@ class Session(Workbench):
         from placeit.workbench.building import build, check_target
 
         check_target(Path(path))
-        return build(self._prepared.every(placement), Path(path), name=name or self.model.name)
+        return build(self._prepared.every(placement), Path(path), name=name or self.model.name, serving=placement.serving)
 
 
 def optimize(

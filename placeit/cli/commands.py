@@ -45,6 +45,7 @@ _BUILTIN = {
     "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
     "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
     "generate-text": Command("Generate text with a decoder.", "placeit.cli.generate_text:generate_text"),
+    "tune": Command("Find how to serve a model within a limit on latency.", "placeit.cli.tune:tune"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),
     "explain": Command("Show why ops are where a placement has them.", "placeit.cli.explain:explain"),
     "diff": Command("Show how two placements differ, and what each move changes.", "placeit.cli.diff:diff"),

@@ -27,6 +27,7 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from placeit.core.placement import Placement
     from placeit.serve.network import Options
     from placeit.serve.repository import Opened
     from placeit.serve.served_model import ServedModel
@@ -60,13 +61,15 @@ class RunOptions:
 
     queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64
     max_batch: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--max-batch",
             metavar="N",
-            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it.",
+            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it. "
+            "Default: as 'placeit tune' found it, or auto.",
+            show_default=False,
         ),
-    ] = "auto"
+    ] = None
     batch_delay: Annotated[
         float,
         typer.Option(
@@ -83,7 +86,8 @@ class RunOptions:
             "--in-flight",
             metavar="N",
             min=1,
-            help="Requests in flight on each replica; default: as many as its highest throughput needs.",
+            help="Requests in flight on each replica; default: as 'placeit tune' found it, or as many as its highest "
+            "throughput needs.",
             show_default=False,
         ),
     ] = None
@@ -122,11 +126,11 @@ class RunOptions:
         if not 0.001 <= self.sequence_idle < math.inf:
             raise UsageError(f"--sequence-idle is {self.sequence_idle:g} seconds; it must be at least 1 ms, and finite.")
 
-    def of_server(self) -> dict[str, Any]:
-        """Return the options of :meth:`placeit.Session.serve`."""
+    def of_server(self, placement: Placement) -> dict[str, Any]:
+        """Return the options of :meth:`placeit.Session.serve` for a placement."""
         return {
             "queue": self.queue,
-            "max_batch": self._rows(),
+            "max_batch": self._rows(tuned=placement.serving is not None),
             "batch_delay": self.batch_delay,
             "in_flight": self.in_flight,
             "refine": self.refine,
@@ -134,9 +138,11 @@ class RunOptions:
             "state_memory": self.state_memory,
         }
 
-    def _rows(self) -> int | Literal["auto"]:
+    def _rows(self, *, tuned: bool) -> int | Literal["auto"] | None:
         """Read --max-batch; by default, a server whose placement may change joins no requests. Raises UsageError."""
-        if self.max_batch == "auto":
+        if self.max_batch is None and tuned:
+            return None
+        if self.max_batch is None or self.max_batch == "auto":
             return 0 if self.refine or self.on_loss is OnLoss.REPLACE else "auto"
         if not (self.max_batch.isascii() and self.max_batch.isdigit()):
             raise UsageError(f"--max-batch is '{self.max_batch}': give a number of rows, 0 to run each request alone, or auto.")
@@ -352,7 +358,7 @@ def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running
     with contextlib.ExitStack() as stack:
         app = stack.enter_context(open_application(CheckedOptions(path), bundle, rematch))
         app.check()
-        server = stack.enter_context(app.server(**running.of_server()))
+        server = stack.enter_context(app.server(**running.of_server(app.placement)))
         model = ServedModel(name or app.name, server, app.inputs, app.outputs, version, **running.of_sequences())
         return Opened(model, stack.pop_all().close, lambda: bundle.files.replaced)
 
@@ -376,7 +382,7 @@ def _model(
     with terminal.progress() as progress:
         known(session, chosen, progress)
     with naming(what.path):
-        server = stack.enter_context(session.serve(chosen, **running.of_server()))
+        server = stack.enter_context(session.serve(chosen, **running.of_server(chosen)))
     model, text = session.model, None
     if path.is_dir() and (tokenizer_folder(model.path) / TOKENIZER).is_file():
         name = name or path.name

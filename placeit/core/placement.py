@@ -17,7 +17,7 @@ from placeit.core.files import write_text
 from placeit.core.records import RecordError, read_json, record
 from placeit.core.sizes import SizeRange
 
-__all__ = ["Conditions", "Placement"]
+__all__ = ["Conditions", "Placement", "Serving"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,19 @@ class Conditions:
         return {"precision": self.precision, "compression": self.compression, "input_shapes": shapes} | state | logits
 
 
+@dataclass(frozen=True)
+class Serving:
+    """Settings of a server, as :func:`placeit.tuning.tune` found them.
+
+    Attributes:
+        in_flight: requests in flight on each replica.
+        max_batch: most rows of requests that run as one; 0 if each runs alone.
+    """
+
+    in_flight: int
+    max_batch: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     """A device for every op, by name.
@@ -61,6 +74,7 @@ class Placement:
             no replicas.
         conditions: conditions under which it was found; None if unknown.
         result: facts about the search that found it, from :meth:`placeit.Optimized.to_dict`; None if unknown.
+        serving: settings of a server of this placement, unless it is given others; None if they were not tuned.
     """
 
     op_names: tuple[str, ...]
@@ -71,6 +85,7 @@ class Placement:
     replicas: tuple[Placement, ...] = ()
     conditions: Conditions | None = None
     result: Mapping[str, Any] | None = None
+    serving: Serving | None = None
 
     @property
     def every(self) -> tuple[Placement, ...]:
@@ -108,6 +123,8 @@ class Placement:
         head = {"format": "placeit-placement", "version": version, "graph": self.graph_hash, "devices": list(self.device_names)}
         if self.conditions is not None:
             head |= self.conditions.to_dict()
+        if self.serving is not None:
+            head["serving"] = vars(self.serving)
         text = json.dumps(head, indent=2)[:-2] + ",\n" + self._body()
         if self.result is not None:
             lines = (f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in self.result.items())
@@ -145,7 +162,11 @@ class Placement:
             raise PlacementError(f"{path}: replicas must be on different devices, but two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
-        return replace(first, replicas=tuple(others), conditions=_conditions(path, found), result=found.result)
+        if found.serving is not None and (found.serving.in_flight < 1 or found.serving.max_batch < 0):
+            raise _no_placement(path, RecordError("serving", "has other numbers"))
+        return replace(
+            first, replicas=tuple(others), conditions=_conditions(path, found), result=found.result, serving=found.serving
+        )
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
         """Return the segment of each given op, matched by name, ``int32[V]``; None if segments are still to be planned."""
@@ -211,6 +232,7 @@ class _File(_Replica):
     state: Mapping[str, str] = field(default_factory=dict)
     logits: str = "last"
     result: Mapping[str, Any] | None = None
+    serving: Serving | None = None
 
 
 _PLACEMENT = "a placement has a list 'devices' of names and a mapping 'ops' from op to device"
@@ -222,6 +244,7 @@ _EXPECTED = {
     "segments": "'segments' is the number of a segment for each op",
     "replicas": "'replicas' is a list of replicas, which have a mapping 'ops', and 'segments' if they are known",
     "result": "'result' is a mapping, as of 'placeit optimize --json'",
+    "serving": "'serving' has 'in_flight', at least 1, and 'max_batch', at least 0",
 } | dict.fromkeys(("precision", "compression", "input_shapes", "state", "logits"), _CONDITIONS)
 
 

@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
@@ -46,6 +46,7 @@ class Served:
         waiting: number of requests that waited or were in flight when the last one had arrived.
         seconds: from the first arrival to the last end.
         busy: share of that time in which each device ran segments.
+        latencies: ``float64[R]``, seconds from the arrival to the end of each request that succeeded.
         interrupted: whether Ctrl-C ended the arrivals early.
     """
 
@@ -57,6 +58,7 @@ class Served:
     waiting: int
     seconds: float
     busy: Mapping[str, float]
+    latencies: NDArray[np.float64]
     interrupted: bool
 
     @property
@@ -199,6 +201,7 @@ class _Tally:
             waiting=waiting,
             seconds=seconds,
             busy={name: (total - self._busy.get(name, 0.0)) / seconds for name, total in self._history.busy.items()},
+            latencies=np.array([ended - arrived for arrived, _, ended in times]),
             interrupted=interrupted,
         )
 

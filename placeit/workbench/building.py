@@ -20,7 +20,7 @@ from placeit.backends.bundle.programs import SegmentFiles
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError
 from placeit.core.files import replacing, temporary_folder
-from placeit.core.placement import Placement
+from placeit.core.placement import Placement, Serving
 from placeit.core.version import __version__
 from placeit.core.weights import held_bytes
 from placeit.devices.clusterfile import discover
@@ -49,13 +49,14 @@ def check_target(path: Path) -> None:
         raise FileError(f"Cannot write {path}: its folder does not exist. Make it, or choose another path.")
 
 
-def build(placements: Sequence[Prepared], path: Path, *, name: str) -> Manifest:
+def build(placements: Sequence[Prepared], path: Path, *, name: str, serving: Serving | None = None) -> Manifest:
     """Write a bundle of a placement, run it, and compare its outputs with the reference; only then is it moved to its path.
 
     Args:
         placements: the prepared placement and its replicas.
         path: of an archive if it ends in ``.placeit``, else of a folder; :func:`check_target` has checked it.
         name: name of the model for people.
+        serving: settings of a server of the placement.
 
     Raises:
         FileError: the path cannot be written.
@@ -64,7 +65,7 @@ def build(placements: Sequence[Prepared], path: Path, *, name: str) -> Manifest:
         ExecutionError: the bundle does not compute what the model does, or a device failed.
     """
     with temporary_folder(path.absolute().parent) as folder:
-        building = _Building(placements, folder)
+        building = _Building(placements, folder, serving)
         try:
             manifest = building.manifest(name)
             (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
@@ -98,6 +99,7 @@ class _Building:
     Args:
         placements: the prepared placement and its replicas.
         folder: where files are written.
+        serving: settings of a server of the placement.
 
     Attributes:
         devices: the devices that are used, as they run the segments of the bundle.
@@ -106,8 +108,8 @@ class _Building:
         DeviceError: segments for a device cannot be in a bundle; says why, and what to do.
     """
 
-    def __init__(self, placements: Sequence[Prepared], folder: Path) -> None:
-        self._placements, self._home, self._folder = placements, placements[0].home, folder
+    def __init__(self, placements: Sequence[Prepared], folder: Path, serving: Serving | None) -> None:
+        self._placements, self._home, self._folder, self._serving = placements, placements[0].home, folder, serving
         self._used = {
             device.name: device
             for one in placements
@@ -189,7 +191,7 @@ class _Building:
             devices = [numbers[home.cluster.names[plan.segments[s].device]] for s in segments.tolist()]
             made.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
         first, *others = made
-        return replace(first, replicas=tuple(others))
+        return replace(first, replicas=tuple(others), serving=self._serving)
 
     def _segments(self) -> Iterator[BundledSegment]:
         """Cut and write the segments of all plans, equal ones once, and yield their entries of the manifest."""

@@ -65,6 +65,13 @@ ROWS = (
         longer="--runs 200",
     ),
     Row("serve", "MODEL -p PLACEMENT -d DEVICES --port 0", "model.onnx --port 99999", "'--port'", elsewhere=True),
+    Row(
+        "tune",
+        "MODEL -d DEVICES -p PLACEMENT --latency-limit p95=1s --budget 1s -o tuned.json",
+        "model.onnx --latency-limit p95=1s --rate fast",
+        "'--rate'",
+        longer="--latency-limit p95=1s --no-cache --budget 5s -o tuned.json",
+    ),
     Row("generate-text", "FOLDER Once -d DEVICES", "model.onnx Once --top-k -1", "'--top-k'", elsewhere=True),
     Row("compare", "MODEL -p PLACEMENT -d DEVICES --runs 2", "model.onnx --runs 0.5", "'--runs'", longer="--runs 50"),
     Row("explain", "MODEL -p PLACEMENT -d DEVICES", "model.onnx --worst 0", "'--worst'", longer="--no-cache", silent=True),

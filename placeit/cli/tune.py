@@ -1,0 +1,156 @@
+"""``placeit tune``: find how to serve a model within a limit on latency."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placeit.cli.options import CheckedOptions, SeedOption
+from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.placements import known, open_session
+from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
+from placeit.core.interrupts import INTERRUPTED
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.tuning import OperatingPoint, Tuned
+
+__all__ = ["EXAMPLES", "tune"]
+
+_UNMET = 1
+"""Exit code if nothing keeps the limit."""
+
+EXAMPLES = """\b
+Examples:
+  placeit tune model.onnx --devices CPU@0,CPU@1 --latency-limit p95=20ms
+  placeit tune model.onnx -d CPU --latency-limit p99=50ms --rate 100 --budget 5m
+  placeit tune model.onnx --input-shape x:1..64@1,1024 -d CPU --latency-limit p95=10ms
+  placeit tune model.onnx -p a.json -p b.json --latency-limit p95=20ms -o tuned.json
+"""
+
+
+def tune(
+    *,
+    latency_limit: Annotated[
+        str,
+        typer.Option(
+            "--latency-limit",
+            metavar="PERCENTILE=TIME",
+            help="Most time that a share of the requests may take, from their arrival to their answer: p50, p95 or p99, as in "
+            "p95=20ms.",
+        ),
+    ],
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", metavar="PER_SECOND", help="Requests to serve, with the least latency; default: as many as possible."
+        ),
+    ] = None,
+    placement: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--placement",
+            "-p",
+            metavar="FILE",
+            help="Placement to try; repeatable. Default: search for some.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="TIME", parser=duration, help="Time limit; default: 2m.", show_default=False)
+    ] = 120.0,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write the placement and its settings; default: MODEL.tuned.json."
+        ),
+    ] = None,
+    options: CheckedOptions,
+    terminal: Terminal,
+) -> Output:
+    """Find how to serve a model within a limit on latency.
+
+    Tries placements (those with the highest throughput, and the best single device), each with one request in flight and with
+    more, and with batches if the batch size is open. Each way has a separate server, which is offered requests at random times
+    at rising rates; they take turns, so that a machine that slows down slows all of them down. The answer serves most requests
+    within the limit, or at --rate has the least latency. It is written as a placement with its settings, which 'placeit serve
+    MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing keeps the limit,
+    nothing is written, and the exit code is 1.
+    """
+    from placeit.tuning import LatencyLimit
+    from placeit.tuning import tune as tuned
+
+    limit, files = LatencyLimit.parse(latency_limit), placement or []
+    path = output or options.model.with_name(f"{options.model.name}.tuned.json")
+    check_outputs(path, inputs=[*options.files(), *files])
+    with terminal.progress() as progress, open_session(options, files, by_segments=True) as (session, placements):
+        for one in placements:
+            known(session, one, progress)
+        given = {str(file): one for file, one in zip(files, placements, strict=True)}
+        found = tuned(session, limit, rate=rate, placements=given or None, budget=budget, seed=seed, progress=progress)
+    chosen = found.chosen
+    written = [] if chosen is None else [OutputFile(path, "the placement", lambda: chosen.placement.save(path))]
+
+    def show(console: Console) -> None:
+        _show(console, found)
+        if chosen is not None:
+            console.print()
+            command = ["placeit", "serve", str(options.model), "-p", str(path)]
+            devices = [] if options.devices is None else ["-d", options.devices]
+            text.facts(console, {"placement": str(path), "next": [*command, *devices]})
+
+    code = INTERRUPTED if found.interrupted else _UNMET if chosen is None else 0
+    data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
+    return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
+
+
+def _show(console: Console, found: Tuned) -> None:
+    text.facts(
+        console,
+        {
+            "limit": str(found.limit),
+            "chosen": "nothing" if found.chosen is None else found.chosen.name,
+            "why": found.reason,
+        },
+    )
+    console.print()
+    percentile = f"p{found.limit.percentile}"
+
+    def cells(point: OperatingPoint | None) -> list[str]:
+        if point is None:
+            return ["", "", ""]
+        low, high = (text.seconds(end) for end in point.ci)
+        limited = getattr(point, percentile)
+        return [text.rate(point.rate), text.seconds(limited), f"{low} .. {high}"]
+
+    rows = []
+    for one in found.configurations:
+        settings = one.placement.serving
+        how = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
+        at = one.best if found.rate is None else one.at(found.rate)
+        rows.append([one.of, *how, text.rate(one.capacity or None), *cells(at), one.failed or ""])
+    rate = "rate in limit" if found.rate is None else "rate"
+    heads = ["placement", "in flight", "batch", "capacity", rate, percentile, "95 % interval", "failed"]
+    text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])
+    text.paragraph(console, "Rates are of requests per second; those without one did not keep the limit, or were left out.")
+    first = found.configurations[0]
+    console.print()
+    text.table(
+        console,
+        ["rate", "p50", "p95", "p99", "in limit"],
+        [
+            [
+                text.rate(point.rate),
+                *(text.seconds(value) for value in (point.p50, point.p95, point.p99)),
+                "yes" if point.kept else "no",
+            ]
+            for point in first.points
+        ],
+        title=first.name,
+    )

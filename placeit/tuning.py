@@ -1,0 +1,464 @@
+"""Tune a server by measuring: which placement serves, how many requests are in flight, and how large batches are.
+
+Each configuration has a separate server. They take turns: in each turn, every server is offered requests at random times (a
+Poisson process, open loop) for a while at each of several rates. A configuration keeps a limit on latency up to the highest
+rate at which the median over turns of a percentile of the latencies is within it, and the server keeps up: in most turns it
+drops no request, and at the last arrival holds no more requests than arrive within the limit, or are in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core import clock
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.placement import Placement, Serving
+from placeit.core.units import parse_duration
+from placeit.measuring.statistics import FEWEST, median_interval
+from placeit.optimizer.options import Budget
+from placeit.profiler.costs import Progress
+from placeit.serving.load_run import keep_busy, offer
+from placeit.serving.server import QUEUE, Server
+from placeit.session import Session
+from placeit.simulator.load import check_rate, poisson_arrivals
+
+__all__ = ["Configuration", "LatencyLimit", "OperatingPoint", "Tuned", "tune"]
+
+_SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+"""Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
+_SEARCH = 0.4  # share of the budget for the search for placements
+_PLACEMENTS, _CONFIGURATIONS = 3, 6  # most that are tried
+_FAR = 2.0  # times the limit, from which on no higher rate is tried in a turn
+_OPENING = 0.15  # share of the time that is left, in which capacities are measured
+_BATCHES: tuple[int | Literal["auto"], ...] = (0, "auto")
+_TURN_S = (0.02, 2.0)  # least and most seconds of requests at one rate in one turn
+_REQUESTS = (20, 4000)  # fewest and most requests of a turn
+
+
+@dataclass(frozen=True)
+class LatencyLimit:
+    """A limit on a percentile of latencies.
+
+    Attributes:
+        percentile: 50, 95 or 99.
+        seconds: most seconds from the arrival of a request to its end.
+    """
+
+    percentile: int
+    seconds: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``p95=20ms``. Raises UsageError."""
+        name, _, value = text.partition("=")
+        if name not in ("p50", "p95", "p99") or not value:
+            raise UsageError(
+                f"Cannot read the limit '{text}'; write a percentile (p50, p95 or p99) and a time, as in p95=20ms."
+            )
+        seconds = parse_duration(value)
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"The limit '{text}' allows no time: give a time above 0.")
+        return cls(int(name[1:]), seconds)
+
+    def of(self, latencies: NDArray[np.float64]) -> float:
+        """Return the percentile of latencies, seconds."""
+        return float(np.percentile(latencies, self.percentile))
+
+    def __str__(self) -> str:
+        return f"p{self.percentile}={self.seconds * 1e3:g}ms"
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Latencies of a configuration at a rate.
+
+    Attributes:
+        rate: requests per second that arrive, on average.
+        p50: seconds; median over turns of the median latency.
+        p95: seconds; median over turns of the 95th percentile.
+        p99: seconds; median over turns of the 99th percentile.
+        ci: 95 % interval of the percentile that is limited.
+        requests: number of requests in all turns.
+        kept: whether the limit was kept and the server kept up with the arrivals.
+    """
+
+    rate: float
+    p50: float
+    p95: float
+    p99: float
+    ci: tuple[float, float]
+    requests: int
+    kept: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A way to serve a model.
+
+    Attributes:
+        name: of the placement, with the settings.
+        of: name of the placement.
+        placement: the placement, with its settings for a server (:class:`placeit.core.placement.Serving`).
+        capacity: requests per second that it serves if requests never pause; median over turns. 0 if it was not measured.
+        capacity_ci: 95 % interval of this median.
+        points: latencies by rate, ascending; empty if it was left out because others have higher capacities.
+        failed: why it cannot serve; None if it can.
+    """
+
+    name: str
+    of: str
+    placement: Placement
+    capacity: float = 0.0
+    capacity_ci: tuple[float, float] = (0.0, math.inf)
+    points: tuple[OperatingPoint, ...] = ()
+    failed: str | None = None
+
+    @property
+    def best(self) -> OperatingPoint | None:
+        """The point with the highest rate such that the limit was kept at it and at all lower rates; None without any."""
+        kept = None
+        for point in self.points:
+            if not point.kept:
+                break
+            kept = point
+        return kept
+
+    def at(self, rate: float) -> OperatingPoint | None:
+        """Return its point at a rate; None if it was not measured there."""
+        return next((point for point in self.points if point.rate == rate), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The result of :func:`tune`.
+
+    Attributes:
+        model: path of the model.
+        limit: the limit on latency.
+        rate: requests per second that were to be served; None for as many as possible.
+        configurations: the best first, by the rate within the limit, or with a ``rate`` by the latency at it.
+        turns: number of turns of each configuration.
+        chosen: the best one that keeps the limit, at ``rate`` if there is one; None if none does.
+        interrupted: whether Ctrl-C ended the measurement early.
+    """
+
+    model: str
+    limit: LatencyLimit
+    rate: float | None
+    configurations: tuple[Configuration, ...]
+    turns: int
+    chosen: Configuration | None
+    interrupted: bool
+
+    @property
+    def reason(self) -> str:
+        """Why this one was chosen, or why none was, in a sentence."""
+        first, percentile = self.configurations[0], f"p{self.limit.percentile}"
+        if self.chosen is not None and self.rate is not None:
+            seconds = getattr(self.chosen.at(self.rate), percentile)
+            return (
+                f"of those that serve {self.rate:g} requests per second within {self.limit}, it has the least latency: "
+                f"{percentile} is {seconds * 1e3:.3g} ms"
+            )
+        if self.chosen is not None and self.chosen.best is not None:
+            return f"it serves {self.chosen.best.rate:.4g} requests per second within {self.limit}, the most of all"
+        if self.rate is not None:
+            return (
+                f"none serves {self.rate:g} requests per second within {self.limit}; "
+                f"{first.name} serves {0 if first.best is None else first.best.rate:.4g}"
+            )
+        least = min((getattr(point, percentile) for one in self.configurations for point in one.points), default=math.inf)
+        return f"none keeps {self.limit} at any rate that was tried; the least was {least * 1e3:.3g} ms"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as a dict, as ``placeit tune --json`` prints it."""
+
+        def row(one: Configuration) -> dict[str, Any]:
+            settings = one.placement.serving
+            return {
+                "name": one.name,
+                "placement": one.of,
+                "devices": one.placement.counts(),
+                "replicas": len(one.placement.every),
+                "in_flight": None if settings is None else settings.in_flight,
+                "max_batch": None if settings is None else settings.max_batch,
+                "capacity_per_s": one.capacity,
+                "capacity_ci_per_s": list(one.capacity_ci),
+                "rate_within_limit_per_s": None if one.best is None else one.best.rate,
+                "points": [
+                    {
+                        "rate_per_s": point.rate,
+                        "latency_s": {"p50": point.p50, "p95": point.p95, "p99": point.p99},
+                        "limited_ci_s": list(point.ci),
+                        "requests": point.requests,
+                        "kept": point.kept,
+                    }
+                    for point in one.points
+                ],
+                "failed": one.failed,
+            }
+
+        return jsonable_dict(
+            {
+                "model": self.model,
+                "limit": {"percentile": self.limit.percentile, "seconds": self.limit.seconds},
+                "rate_per_s": self.rate,
+                "turns": self.turns,
+                "chosen": None if self.chosen is None else self.chosen.name,
+                "reason": self.reason,
+                "configurations": [row(one) for one in self.configurations],
+                "interrupted": self.interrupted,
+            }
+        )
+
+
+def tune(
+    session: Session,
+    limit: LatencyLimit | str,
+    *,
+    rate: float | None = None,
+    placements: Mapping[str, Placement] | None = None,
+    budget: float | str = 120.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Find the configuration of a server that serves most requests within a limit on latency, by measuring.
+
+    Args:
+        session: the model on the devices.
+        limit: the limit, or a text such as ``p95=20ms``.
+        rate: requests per second to serve; the configuration with the least latency at that rate is the best. None for as many
+            as possible.
+        placements: placements to try, by name; None to search for them by throughput, in 0.4 of the budget, and to try the
+            best three, and the best single device. Each is tried with one request in flight on a replica and with as many as
+            its highest throughput needs, and, if the batch size is open, with batches of the size that is measured to be best.
+        budget: seconds, or a text such as ``2m``.
+        seed: of the search and the arrivals.
+        progress: told the current activity, and how far it is.
+
+    Raises:
+        UsageError: the limit, the rate or the budget cannot be read, or is not positive.
+        ExecutionError: no configuration can serve; gives the reason of each.
+        PlaceitError: an error of :meth:`placeit.Session.optimize`.
+        KeyboardInterrupt: Ctrl-C before every configuration had had its first turn; afterwards it ends the measurement.
+    """
+    limit = LatencyLimit.parse(limit) if isinstance(limit, str) else limit
+    if rate is not None:
+        check_rate(rate)
+    seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
+    begin = clock.now()
+    if placements is None:
+        placements = _found(session, _SEARCH * seconds, seed, progress)
+    else:
+        for name, placement in placements.items():
+            if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
+                raise ExecutionError(f"{name}: {wrong}")
+    with contextlib.ExitStack() as stack:
+        trials = _opened(session, placements, stack)
+        interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
+        done = [one.summed_up(limit) for one in trials]
+    if all(one.failed is not None for one in done):
+        raise ExecutionError(" ".join(["No configuration can serve.", *(f"{one.name}: {one.failed}" for one in done)]))
+    ranked = tuple(sorted(done, key=lambda one: _rank(one, limit, rate)))
+    first = ranked[0]
+    kept = first.best if rate is None else first.at(rate)
+    chosen = first if kept is not None and kept.kept else None
+    return Tuned(str(session.model.path), limit, rate, ranked, max(one.turns for one in trials), chosen, interrupted)
+
+
+def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[float, ...]:
+    """Return a key by which the best configuration is the first."""
+    most = 0.0 if one.best is None else one.best.rate
+    if rate is None or (at := one.at(rate)) is None:
+        return (one.failed is not None, True, -most, -one.capacity)
+    return (one.failed is not None, not at.kept, getattr(at, f"p{limit.percentile}") if at.kept else -most, -one.capacity)
+
+
+def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
+    """Search for placements by throughput, and return the best of them by name, and the best single device."""
+    found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
+    best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_PLACEMENTS]
+    chosen = [found.chosen, *best, *([] if found.best_single is None else [found.best_single])]
+    return {one.name: replace(one.placement, conditions=found.conditions) for one in chosen}
+
+
+@dataclass(eq=False)
+class _Trial:
+    """A configuration while it is measured."""
+
+    name: str
+    of: str
+    placement: Placement
+    server: Server | None = None
+    failed: str | None = None
+    capacities: list[float] = field(default_factory=list)
+    served: dict[float, list[tuple[NDArray[np.float64], bool]]] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """Number of turns at its lowest rate."""
+        return max((len(one) for one in self.served.values()), default=0)
+
+    def summed_up(self, limit: LatencyLimit) -> Configuration:
+        """Return what was measured."""
+        if self.failed is not None or not self.capacities:
+            return Configuration(self.name, self.of, self.placement, failed=self.failed or "there was no time to measure it")
+        points = [_point(rate, turns, limit) for rate, turns in sorted(self.served.items()) if turns]
+        interval = median_interval(self.capacities)
+        capacity = float(np.median(self.capacities))
+        return Configuration(self.name, self.of, self.placement, capacity, interval, tuple(points))
+
+
+def _point(rate: float, turns: Sequence[tuple[NDArray[np.float64], bool]], limit: LatencyLimit) -> OperatingPoint:
+    each = np.array([np.percentile(latencies, (50, 95, 99)) if len(latencies) else (math.inf,) * 3 for latencies, _ in turns])
+    p50, p95, p99 = (float(value) for value in np.median(each, axis=0))
+    limited = {50: 0, 95: 1, 99: 2}[limit.percentile]
+    keeping_up = sum(up for _, up in turns) * 2 > len(turns)
+    within = float(np.median(each[:, limited])) <= limit.seconds
+    requests = sum(len(latencies) for latencies, _ in turns)
+    return OperatingPoint(rate, p50, p95, p99, median_interval(each[:, limited]), requests, keeping_up and within)
+
+
+def _opened(session: Session, placements: Mapping[str, Placement], stack: contextlib.ExitStack) -> list[_Trial]:
+    """Open the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
+    trials: list[_Trial] = []
+    for name, placement in placements.items():
+        try:
+            trials += [
+                trial
+                for in_flight in (1, None)
+                for batch in _BATCHES
+                if (trial := _open(session, name, placement, in_flight, batch, stack)) is not None
+            ]
+        except PlaceitError as error:
+            trials.append(_Trial(name, name, placement, failed=str(error)))
+    return trials
+
+
+def _open(
+    session: Session,
+    name: str,
+    placement: Placement,
+    in_flight: int | None,
+    batch: Literal["auto"] | int,
+    stack: contextlib.ExitStack,
+) -> _Trial | None:
+    """Open a server; None if it would be the same as another one: with one request in flight, or without batches."""
+    server = session.serve(replace(placement, serving=None), in_flight=in_flight, max_batch=batch)
+    most = max(one.most for one in server.batches)
+    depth = max(executor.in_flight for executor in server.executors)
+    if (batch == "auto" and most == 0) or (in_flight is None and depth == 1):
+        server.close()
+        return None
+    stack.callback(server.close)
+    words = [name, f"{depth} in flight", *([f"batches of {most}"] if most else [])]
+    return _Trial(", ".join(words), name, replace(placement, serving=Serving(depth, most), result=None), server)
+
+
+class _Turns:
+    """Turns of all configurations."""
+
+    def __init__(
+        self,
+        session: Session,
+        trials: Sequence[_Trial],
+        limit: LatencyLimit,
+        rate: float | None,
+        rng: np.random.Generator,
+        progress: Progress | None,
+    ) -> None:
+        self._inputs = session.model.sample_inputs()
+        self._trials, self._limit, self._rate, self._rng, self._progress = trials, limit, rate, rng, progress
+
+    def run(self, until: float) -> bool:
+        """Measure until about a time by :func:`placeit.core.clock.now`, six turns at least; return whether Ctrl-C ended it."""
+        begin = clock.now()
+        able = [trial for trial in self._trials if trial.server is not None]
+        window = _clipped(_OPENING * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S)
+        for turn in range(FEWEST):
+            if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
+                raise KeyboardInterrupt
+            able = _promising(able) if turn == FEWEST // 2 - 1 else able
+            self._tell("saturating servers", (turn + 1) / FEWEST)
+        rates = {trial: self._rates(trial) for trial in able}
+        left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
+        window = _clipped(left / (FEWEST * count), *_TURN_S)
+        turns = max(FEWEST, int(left / (window * count)))
+        for turn in range(turns):
+            for trial in self._shuffled(able):
+                if trial.failed is None and not self._climb(trial, rates[trial], window):
+                    if turn == 0:
+                        raise KeyboardInterrupt
+                    return True
+            self._tell("offering requests", (turn + 1) / turns)
+        return False
+
+    def _saturate(self, trial: _Trial, seconds: float) -> bool:
+        """Keep a server busy for a while; return whether Ctrl-C did not end that."""
+        if trial.failed is not None:
+            return True
+        assert trial.server is not None  # noqa: S101
+        at_once = 2 * sum(one.in_flight for one in trial.server.executors) * max(1, *(b.most for b in trial.server.batches))
+        served = keep_busy(trial.server, self._inputs, min(at_once, QUEUE), seconds=seconds)
+        if served.error is not None or served.load is None:
+            trial.failed = str(served.error or "no request ended")
+        else:
+            trial.capacities.append(served.load.requests / served.seconds)
+        return not served.interrupted
+
+    def _rates(self, trial: _Trial) -> list[float]:
+        if trial.failed is not None:
+            return []
+        capacity = float(np.median(trial.capacities))
+        return sorted({*(share * capacity for share in _SHARES), *([] if self._rate is None else [self._rate])})
+
+    def _climb(self, trial: _Trial, rates: Sequence[float], seconds: float) -> bool:
+        """Offer requests at ascending rates, until a rate is too high; return whether Ctrl-C did not end that."""
+        assert trial.server is not None  # noqa: S101
+        in_flight = sum(one.in_flight for one in trial.server.executors)
+        too_high = False
+        for rate in rates:
+            if too_high and rate != self._rate:
+                continue
+            requests = int(_clipped(rate * seconds, *_REQUESTS))
+            served = offer(trial.server, self._inputs, poisson_arrivals(rate, requests, seed=int(self._rng.integers(1 << 31))))
+            if served.interrupted:
+                return False
+            if served.error is not None:
+                trial.failed = str(served.error)
+                return True
+            up = served.dropped == 0 and served.waiting <= max(in_flight, rate * self._limit.seconds)
+            trial.served.setdefault(rate, []).append((served.latencies, up))
+            slow = not len(served.latencies) or self._limit.of(served.latencies) > _FAR * self._limit.seconds
+            too_high |= slow or not up
+        return True
+
+    def _shuffled(self, trials: Sequence[_Trial]) -> list[_Trial]:
+        return [trials[k] for k in self._rng.permutation(len(trials))]
+
+    def _tell(self, what: str, share: float) -> None:
+        if self._progress is not None:
+            self._progress(what, share)
+
+
+def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
+    """Return those with the highest capacities, and the best with and without batches, with one in flight and with more."""
+    able = sorted((one for one in trials if one.failed is None), key=lambda one: -float(np.median(one.capacities)))
+    first: dict[tuple[bool, bool], _Trial] = {}
+    for one in able:
+        settings = one.placement.serving
+        assert settings is not None  # noqa: S101
+        first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
+    return list(dict.fromkeys([*first.values(), *able]))[:_CONFIGURATIONS]
+
+
+def _clipped(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)

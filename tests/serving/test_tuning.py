@@ -1,0 +1,116 @@
+"""Servers are tuned to a limit on latency: which placement, requests in flight and batches serve most within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import placeit
+from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.placement import Placement, Serving
+from placeit.session import Session
+from placeit.tuning import Configuration, LatencyLimit, OperatingPoint, Tuned, tune
+from placeit.workbench.options import Inputs
+from tests.serving.test_batching import CORE, OPEN, perceptron, rows
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    with Session(perceptron(tmp_path), [CORE], inputs=Inputs(shapes=OPEN), cache=None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def whole(session: Session) -> Placement:
+    nothing = np.zeros(len(session.model.graph), np.int32)
+    return Placement(session.model.graph.names, nothing, session.cluster.names, session.model.graph.hash, nothing)
+
+
+def test_the_settings_of_the_best_configuration_are_those_that_a_server_has(
+    session: Session, whole: Placement, tmp_path: Path
+) -> None:
+    found = tune(session, "p95=60s", placements={"whole": whole}, budget=0.5)
+    assert found.chosen is found.configurations[0]
+    assert found.turns >= 6
+    rates = [0 if one.best is None else one.best.rate for one in found.configurations]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0
+    assert all(point.p50 <= point.p95 <= point.p99 for one in found.configurations for point in one.points)
+    settings = {(one.placement.serving.in_flight, one.placement.serving.max_batch) for one in found.configurations}
+    assert len(settings) == len(found.configurations)
+    assert (1, 0) in settings
+    found.chosen.placement.save(tmp_path / "tuned.json")
+    tuned = Placement.load(tmp_path / "tuned.json")
+    assert tuned.serving == found.chosen.placement.serving
+    session.build(tuned, tmp_path / "tuned.placeit")
+    with session.serve(tuned) as server, placeit.load(tmp_path / "tuned.placeit") as app, app.server() as other:
+        for one in (server, other):
+            assert one.executors[0].in_flight == tuned.serving.in_flight
+            assert one.batches[0].most == tuned.serving.max_batch
+            assert one.submit(rows(1)).result().keys() == {"y"}
+    with session.serve(tuned, in_flight=2, max_batch=4) as server:
+        assert (server.executors[0].in_flight, server.batches[0].most) == (2, 4)
+
+
+def test_nothing_is_chosen_if_no_configuration_keeps_the_limit(session: Session, whole: Placement) -> None:
+    found = tune(session, LatencyLimit(50, 1e-9), placements={"whole": whole}, budget=0.5)
+    assert found.chosen is None
+    assert "none keeps p50=1e-06ms at any rate that was tried" in found.reason
+    assert found.to_dict()["chosen"] is None
+
+
+def test_a_rate_is_measured_by_itself_and_the_least_latency_at_it_wins(session: Session, whole: Placement) -> None:
+    found = tune(session, "p99=60s", rate=2000, placements={"whole": whole}, budget=0.5)
+    at = [one.at(2000) for one in found.configurations]
+    assert all(point is not None and point.kept for point in at)
+    assert [point.p99 for point in at] == sorted(point.p99 for point in at)
+    assert found.reason.startswith("of those that serve 2000 requests per second within p99=60000ms")
+
+
+def test_placements_with_wrong_outputs_are_not_tuned(session: Session, whole: Placement, monkeypatch: Any) -> None:
+    run = session.run
+    monkeypatch.setattr(session, "run", lambda *args, **options: replace(run(*args, **options), failed="wrong outputs"))
+    with pytest.raises(ExecutionError, match="whole: wrong outputs"):
+        tune(session, "p95=1s", placements={"whole": whole})
+
+
+def point(rate: float, seconds: float, *, kept: bool) -> OperatingPoint:
+    return OperatingPoint(rate, seconds / 2, seconds, 2 * seconds, (0, seconds), 100, kept)
+
+
+def test_the_rate_within_the_limit_is_below_the_first_that_misses_it(whole: Placement) -> None:
+    points = (point(10, 0.01, kept=True), point(20, 0.03, kept=False), point(30, 0.02, kept=True))
+    one = Configuration("a", "a", whole, 40, (30, 50), points)
+    assert one.best is points[0]
+    assert one.at(20) is points[1]
+    none = Tuned("m", LatencyLimit(95, 0.025), 20, (one,), 6, None, interrupted=False)
+    assert none.reason == "none serves 20 requests per second within p95=25ms; a serves 10"
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "message"),
+    [
+        ("95=20ms", {}, "write a percentile"),
+        ("p95", {}, "write a percentile"),
+        ("p95=soon", {}, "soon"),
+        ("p95=0s", {}, "allows no time"),
+        ("p95=1s", {"rate": 0.0}, "rate"),
+        ("p95=1s", {"budget": "never"}, "never"),
+        ("p95=1s", {"budget": -1.0}, "must be positive"),
+    ],
+)
+def test_what_cannot_be_tuned_to_is_an_error(session: Session, limit: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tune(session, limit, **options)
+
+
+@pytest.mark.parametrize("serving", [{"in_flight": 0}, {"in_flight": 1, "max_batch": -1}, {"max_batch": 2}, 3])
+def test_a_file_with_other_settings_is_no_placement(whole: Placement, tmp_path: Path, serving: Any) -> None:
+    data = replace(whole, serving=Serving(3, 8)).to_dict()
+    assert Placement.from_dict(data, "p.json").serving == Serving(3, 8)
+    with pytest.raises(PlacementError, match=r"p.json: 'serving' has 'in_flight', at least 1, and 'max_batch', at least 0"):
+        Placement.from_dict(data | {"serving": serving}, "p.json")
