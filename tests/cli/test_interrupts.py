@@ -73,7 +73,7 @@ def check(code: int, out: str, error: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "last", "count"),
-    [(0, 3, 2), pytest.param(3, 11, 8, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])],
+    [(0, 3, 2), pytest.param(3, 12, 8, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])],
 )
 def test_ctrl_c_at_random_moments(
     first: int, last: int, count: int, tiny: Path, tmp_path: Path, cost_cache: Path, place_on: Any
