@@ -67,8 +67,22 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
         raise UsageError(f"The {what} '{name}' {reason} {remedy}") from error
 
 
+def _items(text: str, known: Mapping[str, type]) -> list[str]:
+    """Divide ``option=value,option=value``, with options of values left together."""
+    items: list[str] = []
+    for item in text.split(","):
+        if items and ":" in items[-1] and item.partition("=")[0] not in known:
+            items[-1] += f",{item}"
+        else:
+            items.append(item)
+    return items
+
+
 def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type]]) -> tuple[str, dict[str, Any]]:
     """Read ``name`` or ``name:option=value,option=value``.
+
+    A value may have options itself, as in ``policy:agent=doppler:updates=9,samples=4,state=FILE``: those that the name does not
+    have belong to the value before them.
 
     Args:
         what: the kind of thing, for messages: ``placer``.
@@ -85,7 +99,7 @@ def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type
     name, colon, rest = text.partition(":")
     known = types(name)
     options: dict[str, Any] = {}
-    for item in rest.split(",") if colon else []:
+    for item in _items(rest, known) if colon else []:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise UsageError(f"Cannot read '{item}' in the {what} '{text}'; write name:option=value,option=value.")

@@ -26,7 +26,7 @@ class Repeated:
     graph itself.
     """
 
-    placer: str = option("annealing", "placer of the block and the rest, such as giph or doppler, with at most one option")
+    placer: str = option("annealing", "placer of the block and the rest, with its options, as in doppler:updates=9,samples=4")
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None

@@ -8,7 +8,7 @@ import pytest
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.placers import parse_placer
-from placeit.placers.repeated import repeated_blocks
+from placeit.placers.repeated import Repeated, repeated_blocks
 from placeit.simulator.simulate import SimulatedCost
 from placeit.testing.problems import random_problem
 
@@ -161,3 +161,10 @@ def test_a_placer_that_cannot_place_the_block_is_an_error(placer, words):
     problem = layers()
     with pytest.raises(UsageError, match=words):
         parse_placer(f"repeated:placer={placer}").place(problem, SimulatedCost(problem), seed=0, evaluations=None)
+
+
+def test_options_that_it_does_not_have_belong_to_the_placer_that_it_asks() -> None:
+    assert parse_placer("repeated:placer=giph:episodes=2,steps_per_op=3") == Repeated("giph:episodes=2,steps_per_op=3")
+    for text, name in (("repeated:placer=random:samples=2,steps=3", "random"), ("repeated:placer=random,steps=3", "repeated")):
+        with pytest.raises(UsageError, match=f"The placer '{name}' has no option 'steps'"):
+            parse_placer(text).place(layers(), SimulatedCost(layers()), seed=0, evaluations=5)
