@@ -98,7 +98,7 @@ def build_decoder(
     weights: Weights = "float32",
     seed: int = 0,
 ) -> Any:
-    """Build a decoder as an ``openvino.Model``, for one text.
+    """Build a decoder as an ``openvino.Model``, for one text, or with ``beam_idx`` for any number.
 
     Args:
         decoder: its architecture.
@@ -157,7 +157,13 @@ def write_decoder(
 
 
 class _Writer(Protocol):
-    """Writes a model, op by op; ops have the names and arguments that ONNX gives them."""
+    """Writes a model, op by op; ops have the names and arguments that ONNX gives them.
+
+    Attributes:
+        batch: number of texts in a step; -1 for any number.
+    """
+
+    batch: int
 
     def input(self, name: str, dtype: str, shape: Sequence[int]) -> Any: ...
 
@@ -224,7 +230,7 @@ def _write(decoder: Decoder, made: _Writer, seed: int) -> None:
 
     def cached(x: Any) -> Any:
         cache = decoder.caches[len(presents)]
-        present = made.op("Concat", made.past(cache, [1, decoder.groups, -1, head]), x, axis=2, name=cache[1])
+        present = made.op("Concat", made.past(cache, [made.batch, decoder.groups, -1, head]), x, axis=2, name=cache[1])
         presents.append(present)
         if decoder.groups == decoder.heads:
             return present
@@ -232,9 +238,9 @@ def _write(decoder: Decoder, made: _Writer, seed: int) -> None:
         each = made.op("Expand", each, made.constant([1, 1, decoder.heads // decoder.groups, 1, 1]))
         return made.op("Reshape", each, made.constant([0, decoder.heads, -1, head]))
 
-    ids = made.input("input_ids", "int64", [1, -1])
-    mask = made.input("attention_mask", "int64", [1, -1])
-    positions = made.input("position_ids", "int64", [1, -1])
+    ids = made.input("input_ids", "int64", [made.batch, -1])
+    mask = made.input("attention_mask", "int64", [made.batch, -1])
+    positions = made.input("position_ids", "int64", [made.batch, -1])
     embedding = made.weight("embedding.weight", normal(decoder.vocabulary, width, _EMBEDDING_SCALE), table=True)
     x = made.op("Gather", embedding, ids, axis=0, name="embedding")
     rotary = None
@@ -269,9 +275,9 @@ def _write(decoder: Decoder, made: _Writer, seed: int) -> None:
         out = linear(f"{layer}.feed_forward.out", inner, decoder.hidden, width)
         x = made.op("Add", x, out, name=f"{layer}.feed_forward.sum")
     logits = made.linear("logits", norm("norm", x), embedding)
-    made.output("logits", logits, [1, -1, decoder.vocabulary])
+    made.output("logits", logits, [made.batch, -1, decoder.vocabulary])
     for cache, present in zip(decoder.caches, presents, strict=True):
-        made.keep(cache, present, [1, decoder.groups, -1, head])
+        made.keep(cache, present, [made.batch, decoder.groups, -1, head])
 
 
 def _causal(made: _Writer, ids: Any, mask: Any) -> Any:
@@ -292,6 +298,7 @@ class _OpenVinoWriter:
         self._ov = import_openvino()
         ops = self._ops = self._ov.opset15
         self._weights, self._stateful = weights, stateful
+        self.batch = -1 if beam_idx else 1
         self._parameters: list[Any] = []
         self._results: list[Any] = []
         self._sinks: list[Any] = []
@@ -323,6 +330,7 @@ class _OpenVinoWriter:
             "Where": ops.select,
         }
         self._beam = self.input("beam_idx", "int32", [-1]) if beam_idx else ops.constant(np.zeros(1, np.int32))
+        self._rows: Any = None
 
     def finish(self) -> Any:
         inputs = sorted(self._parameters, key=lambda parameter: parameter is self._beam)  # the last one
@@ -383,10 +391,20 @@ class _OpenVinoWriter:
     def past(self, cache: tuple[str, str], shape: Sequence[int]) -> Any:
         if not self._stateful:
             return self.input(cache[0], "float32", shape)
-        ops, empty = self._ops, np.zeros([max(size, 0) for size in shape], np.float32)
-        read = ops.read_value(ops.constant(empty), "".join(cache), self._ov.Type.f32, self._ov.PartialShape(list(shape)))
+        ops = self._ops
+        read = ops.read_value(self._empty(shape[1:]), "".join(cache), self._ov.Type.f32, self._ov.PartialShape(list(shape)))
         read.set_friendly_name(cache[0])
         return ops.gather(read, self._beam, self.constant(0))
+
+    def _empty(self, shape: Sequence[int]) -> Any:
+        """Return an empty cache; if any number of texts is in a step, it has a row for each text of the step."""
+        ops, sizes = self._ops, np.array([max(size, 0) for size in shape])
+        if self.batch == 1:
+            return ops.constant(np.zeros((1, *sizes), np.float32))
+        if self._rows is None:
+            self._rows = ops.gather(ops.shape_of(self._parameters[-1]), self.constant([0]), self.constant(0))
+        zero = ops.convert(ops.constant(np.float16(0)), "f32")
+        return ops.broadcast(zero, ops.concat([self._rows, self.constant(sizes)], 0))
 
     def keep(self, cache: tuple[str, str], value: Any, shape: Sequence[int]) -> None:
         if self._stateful:
@@ -416,6 +434,8 @@ class _OpenVinoWriter:
 
 class _OnnxWriter:
     """Writes an ``onnx.ModelProto``."""
+
+    batch = 1
 
     def __init__(self) -> None:
         import onnx

@@ -245,7 +245,7 @@ class Session(Workbench):
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
-        from placeit.workbench.serving import adapting, executors, joining, refining
+        from placeit.workbench.serving import adapting, executors, joining, refining, steps
 
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
         tuned = placement.serving
@@ -268,7 +268,7 @@ class Session(Workbench):
             return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, queue=queue, state_memory=room)
-        return Server(executors(replicas, in_flight), queue=queue, state_memory=room, joining=join)
+        return Server(executors(replicas, in_flight), queue=queue, state_memory=room, joining=join, steps=steps(self))
 
     def sequence(
         self,

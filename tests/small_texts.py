@@ -38,11 +38,14 @@ def write_folder(folder: Path, *, bytes_known: int = 256) -> Path:
 
 
 @contextmanager
-def served(folder: Path, devices: str = "CPU@0") -> Iterator[tuple[Session, Server]]:
-    """Serve the decoder of a folder, in as many parts as there are devices."""
-    with Session(folder, devices, inputs=Inputs(context=CONTEXT), cache=None) as session:
+def served(
+    model: Path, devices: str = "CPU@0", *, batch: int | None = None, state_memory: float | None = None
+) -> Iterator[tuple[Session, Server]]:
+    """Serve the decoder of a folder or a file, in as many parts as there are devices."""
+    with Session(model, devices, inputs=Inputs(context=CONTEXT, batch=batch), cache=None) as session:
         groups, parts = len(session.grouping.groups), len(session.cluster.devices)
         part = np.arange(groups) * parts // groups
         segments = part[session.grouping.group_of].astype(np.int32)
-        with session.serve(replace(session.placement(part), segments=segments)) as server:
+        placement = replace(session.placement(part), segments=segments)
+        with session.serve(placement, state_memory=state_memory) as server:
             yield session, server

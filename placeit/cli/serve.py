@@ -326,12 +326,15 @@ def serve(
 
 
 def _joined(model: ServedModel) -> Iterator[str]:
-    """Say how many rows run as one on each replica of a model, if its batch size is open."""
+    """Say how many rows, or steps of texts, run as one on each replica of a model, if its batch size is open."""
     for batches in model.server.batches:
         if batches.most:
             yield f"batches: {model.name}: up to {batches.most} rows"
         elif batches.why is not None:
             yield f"batches: {model.name}: none, as {batches.why}"
+    for stepping in model.server.stepping:
+        said = f"up to {stepping.most} texts" if stepping.most else f"one text, as {stepping.why}"
+        yield f"steps: {model.name}: {said}"
 
 
 def _named(given: str) -> tuple[Path, str]:
@@ -401,8 +404,8 @@ def _counted(model: ServedModel) -> dict[str, Any]:
     stats = model.server.stats()
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
     latency = {"p50": p50, "p95": p95, "p99": p99}
-    batches = {str(rows): runs for rows, runs in sorted(stats.batches.items())}
-    return {"name": model.name, **stats.outcomes, "latency_s": latency, "batches": batches}
+    batches, steps = ({str(rows): runs for rows, runs in sorted(one.items())} for one in (stats.batches, stats.steps))
+    return {"name": model.name, **stats.outcomes, "latency_s": latency, "batches": batches, "steps": steps}
 
 
 def _show(console: Console, data: Mapping[str, Any]) -> None:

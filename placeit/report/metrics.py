@@ -97,13 +97,16 @@ class _Collector:
                 by = dict(zip(names, labels, strict=True)) | {"quantile": str(share)}
                 latency.add_sample("placeit_request_latency_seconds", by, value)
         yield latency
-        batches = core.HistogramMetricFamily(
-            "placeit_batch_rows", "Rows of each run of a model whose requests are joined.", labels=names
-        )
-        for labels, stats in rows:
-            if stats.batches:
-                batches.add_metric(labels, *_distribution(stats.batches))
-        yield batches
+        joined: list[tuple[str, str, Callable[[ServerStats], Mapping[int, int]]]] = [
+            ("placeit_batch_rows", "Rows of each run of a model whose requests are joined.", lambda one: one.batches),
+            ("placeit_step_texts", "Texts in each step of a decoder whose steps are joined.", lambda one: one.steps),
+        ]
+        for name, about, counts_of in joined:
+            histogram = core.HistogramMetricFamily(name, about, labels=names)
+            for labels, stats in rows:
+                if counts := counts_of(stats):
+                    histogram.add_metric(labels, *_distribution(counts))
+            yield histogram
         of_devices: list[tuple[Any, str, str, Callable[[DeviceStats], float]]] = [
             (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", lambda one: one.busy_s),
             (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", lambda one: one.up),

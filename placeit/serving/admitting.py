@@ -13,6 +13,7 @@ from placeit.runtime.calls import failure_of
 from placeit.serving.answers import Answer, Pending, fail, too_late
 from placeit.serving.queueing import Queueing
 from placeit.serving.replica import Replica
+from placeit.serving.stepping import Step
 
 __all__ = ["Admitting"]
 
@@ -30,7 +31,7 @@ class Admitting(Queueing):
             patience = self.patience()
             with self._lock:
                 turn = self._waiting.first() is not None and self._next() is replica
-                turn |= self.sequences.next(replica) is not None
+                turn |= bool(self.sequences.next(replica))
                 over = self._closed and not self.waiting and not any(other.load for other in self._replicas)
                 turn |= self.stays(replica)
             if turn or over or replica.retired:
@@ -45,27 +46,46 @@ class Admitting(Queueing):
             room: whether it may be a request of no sequence.
         """
         while requests := self._take(replica, room=room):
-            request = requests[0]
-            try:
-                if request.line is not None:
-                    self.sequences.make_ready(request.line, request, replica)
-            except SequenceError as error:
-                self.failed(replica, request, error, begun=False)
-            except Exception as error:  # noqa: BLE001 (it concerns this sequence alone, unless the executor is lost)
-                replica.executor.check()
-                self.failed(replica, request, failure_of("This request cannot begin", error), begun=False)
-            else:
-                request.started = True
-                return requests
+            ready = [request for request in requests if self._is_ready(request, replica)]
+            if len(ready) < len(requests):
+                with self._lock:
+                    self._let_go(replica, requests)
+                    self._hold(replica, ready)
+            if ready:
+                ready[0].riding = False
+                return ready
         return []
+
+    def _is_ready(self, request: Pending, replica: Replica) -> bool:
+        """Make a request that a replica has taken ready to run; end it with the error, and return False, if it cannot run."""
+        try:
+            if request.line is not None:
+                self.sequences.make_ready(request.line, request, replica)
+        except SequenceError as error:
+            self.failed(replica, request, error, begun=False)
+        except Exception as error:  # noqa: BLE001 (it concerns this sequence alone, unless the executor is lost)
+            replica.executor.check()
+            self.failed(replica, request, failure_of("This request cannot begin", error), begun=False)
+        else:
+            request.started = True
+        return request.started
+
+    def _hold(self, replica: Replica, requests: abc.Sequence[Pending]) -> None:
+        """Keep the states of sequences that step together with requests for their run; with the lock."""
+        if replica.stepping is not None:
+            replica.stepping.begin(requests)
+
+    def _let_go(self, replica: Replica, requests: abc.Sequence[Pending], why: PlaceitError | None = None) -> None:
+        """Let other runs use the states that were kept for requests, which have not ended; with the lock."""
+        if replica.stepping is not None:
+            replica.stepping.put_back(requests, why)
 
     def _take(self, replica: Replica, *, room: bool) -> list[Pending]:
         taken = list[Pending]()
         with self._lock:
             self._waiting.expire(perf_counter())
             while not taken:
-                of_sequence = self.sequences.next(replica)
-                requests = [] if of_sequence is None else [of_sequence]
+                requests = self.sequences.next(replica)
                 if not requests and room and self._is_turn_of(replica):
                     requests = self._together(replica)
                 if not requests:
@@ -81,6 +101,7 @@ class Admitting(Queueing):
                         if not request.replay:
                             self._waiting.add_first(request)
                         raise
+            self._hold(replica, taken)
             self.queued.make_room()
             self._wake_replicas()
         self._end_late()
@@ -149,13 +170,14 @@ class Admitting(Queueing):
         Args:
             replica: the replica that had them.
             why: the error by which the replica was lost; None if it goes on.
-            only: the requests of a batch, which are not joined again; None for all requests.
+            only: the requests of a batch or a joined step, which are not joined again; None for all requests.
         """
         if replica.slots is not None and only is None:
             self.queued.again(replica.slots.number)
         with self._lock:
             flying = [request for request in replica.flying if only is None or request in only]
             left = [request for request in flying if not request.future.done()]
+            self._let_go(replica, flying, why)
             for request in flying:
                 request.riding, request.like = False, request.like if only is None else None
                 if request.line is not None and not request.settled:
@@ -181,6 +203,18 @@ class Admitting(Queueing):
         if self._over:
             fail(left, too_late())
         self._end_late()
+
+    def separate(self, replica: Replica, requests: abc.Sequence[Pending], why: BaseException) -> None:
+        """Put steps back that could not be joined, and did not begin; each then runs alone."""
+        for request in requests:
+            request.started, request.single = False, True
+        self.again(replica, failure_of("States could not be joined", why), only=requests)
+
+    def stepped(self, replica: Replica, step: Step, failure: PlaceitError | None = None) -> None:
+        """Record the end of a joined step, with the ``failure`` if it has failed after it had begun."""
+        with self._lock:
+            if replica.stepping is not None:
+                replica.stepping.ended(step) if failure is None else replica.stepping.lose([step.convoy], failure)
 
     def without(self, replica: Replica) -> bool:
         """Give no more requests to a replica, if other replicas can run them; return whether they can."""

@@ -184,10 +184,12 @@ class Answering(Turns):
         times = future.arrived, future.begun, ended
         self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))
 
-    def ran(self, replica: Replica, rows: int) -> None:
-        """Count a run of one request or of a batch, by its rows, if the replica joins requests."""
-        if replica.batches.most:
-            with self._lock:
+    def ran(self, replica: Replica, rows: int, *, steps: bool) -> None:
+        """Count a run of one request, of a batch or of joined steps, by its rows, if the replica joins requests or steps."""
+        with self._lock:
+            if steps:
+                self._history.steps[rows] += 1
+            elif replica.batches.most:
                 self._history.batches[rows] += 1
 
     def check_probe(self, probe: Probe, outputs: Outputs) -> None:

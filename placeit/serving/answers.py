@@ -16,7 +16,7 @@ from placeit.runtime.calls import failure_of
 from placeit.runtime.feed import Outcome
 from placeit.serving.line import Line
 
-__all__ = ["Answer", "Outputs", "Pending", "fail", "late", "too_late"]
+__all__ = ["Answer", "Outputs", "Pending", "fail", "interruption", "late", "too_late"]
 
 Outputs: TypeAlias = dict[str, Any]
 """Outputs by name: NumPy arrays, or arrays on GPUs if these were asked for."""
@@ -92,7 +92,9 @@ class Pending:
     settled: bool = True  # False while its sequence counts it as in flight
     rows: int = 0  # rows of its inputs, where requests are joined
     like: Any = None  # equal for requests that may be joined; None if it runs alone
-    riding: bool = False  # whether it runs in a batch that another request leads
+    riding: bool = False  # whether it runs in a batch, or a joined step, that another request leads
+    step: bool = False  # whether it is a step of its sequence that may be joined with steps of others
+    single: bool = False  # whether it runs alone, as it could not be joined
     replay: bool = False  # whether it runs a kept input again to restore a lost state; no thread waits for it
     future: Answer = field(default_factory=Answer)
     alone: bool = False  # whether no other request was in flight beside it
@@ -119,6 +121,11 @@ class Pending:
 def too_late() -> ExecutionError:
     """Return the error of a request that had not ended when its server was closed."""
     return ExecutionError("The server was closed, and this request had not ended in time.")
+
+
+def interruption() -> ExecutionError:
+    """Return the reason why a sequence's state is not known after an error of the server interrupted a request of it."""
+    return ExecutionError("A request of it was interrupted by an error of the server's.")
 
 
 def late() -> DeadlineError:

@@ -28,6 +28,7 @@ class History:
         busy: seconds that segments ran, by device name.
         runs: number of runs that have ended well, each of one request or of several joined ones.
         batches: number of runs by number of rows, where requests are joined.
+        steps: number of runs of steps of sequences by number of sequences, where steps are joined.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class History:
         self.latency_s = 0.0
         self.busy: dict[str, float] = {}
         self.batches = Counter[int]()
+        self.steps = Counter[int]()
         self.runs = 0
 
     def ended(self, done: Done) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from placeit.core.threads import Gate
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.slots import Slot
 
-__all__ = ["Home", "Line"]
+__all__ = ["Company", "Home", "Line"]
+
+_TOKENS = "input_ids"
 
 
 class Home(Protocol):
@@ -32,6 +35,34 @@ class Home(Protocol):
         ...
 
 
+class Company(Protocol):
+    """Sequences whose states are the rows of one slot (:class:`placeit.serving.convoy.Convoy`), as one of them uses it.
+
+    Attributes:
+        flying: whether a run is being prepared or is in flight.
+    """
+
+    flying: bool
+
+    @property
+    def bytes(self) -> Counter[str]:
+        """Bytes of a row, by device name."""
+        ...
+
+    @property
+    def column(self) -> Counter[str]:
+        """Bytes that a run adds to a row, by device name."""
+        ...
+
+    def leave(self, line: Line) -> None:
+        """Remove a sequence."""
+        ...
+
+    def states_of(self, line: Line) -> Mapping[str, Any]:
+        """Return a copy of the state of a sequence."""
+        ...
+
+
 @dataclass(eq=False)
 class Line:
     """Record of a sequence, of which one request runs at a time. The caller holds the server's lock.
@@ -41,6 +72,7 @@ class Line:
         recompute: whether inputs are kept since the last reset, to recompute a state that was lost.
         replica: the replica whose executor has the slot; None if there is no slot.
         slot: keeps the state; None before the sequence has a slot, and after the slot was lost.
+        convoy: has the state as a row among rows of other sequences; None if the slot has the state.
         flying: whether a request of the sequence is in flight.
         moving: token of the thread that copies or resets the state just now; None if no thread does.
         holds: positions of requests. A request at a higher position than one of them has to wait.
@@ -53,6 +85,7 @@ class Line:
         closed: whether the sequence takes no more requests.
         inputs: inputs of each request since the last reset, if they are kept.
         ran: number of these inputs that the state in the slot includes.
+        tokens: number of tokens that the state includes, of a decoder.
         least: bytes of the initial state, by device name.
         runs: number of requests that have run since the last reset.
         bytes: bytes of the state, by device name: the last measurement, and the expected growth since then.
@@ -64,6 +97,7 @@ class Line:
     recompute: bool = False
     replica: Home | None = None
     slot: Slot | None = None
+    convoy: Company | None = None
     flying: bool = False
     moving: object = None
     holds: list[int] = field(default_factory=list)
@@ -76,6 +110,7 @@ class Line:
     closed: bool = False
     inputs: list[Arrays] = field(default_factory=list)
     ran: int = 0
+    tokens: int = 0
     least: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     bytes: Counter[str] = field(default_factory=Counter)
@@ -94,7 +129,31 @@ class Line:
 
     def may_begin(self, position: int) -> bool:
         """Return whether the waiting request at a position of the sequence may begin."""
-        return not self.flying and self.moving is None and all(position <= hold for hold in self.holds)
+        return not self.busy and self.moving is None and all(position <= hold for hold in self.holds)
+
+    @property
+    def busy(self) -> bool:
+        """True if a run uses the state."""
+        convoy = self.convoy
+        return self.flying or (convoy is not None and convoy.flying)
+
+    @property
+    def states(self) -> Mapping[str, Any] | None:
+        """Copies of the values of the model's variables, by name; None without a slot. Nothing may use the state."""
+        if self.convoy is not None:
+            return self.convoy.states_of(self)
+        return None if self.slot is None else self.slot.states()
+
+    def separate(self) -> None:
+        """Have the slot alone keep the state, which nothing may use."""
+        if self.convoy is not None and self.slot is not None:
+            self.slot.set_states(self.convoy.states_of(self))
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the convoy, if the state is in one; the state there is lost."""
+        if self.convoy is not None:
+            self.convoy.leave(self)
 
     @property
     def behind(self) -> bool:
@@ -109,7 +168,7 @@ class Line:
 
     def reset(self, resets: int) -> None:
         """Record that the slot has the initial state, and that ``resets`` resets have been carried out."""
-        self.begun, self.fresh, self.lost, self.ran = resets, True, None, 0
+        self.begun, self.fresh, self.lost, self.ran, self.tokens = resets, True, None, 0, 0
         self.inputs.clear()
         self.empty()
 
@@ -120,12 +179,16 @@ class Line:
     def copy(self, other: Line) -> None:
         """Copy the record of another sequence's state."""
         self.fresh, self.inputs, self.ran, self.least = other.fresh, other.inputs.copy(), other.ran, other.least
+        self.tokens = other.tokens
         self.runs, self.bytes, self.growth, self.measured = other.runs, other.bytes.copy(), other.growth, other.measured
 
     def grown(self, found: Counter[str] | None) -> None:
         """Record a run, and the bytes of the state after it, by device name; None if they were not measured."""
         self.runs += 1
-        if found is None:
+        if self.convoy is not None:
+            self.growth, self.bytes = self.convoy.column, self.convoy.bytes
+            self.measured = self.runs, self.bytes
+        elif found is None:
             self.bytes = self.bytes + self.growth
         else:
             runs, before = self.measured
@@ -145,6 +208,7 @@ class Line:
             replay: whether the request ran a kept input again.
         """
         self.fresh = False
+        self.tokens += sum(inputs[_TOKENS].shape[-1:]) if _TOKENS in inputs else 0
         if self.recompute:
             if not replay:
                 self.inputs.append({name: np.array(value) for name, value in inputs.items()})
@@ -158,7 +222,7 @@ class Line:
             for_good: whether the state cannot be recomputed, even if inputs are kept.
         """
         if self.recompute and not for_good:
-            self.ran = 0
+            self.ran = self.tokens = 0
             self.empty()
         elif self.lost is None and not (self.fresh and self.slot is None):
             self.lost = str(why)

@@ -16,6 +16,7 @@ from placeit.serving.answers import fail
 from placeit.serving.batching import Batches, Joining
 from placeit.serving.replica import Replace, Replacement, Replica
 from placeit.serving.replica_thread import ReplicaThread
+from placeit.serving.stepping import Stepping, Steps
 
 __all__ = ["Replacing"]
 
@@ -29,6 +30,7 @@ class Replacing(Admitting):
         replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
         joining: rules by which requests are joined; None if they are not. Batches are measured on each executor at first.
+        steps: rules by which steps of sequences are joined; None if they are not. They are tried on each executor at first.
 
     Attributes:
         vacant: number of lost executors that no other one has replaced.
@@ -41,9 +43,10 @@ class Replacing(Admitting):
         replace: Replace | None,
         state_memory: float | None,
         joining: Joining | None,
+        steps: Steps | None,
     ) -> None:
         super().__init__(executors[0], queue, state_memory)
-        self._joining = joining
+        self._joining, self._steps = joining, steps
         self._replace, self._replacing = replace, 0
         self.vacant = 0
         made = [self._made(executor) for executor in executors]
@@ -70,8 +73,9 @@ class Replacing(Admitting):
     def _made(self, executor: PlanExecutor, replacement: Replacement | None = None, *, every: int = 0) -> ReplicaThread:
         """Make a replica, which the caller adds and starts."""
         batches = Batches() if self._joining is None else self._joining.on(executor)
+        stepping = None if self._steps is None else Stepping(self._steps, executor)
         replica = ReplicaThread(self, executor, self.lose, replacement, every=every)
-        replica.batches = batches
+        replica.batches, replica.stepping = batches, stepping
         return replica
 
     def _add(self, replica: Replica) -> None:

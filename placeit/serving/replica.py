@@ -17,6 +17,7 @@ from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Pending
 from placeit.serving.batching import Batches
+from placeit.serving.stepping import Stepping
 
 __all__ = ["Replace", "Replacement", "Replica"]
 
@@ -70,6 +71,7 @@ class Replica:
         failures: failures in a row that no request caused.
         ready: when it was made, in seconds of ``time.perf_counter``.
         batches: how many rows its executor runs as one.
+        stepping: joins the steps of its sequences; None if the model has no such steps.
         gone: opens when its thread has nothing left to do.
     """
 
@@ -82,6 +84,7 @@ class Replica:
         self.flying: list[Pending] = []
         self.lost = self.retired = False
         self.batches = Batches()
+        self.stepping: Stepping | None = None
         self.failures = 0
         self._thread = 0
         self._worker = Worker("placeit serving")
@@ -101,6 +104,11 @@ class Replica:
     def runs(self) -> int:
         """Number of runs in flight of requests of no sequence that need Python; a batch is one run."""
         return sum(request.line is None and not request.riding for request in self.flying)
+
+    @property
+    def steps(self) -> int:
+        """Number of runs in flight of steps that may be joined; a joined step is one run."""
+        return sum(request.step and not request.riding for request in self.flying)
 
     @property
     def busy(self) -> bool:

@@ -20,6 +20,7 @@ from placeit.serving.admitting import Admitting
 from placeit.serving.answers import Answer, Pending
 from placeit.serving.batching import Batch, Probe, Prober, rows_of
 from placeit.serving.replica import Replacement, Replica
+from placeit.serving.stepping import Step
 
 __all__ = ["ReplicaThread"]
 
@@ -96,7 +97,7 @@ class ReplicaThread(Replica):
         time.sleep(_PAUSE_S * 2**self.failures)
         return None
 
-    def take(self, *, room: bool) -> Pending | Batch | Probe | None:
+    def take(self, *, room: bool) -> Pending | Batch | Probe | Step | None:
         """See :class:`placeit.runtime.feed.Feed`."""
         if room and (probe := self._prober.take()) is not None:
             return probe
@@ -104,6 +105,13 @@ class ReplicaThread(Replica):
             begun = perf_counter()
             for request in requests:
                 request.future.begun = begun
+            if self.stepping is not None and requests[0].step:
+                try:
+                    return self.stepping.prepare(requests)
+                except Exception as error:  # noqa: BLE001 (there is no memory for their states together)
+                    self.executor.check()
+                    self._server.separate(self, requests, error)
+                    continue
             if len(requests) == 1:
                 return requests[0]
             with contextlib.suppress(Exception):  # there is no memory for their rows together
@@ -126,7 +134,7 @@ class ReplicaThread(Replica):
 
     def ended(
         self,
-        item: Pending | Batch | Probe,
+        item: Pending | Batch | Probe | Step,
         outputs: Mapping[str, NDArray[np.generic]],
         ran: Sequence[Ran],
         moved: Sequence[Moved],
@@ -135,11 +143,17 @@ class ReplicaThread(Replica):
         if isinstance(item, Probe):
             self._server.check_probe(item, dict(outputs))
             return
-        self._server.ran(self, item.rows)
+        step = isinstance(item, Step) or (isinstance(item, Pending) and item.step)
+        self._server.ran(self, 1 if isinstance(item, Pending) and step else item.rows, steps=step)
         if isinstance(item, Pending):
             self._ended(item, outputs, ran, moved)
             return
         parts = item.divided(outputs)
+        if isinstance(item, Step):
+            self._server.stepped(self, item)
+            for request, part in zip(item.requests, parts or (), strict=True):
+                self._ended(request, part, () if request.riding else ran, () if request.riding else moved)
+            return
         if parts is None:
             self._server.stop_joining("an output of a batch does not have a row for each row of the inputs")
             self._server.again(self, only=item.requests)
@@ -172,9 +186,16 @@ class ReplicaThread(Replica):
 
         item.future.end(tell)
 
-    def failed(self, item: Pending | Batch | Probe, error: PlaceitError, *, begun: bool = True) -> None:
+    def failed(self, item: Pending | Batch | Probe | Step, error: PlaceitError, *, begun: bool = True) -> None:
         """See :class:`placeit.runtime.feed.Feed`. The requests of a batch begin again, each alone."""
-        if isinstance(item, Batch):
+        if isinstance(item, Step):
+            if not begun:
+                self._server.separate(self, item.requests, error)
+                return
+            self._server.stepped(self, item, error)
+            for request in item.requests:
+                self._server.failed(self, request, error)
+        elif isinstance(item, Batch):
             self._server.again(self, only=item.requests)
         elif isinstance(item, Pending):
             self._server.failed(self, item, error, begun=begun)

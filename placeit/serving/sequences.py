@@ -15,7 +15,7 @@ from placeit.core.threads import CHECK_S, Gate
 from placeit.core.units import about_bytes
 from placeit.devices.host import free_bytes
 from placeit.runtime.calls import failure_of
-from placeit.serving.answers import Pending
+from placeit.serving.answers import Pending, interruption
 from placeit.serving.line import Home, Line
 from placeit.serving.replica import Replica
 from placeit.serving.waiting import Waiting
@@ -120,23 +120,32 @@ class Sequences:
 
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
-    def next(self, replica: Replica) -> Pending | None:
-        """Return the first request of a sequence that may begin on a replica; None if no such request waits. With the lock."""
+    def next(self, replica: Replica) -> list[Pending]:
+        """Return the requests of sequences that a replica runs next, as one; empty if none may begin. With the lock."""
         if not replica.able or replica.exploring:
-            return None
+            return []
+        steps = list[Pending]()
         for line in self._waiting.lines:
             request = self._waiting.first(line)
             if line.replica in (replica, None) and request is not None and line.may_begin(request.position):
                 if line.behind and request.resets == line.begun:
-                    return Pending(line.inputs[line.ran], math.inf, line=line, resets=line.begun, replay=True)
-                return request
-        return None
+                    return [Pending(line.inputs[line.ran], math.inf, line=line, resets=line.begun, replay=True)]
+                request.step = replica.stepping is not None and replica.stepping.is_step(line, request)
+                if not request.step:
+                    return [request]
+                steps.append(request)
+        if replica.stepping is None or not steps:
+            return []
+        lines = sum(line.replica is replica for line in self._lines.values())
+        return replica.stepping.choose(steps, replica.steps, lines, lambda more: self._lacks(replica, more) is None)
 
     def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
         """Bring the slot of a sequence to the state that a request continues from; on the replica's thread."""
         if line.slot is None:
             self._settle(line, replica, here=True)
         self._carry_out_resets(line, request.resets)
+        if not request.step:
+            line.separate()
         line.check_known()
         with self._lock:
             self._check_room(line, replica, line.growth)
@@ -146,7 +155,7 @@ class Sequences:
         with self._lock:
             due = line.due or self.bytes > _NEAR * self.most
         found = None
-        if due and line.slot is not None:
+        if due and line.slot is not None and line.convoy is None:
             with contextlib.suppress(Exception):  # the next request reports the error
                 found = line.slot.state_bytes()
         with self._lock:
@@ -164,7 +173,7 @@ class Sequences:
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
         """Record that a request in flight has to begin again; return the error if it cannot, else None. With the lock."""
         if request.started:
-            line.failed(why or ExecutionError("A request of it was interrupted by an error of the server's."))
+            line.failed(why or interruption())
         line.flying, request.started, request.settled = False, False, True
         line.note()
         return None if line.lost is None else StateLostError(line.number, line.lost)
@@ -173,6 +182,7 @@ class Sequences:
         """Record that all slots of a replica are lost; with the lock."""
         for line in self._lines.values():
             if line.replica is replica:
+                line.leave()
                 line.replica = line.slot = None
                 line.least = Counter()
                 line.failed(why)
@@ -216,18 +226,22 @@ class Sequences:
 
     def _check_room(self, line: Line, home: Home, more: Counter[str]) -> None:
         """Raise StateMemoryError if there is no room for ``more`` bytes of state, by device name; with the lock."""
+        if (lack := self._lacks(home, more)) is not None:
+            raise StateMemoryError(
+                f"The state of sequence {line.number} has no room: the states of {len(self._lines)} sequences would take "
+                f"{lack}. Close or reset others, or allow more (state_memory=)."
+            )
+
+    def _lacks(self, home: Home, more: Counter[str]) -> str | None:
+        """Return which memory ``more`` bytes of state would exceed, None if there is room for them; with the lock."""
         total = self.bytes + more.total()
         what, taken, most = "all devices", total, self.most
         for device, room in home.executor.room_for_state.items():
             here = sum(other.bytes[device] for other in self._lines.values()) + more[device]
             if here > _OF_DEVICE * room:
                 what, taken, most = device, here, _OF_DEVICE * room
-        if taken > most and taken > 0:
-            raise StateMemoryError(
-                f"The state of sequence {line.number} has no room: the states of {len(self._lines)} sequences would take "
-                f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there. Close or reset others, or allow more "
-                "(state_memory=)."
-            )
+        exceeds = taken > most and taken > 0
+        return f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there" if exceeds else None
 
     def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
         """Give a sequence a slot, on the wanted replica if it may take requests, else on the one with the fewest sequences."""
@@ -271,6 +285,8 @@ class Sequences:
     def _carry_out_resets(self, line: Line, resets: int) -> None:
         """Reset the slot of an idle sequence to the initial state, if a reset or a recomputation is due."""
         due = resets > line.begun
+        if due:
+            line.leave()
         if line.slot is not None and (due or (line.recompute and line.ran == 0)):
             line.slot.reset_state()
         if due:
@@ -309,12 +325,12 @@ class Sequences:
     def _is_idle(self, line: Line, hold: int) -> bool:
         """Return whether no thread uses a sequence's state, and its first ``hold`` requests have ended; with the lock."""
         first = self._waiting.first(line)
-        return not line.flying and line.moving is None and (first is None or first.position > hold)
+        return not line.busy and line.moving is None and (first is None or first.position > hold)
 
 
-def _states(line: Line) -> dict[str, Any] | None:
+def _states(line: Line) -> Mapping[str, Any] | None:
     """Return copies of an idle sequence's states; None if it has the initial state, or has to recompute it."""
-    return None if line.slot is None or line.fresh or line.behind else line.slot.states()
+    return None if line.fresh or line.behind else line.states
 
 
 def _is_on(line: Line, replicas: Collection[Home]) -> bool:
@@ -323,6 +339,7 @@ def _is_on(line: Line, replicas: Collection[Home]) -> bool:
 
 def _release(line: Line) -> None:
     """Release the slot of a sequence, if it has one."""
+    line.leave()
     if line.replica is not None and line.slot is not None:
         line.replica.executor.close_slot(line.slot)
     line.replica = line.slot = None

@@ -27,6 +27,7 @@ from placeit.serving.replacing import Replacing
 from placeit.serving.replica import Replace, Replacement
 from placeit.serving.sequence import Sequence
 from placeit.serving.stats import ServerStats
+from placeit.serving.stepping import Stepping, Steps
 
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
@@ -56,6 +57,7 @@ class Server(Replacing, Watched):
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
             device they may never take more than nine tenths of what it may hold besides weights.
         joining: rules by which requests that wait are joined, and run as one; None to run each alone.
+        steps: rules by which steps of sequences that wait are joined, and run as one; None to run each alone.
 
     Attributes:
         busy: seconds that segments ran, by device name.
@@ -74,6 +76,7 @@ class Server(Replacing, Watched):
         replace: Replace | None = None,
         state_memory: float | None = None,
         joining: Joining | None = None,
+        steps: Steps | None = None,
     ) -> None:
         if not executors:
             raise UsageError("A server needs an executor at least.")
@@ -82,7 +85,7 @@ class Server(Replacing, Watched):
         if queue < 1:
             raise UsageError(f"A server lets at least one request wait; got {queue}.")
         self._watchers: list[Closable] = []
-        super().__init__(executors, queue, replace, state_memory, joining)
+        super().__init__(executors, queue, replace, state_memory, joining, steps)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +156,7 @@ class Server(Replacing, Watched):
             outcomes, latency_s, busy = history.outcomes.copy(), history.latency_s, history.busy.copy()
             waiting, replicas = self.waiting, self._replicas
             sequences, state_bytes, batches = len(self.sequences), self.sequences.bytes, history.batches.copy()
-            runs = history.runs
+            runs, steps = history.runs, history.steps.copy()
             in_flight = 0 if self._over else len(self._flying())
         devices = {device.name: device for replica in replicas for device in replica.executor.devices()}
         for name in busy:
@@ -170,6 +173,7 @@ class Server(Replacing, Watched):
             sequences=sequences,
             state_bytes=state_bytes,
             batches=batches,
+            steps=steps,
             runs=runs,
             devices=tuple(changed(device, busy_s=busy.get(name, 0.0)) for name, device in devices.items()),
             events=history.events(),
@@ -186,6 +190,11 @@ class Server(Replacing, Watched):
     def batches(self) -> list[Batches]:
         """The batches of each executor that serves requests now: how many rows, measured times, or why there are none."""
         return [replica.batches for replica in self._replicas if replica.able]
+
+    @property
+    def stepping(self) -> list[Stepping]:
+        """For each executor that serves requests now: how many steps it joins at most, or why none; empty without a decoder."""
+        return [replica.stepping for replica in self._replicas if replica.able and replica.stepping is not None]
 
     @property
     def refinement(self) -> Refinement | None:

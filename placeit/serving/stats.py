@@ -37,6 +37,8 @@ class ServerStats:
         state_bytes: bytes of their states.
         batches: number of runs of one request or several joined ones, by the number of their rows; empty if the server joins no
             requests.
+        steps: number of runs of single tokens of texts, by the number of texts whose tokens are joined in the run; empty if the
+            server joins no steps.
         runs: number of runs that have ended well, each of one request or of several joined ones.
     """
 
@@ -53,6 +55,7 @@ class ServerStats:
     sequences: int = 0
     state_bytes: int = 0
     batches: Mapping[int, int] = field(default_factory=dict)
+    steps: Mapping[int, int] = field(default_factory=dict)
     runs: int = 0
 
     @property

@@ -82,7 +82,7 @@ class Turns:
         """Wake the replicas whose turn it is to take a waiting request, if they have room; with the lock."""
         following = None if self._waiting.first() is None else self._next()
         for replica in self._replicas if self._waiting else ():
-            if replica is following or self.sequences.next(replica) is not None:
+            if replica is following or self.sequences.next(replica):
                 replica.bell.ring()
 
     def _next(self) -> Replica | None:

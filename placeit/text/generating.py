@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 import numpy as np
@@ -12,8 +15,9 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model, TensorSpec
 from placeit.backends.folder import tokenizer_folder
-from placeit.core.errors import UsageError
-from placeit.serving.server import Server
+from placeit.core.errors import QueueFullError, UsageError
+from placeit.serving.sequence import Sequence as OpenSequence
+from placeit.serving.server import Answer, Outputs, Server
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
 
@@ -21,6 +25,7 @@ __all__ = ["Piece", "TextModel", "Wanted"]
 
 _LOGITS = "logits"
 _MOST_STOPS = 16
+_AHEAD = 8  # pieces that a text is generated ahead of its reader
 _KNOWN = ("input_ids", "attention_mask", "position_ids", "beam_idx", "token_type_ids")
 
 
@@ -138,25 +143,16 @@ class TextModel:
             StateMemoryError: there is no memory for the state of another text.
             ExecutionError: a device fails, or computes no numbers.
         """
-        most, stops = self.room(prompt, wanted), _Stops(wanted.stop)
-        sampler, decode = Sampler(wanted.sampling), self.tokenizer.decoder(prompt)
+        most = self.room(prompt, wanted)
         with self._server.sequence() as sequence:
-            new, past = list(prompt), 0
-            for count in range(1, most + 1):
-                logits = sequence.run(self._step(new, past))[_LOGITS]
-                past += len(new)
-                token = sampler.choose(np.asarray(logits)[0, -1])
-                if token in self.tokenizer.ends:
-                    yield Piece(stops.rest(), count, "stop")
-                    return
-                text, stopped = stops.pass_on(decode(token))
-                if stopped or count == most:
-                    yield Piece(text if stopped else text + stops.rest(), count, "stop" if stopped else "length")
-                    return
-                yield Piece(text, count)
-                new = [token]
+            text = _Text(self, self._server, sequence, prompt, replace(wanted, most=most))
+            try:
+                yield from text.pieces()
+            finally:
+                text.close()
 
-    def _step(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
+    def inputs_of(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
+        """Return the inputs of the decoder for tokens that follow ``past`` others."""
         end = past + len(tokens)
         every = (
             np.array([tokens]),
@@ -170,6 +166,93 @@ class TextModel:
             for name, value in zip(_KNOWN, every, strict=True)
             if name in self._inputs
         }
+
+
+class _Text:
+    """A text in the making.
+
+    The thread of the server that ends a step also chooses the token and submits the next step. So the steps of several texts
+    that have run together wait together, and no time passes in between.
+
+    Args:
+        model: generates it.
+        server: runs the model.
+        sequence: of the server, for this text alone.
+        prompt: its tokens.
+        wanted: with the number of tokens.
+    """
+
+    def __init__(self, model: TextModel, server: Server, sequence: OpenSequence, prompt: Sequence[int], wanted: Wanted) -> None:
+        self._model, self._server, self._sequence, self._most = model, server, sequence, wanted.most
+        self._sampler, self._stops = Sampler(wanted.sampling), _Stops(wanted.stop)
+        self._decode = model.tokenizer.decoder(prompt)
+        self._new, self._past, self._count = list(prompt), 0, 0
+        self._made = SimpleQueue[Piece | Exception | None]()
+        self._turn = threading.Lock()
+        self._answer: Answer | None = None  # of the step in flight
+        self._paused = self._closed = False
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """Yield the pieces. The text is generated at most a few pieces ahead of its reader."""
+        self._submit()
+        while True:
+            piece = self._made.get()
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                self._submit()
+                continue
+            with self._turn:
+                resumes = self._paused and self._made.qsize() < _AHEAD
+                self._paused &= not resumes
+            if resumes:
+                self._submit()
+            yield piece
+            if piece.end is not None:
+                return
+
+    def close(self) -> None:
+        """End the text. Unless the caller is a thread of the server, wait for the step that runs."""
+        self._closed = True
+        answer = self._answer
+        if answer is not None and not answer.cancel() and not self._server.is_here:
+            answer.exception()
+
+    def _submit(self) -> None:
+        answer = self._answer = self._sequence.submit(self._model.inputs_of(self._new, self._past))
+        answer.add_done_callback(self._ended)
+
+    def _ended(self, answer: Future[Outputs]) -> None:
+        """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
+        if self._closed:
+            return
+        try:
+            goes_on = self._chosen(answer.result())
+            with self._turn:
+                self._paused = goes_on and self._made.qsize() >= _AHEAD
+            if goes_on and not self._paused:
+                self._submit()
+        except QueueFullError:
+            self._made.put(None)  # the reader waits for room
+        except Exception as error:  # noqa: BLE001 (it is for the reader)
+            self._made.put(error)
+
+    def _chosen(self, outputs: Outputs) -> bool:
+        """Choose the token after a step, and pass on its piece; return whether the text goes on."""
+        self._past += len(self._new)
+        self._count += 1
+        token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
+        if token in self._model.tokenizer.ends:
+            self._made.put(Piece(self._stops.rest(), self._count, "stop"))
+            return False
+        text, stopped = self._stops.pass_on(self._decode(token))
+        if stopped or self._count == self._most:
+            text = text if stopped else text + self._stops.rest()
+            self._made.put(Piece(text, self._count, "stop" if stopped else "length"))
+            return False
+        self._new = [token]
+        self._made.put(Piece(text, self._count))
+        return True
 
 
 def _longest(path: Path, tokens: TensorSpec) -> int:

@@ -20,6 +20,7 @@ from placeit.serving.batching import Joining, why_fixed
 from placeit.serving.load_run import RateReport, keep_busy, offer
 from placeit.serving.refinement import Limits
 from placeit.serving.server import Server
+from placeit.serving.stepping import Steps
 from placeit.workbench.adapting import Adapter
 from placeit.workbench.opened import Workbench
 from placeit.workbench.options import Traffic
@@ -29,7 +30,7 @@ from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "adapting", "executors", "joining", "measure", "refining"]
+__all__ = ["Watch", "adapting", "executors", "joining", "measure", "refining", "steps"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
@@ -83,6 +84,11 @@ def refining(
     server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
     server.attend(Refiner(server, proposals, limits))
     return server
+
+
+def steps(session: Workbench) -> Steps | None:
+    """Return the rules by which a server joins steps of texts; None if the model is no decoder with state."""
+    return Steps.of(session.model, session.tolerance)
 
 
 def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | None:

@@ -17,6 +17,8 @@ __all__ = ["resolve_sizes"]
 _OF_STEP = frozenset((*TOKENS, "token_type_ids", "position_ids"))  # inputs with a value for each token of a step
 _SUGGESTED = 1024  # tokens, in messages
 _SHORTEST = 2  # tokens: a prompt, and one that follows
+_ROWS = SizeRange(1, 64, (1,))  # texts in a step: one at a time, or the texts that a server joins
+_BEAMS = "beam_idx"  # input that says which row of the state each row of a step continues
 
 
 def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, *, stateful: bool) -> Resolved:
@@ -39,7 +41,8 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, *, state
                 f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context says "
                 f"nothing about its inputs ({', '.join(partial)}): give --input-shape instead of --context."
             )
-        sizes = replace(sizes, shapes={**_shapes(partial, sizes.context, sizes.batch or 1), **sizes.shapes})
+        rows = sizes.batch or (_ROWS if _BEAMS in partial and not sizes.shapes else 1)
+        sizes = replace(sizes, shapes={**_shapes(partial, sizes.context, rows), **sizes.shapes})
     try:
         return resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
@@ -49,10 +52,11 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, *, state
         raise
 
 
-def _shapes(partial: Mapping[str, Any], context: int, batch: int) -> dict[str, tuple[int | SizeRange, ...]]:
+def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) -> dict[str, tuple[int | SizeRange, ...]]:
     """Return the shapes of the inputs whose meaning is known by their names.
 
     A placement is sought for texts of half prompt and half answer: a prompt, and as many steps of a token as it has tokens.
+    A range for the batch holds only if the model leaves the batch of all these inputs open; else the batch is 1.
     """
     if context < _SHORTEST:
         raise UsageError(f"A context has at least {_SHORTEST} tokens, one of a prompt and one that follows; got {context}.")
@@ -60,6 +64,10 @@ def _shapes(partial: Mapping[str, Any], context: int, batch: int) -> dict[str, t
     times = (1, context - prompt)
     step, text = SizeRange(1, context, (prompt, 1), times), SizeRange(1, context, (prompt, prompt + 1), times)
     found: dict[str, tuple[int | SizeRange, ...]] = {}
+    if not isinstance(batch, int) and any(
+        shape.rank.is_static and shape[_batch_axis(name, shape)].is_static for name, shape in partial.items()
+    ):
+        batch = 1
     for name, shape in partial.items():
         rank = len(shape) if shape.rank.is_static else 0
         if name in _OF_STEP and rank == len(("batch", "tokens")):
@@ -70,6 +78,10 @@ def _shapes(partial: Mapping[str, Any], context: int, batch: int) -> dict[str, t
             found[name] = (shape[0].get_length(), batch, step)
         elif name == "attention_mask" and rank == len(("batch", "text")):
             found[name] = (batch, text)
-        elif name == "beam_idx" and rank == 1:
+        elif name == _BEAMS and rank == 1:
             found[name] = (batch,)
     return found
+
+
+def _batch_axis(name: str, shape: Any) -> int:
+    return int(name == "position_ids" and len(shape) == len(("kinds", "batch", "tokens")))

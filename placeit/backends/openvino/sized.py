@@ -74,12 +74,12 @@ class Sized:
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
         try:
-            self._nodes, self._model = _nodes_of(model, typical.inputs, typical.state)
+            self._nodes, self._model, after = _nodes_of(model, typical.inputs, typical.state)
         except RuntimeError as error:
             raise ModelError(
                 f"The typical sizes of the inputs do not fit each other: {str(error).strip().splitlines()[-1]}"
             ) from error
-        self.state_after = _length_after(model, self._nodes, typical.state or 0)
+        self.state_after = typical.state or 0 if after is None else after
 
     @classmethod
     def all(cls, model: Any, points: Points) -> list[Self]:
@@ -95,8 +95,14 @@ class Sized:
         return self._nodes[name].get_output_partial_shape(port)
 
 
-def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int | None) -> tuple[dict[str, Any], Any]:
-    """Infer all shapes in a copy, in which state of a known length is read from parameters. Raises RuntimeError."""
+def _nodes_of(
+    model: Any, inputs: Sequence[tuple[int, ...] | None], length: int | None
+) -> tuple[dict[str, Any], Any, int | None]:
+    """Infer all shapes in a copy, in which state of a known length is read from parameters. Raises RuntimeError.
+
+    Returns:
+        The nodes by name; the copy; and the length of the state after a run, None if that is unknown.
+    """
     copy = model.clone()
     for parameter, shape in zip(copy.get_parameters(), inputs, strict=False):
         if shape is not None:
@@ -104,7 +110,7 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int 
     copy.validate_nodes_and_infer_types()
     nodes = {node.get_friendly_name(): node for node in copy.get_ops()}
     if length is None:
-        return nodes, copy
+        return nodes, copy, None
     written = {
         node.get_variable_id(): node.get_input_partial_shape(0) for node in nodes.values() if node.get_type_name() == "Assign"
     }
@@ -126,18 +132,22 @@ def _nodes_of(model: Any, inputs: Sequence[tuple[int, ...] | None], length: int 
             if keys.is_static and mask.is_static and len(mask) > 0 and mask.to_shape()[-1] not in (1, keys.to_shape()[-2]):
                 # a single key would be broadcast, which no attention kernel does
                 raise RuntimeError("Attention mask is not as long as the keys.")
-    return nodes | dict(stand_ins), copy
+    return nodes | dict(stand_ins), copy, _length_after(copy, written)
 
 
-def _length_after(model: Any, nodes: Mapping[str, Any], length: int) -> int:
-    """Return the length of states that are written along an open dimension; if none is, the length of the states read."""
+def _length_after(model: Any, before: Mapping[str, Any]) -> int | None:
+    """Return the length that a state is written with along the dimension that grows; None if no state grows.
+
+    Args:
+        model: has all shapes inferred.
+        before: the shapes in which states are written, by variable, while the length that they are read with is open.
+    """
     for write in model.get_sinks():
-        shape = write.get_input_partial_shape(0)
-        for axis, size in enumerate(shape if shape.rank.is_static else ()):
-            written = nodes[write.get_friendly_name()].get_input_partial_shape(0)[axis]
-            if size.is_dynamic and written.is_static:
-                return int(written.get_length())
-    return length
+        written, known = write.get_input_partial_shape(0), before[write.get_variable_id()]
+        for axis, size in enumerate(known if known.rank.is_static else ()):
+            if size.is_dynamic and written[axis].is_static:
+                return int(written[axis].get_length())
+    return None
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:

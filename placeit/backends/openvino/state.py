@@ -214,7 +214,8 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
 def fix_initial_states(model: Any) -> None:
     """Make initial values of states constants where they are one number, in a shape that does not depend on an input's size.
 
-    optimum-intel computes them from the inputs. A segment without these inputs would have to be told the shape by another
+    If only the batch is open, the constant has one row, which a list of beams repeats. optimum-intel computes initial values
+    from the inputs. A segment without these inputs would have to be told the shape by another
     segment, and OpenVINO compiles no state whose initial shape is less known than its own.
 
     Args:
@@ -225,16 +226,25 @@ def fix_initial_states(model: Any) -> None:
             continue
         value = read.input_value(0)
         made = value.get_node()
-        if made.get_type_name() != "Broadcast" or value.get_partial_shape().is_dynamic:
+        sizes = list(value.get_partial_shape()) if value.get_partial_shape().rank.is_static else []
+        least = int(_is_gathered(read))  # sizes before that are open
+        if made.get_type_name() != "Broadcast" or not sizes or any(size.is_dynamic for size in sizes[least:]):
             continue
+        shape = [size.get_length() if size.is_static else 1 for size in sizes]
         number = made.input_value(0).get_node()
         while number.get_type_name() == "Convert":
             number = number.input_value(0).get_node()
         if number.get_type_name() == "Constant" and number.data.size == 1:
-            known = openvino.op.Constant(value.get_element_type(), value.get_shape(), [number.data.item()])
+            known = openvino.op.Constant(value.get_element_type(), openvino.Shape(shape), [number.data.item()])
             known.set_friendly_name(f"{read.get_friendly_name()}/initial")
             read.input(0).replace_source_output(known.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _is_gathered(read: Any) -> bool:
+    """Return whether the values of a state are read by ``Gather`` alone, which selects rows by a list of beams."""
+    readers = {value.get_node().get_type_name() for value in read.output(0).get_target_inputs()}
+    return readers <= {"Gather", "ShapeOf"}
 
 
 def fuse_with_attention(model: Any) -> None:

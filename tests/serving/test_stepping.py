@@ -1,0 +1,280 @@
+"""Joined steps: tokens of several texts that one run of a decoder computes, and what each text gets of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from examples.decoder import TINY, build_decoder, write_decoder
+from placeit.backends.openvino.reader import load
+from placeit.core.address import Address
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeadlineError, StateLostError, StateMemoryError
+from placeit.core.telemetry import import_openvino
+from placeit.devices.host import allowed_cores
+from placeit.planning.coarsen import coarsen
+from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.runtime import Runtime
+from placeit.serving.server import Answer, Server
+from placeit.serving.stepping import Steps
+from placeit.text.generating import TextModel, Wanted
+from placeit.text.sampling import Sampling
+from tests.runtime.test_faults import CORES, Troubled
+from tests.small_texts import served, write_folder
+from tests.text_steps import feed
+
+openvino = import_openvino()
+
+BEAMS = {"beam_idx": np.zeros(1, np.int32)}
+PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [13], [40, 50, 60, 70]]
+Logits = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with served(folder) as (_, made):
+        yield made
+
+
+class Plain:
+    """A text of plain OpenVINO with the uncut model."""
+
+    def __init__(self, path: Path) -> None:
+        self._request = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        self._past = 0
+
+    def run(self, tokens: Sequence[int]) -> Logits:
+        inputs = feed(tokens, self._past)
+        self._past += len(tokens)
+        return np.array(self._request.infer(inputs | BEAMS)["logits"][0, -1])
+
+
+class Served:
+    """A text of a server, beside the text of plain OpenVINO that it has to equal."""
+
+    def __init__(self, server: Server, folder: Path, prompt: Sequence[int], *, recompute: bool = False) -> None:
+        self.sequence, self._plain = server.sequence(recompute=recompute), Plain(folder / "openvino_model.xml")
+        self._past = 0
+        self.check(self.submit(prompt), prompt)
+
+    def inputs(self, tokens: Sequence[int]) -> dict[str, Any]:
+        return feed(tokens, self._past) | BEAMS
+
+    def submit(self, tokens: Sequence[int], **options: Any) -> Answer:
+        return self.sequence.submit(self.inputs(tokens), **options)
+
+    def check(self, answer: Answer, tokens: Sequence[int]) -> None:
+        """Compare a step with plain OpenVINO's."""
+        expected = self._plain.run(tokens)
+        np.testing.assert_allclose(answer.result(60)["logits"][0, -1], expected, atol=1e-4)
+        self._past += len(tokens)
+
+
+@contextmanager
+def held(server: Server) -> Iterator[None]:
+    """Keep a server from beginning requests, so that all that is submitted in the context waits at the same time."""
+    here, begun, go = threading.get_ident(), threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        if threading.get_ident() != here:  # else the request has ended before it could have a callback
+            begun.set()
+            go.wait(60)
+
+    while not begun.wait(0.01):
+        server.submit(feed([1], 0) | BEAMS).add_done_callback(hold)
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def step(server: Server, texts: Sequence[Served], token: int) -> None:
+    """Have texts go on by a token, all at the same time."""
+    with held(server):
+        answers = [text.submit([token + k]) for k, text in enumerate(texts)]
+    for k, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        text.check(answer, [token + k])
+
+
+def runs(server: Server, act: Callable[[], object]) -> dict[int, int]:
+    """Return how many runs of steps something took, by the number of texts in each."""
+    before = server.stats().steps
+    act()
+    return dict(server.stats().steps - before)  # type: ignore[operator]
+
+
+def test_steps_that_wait_at_the_same_time_are_one_run_and_equal_single_steps(server: Server, folder: Path) -> None:
+    texts = [Served(server, folder, prompt) for prompt in PROMPTS]
+    assert runs(server, lambda: step(server, texts, 20)) == {4: 1}
+    assert runs(server, lambda: step(server, texts[:2], 30)) == {2: 1}  # the others' rows have no step
+    assert runs(server, lambda: step(server, texts[3:], 40)) == {1: 1}
+    texts[1].sequence.close()
+    left = [texts[0], *texts[2:]]
+    assert runs(server, lambda: step(server, left, 50)) == {3: 1}
+    late = Served(server, folder, [5] * 12)
+    assert runs(server, lambda: step(server, [*left, late], 60)) == {4: 1}
+    for text in (late, *left):
+        text.sequence.close()
+    assert (server.stats().sequences, server.stats().state_bytes) == (0, 0)
+    assert server.repeated == 0
+
+
+def test_texts_are_divided_among_runs_that_keep_two_devices_busy(folder: Path) -> None:
+    with served(folder, "CPU@0,CPU@1") as (_, server):
+        texts = [Served(server, folder, prompt) for prompt in PROMPTS]
+        for token in (20, 30, 40):
+            assert runs(server, lambda token=token: step(server, texts, token)) == {2: 2}
+
+
+def test_a_text_leaves_with_its_state_when_it_is_forked_or_has_more_than_a_token(server: Server, folder: Path) -> None:
+    first, second, third = texts = [Served(server, folder, prompt) for prompt in PROMPTS[:3]]
+    step(server, texts, 20)
+    first.check(first.submit([7, 8]), [7, 8])
+    inputs = second.inputs([30])
+    with second.sequence.fork() as fork:
+        forked = fork.run(inputs)["logits"]
+    second.check(second.submit([30]), [30])
+    third.sequence.reset()
+    reset = third.sequence.run(feed(PROMPTS[0], 0) | BEAMS)["logits"]
+    again = Served(server, folder, PROMPTS[1])
+    again.check(again.submit([20 + 1]), [20 + 1])
+    again.check(expected := again.submit([30]), [30])
+    np.testing.assert_allclose(forked, expected.result()["logits"], atol=1e-4)
+    np.testing.assert_allclose(reset[0, -1], Plain(folder / "openvino_model.xml").run(PROMPTS[0]), atol=1e-4)
+    step(server, [first, again, second], 40)
+    for text in (*texts, again):
+        text.sequence.close()
+
+
+def test_a_step_that_cannot_run_ends_alone_and_the_others_go_on(server: Server, folder: Path) -> None:
+    texts = [Served(server, folder, prompt) for prompt in PROMPTS]
+    step(server, texts, 20)
+    wrong = texts[0].inputs([5])
+    wrong["attention_mask"] = wrong["attention_mask"][:, 1:]
+    with held(server):
+        failing = texts[0].sequence.submit(wrong)
+        late = texts[1].submit([21], start_within_s=1e-9)
+        cancelled = texts[2].submit([22])
+        assert cancelled.cancel()
+        well = texts[3].submit([23])
+    texts[3].check(well, [23])
+    assert failing.exception(60) is not None
+    assert isinstance(late.exception(60), DeadlineError)
+    with pytest.raises(StateLostError):
+        texts[0].sequence.run(texts[0].inputs([5]))
+    step(server, texts[1:], 30)
+    for text in texts:
+        text.sequence.close()
+
+
+def test_states_are_not_joined_where_their_padding_has_no_room_and_one_without_room_is_refused(folder: Path) -> None:
+    column = TINY.layers * 2 * TINY.groups * TINY.head * 4  # bytes of a token
+    with served(folder, state_memory=44.5 * column) as (_, server):
+        first, second = texts = [Served(server, folder, [1] * 4) for _ in range(2)]
+        for text, tokens in zip(texts, (26, 6), strict=True):
+            for _ in range(tokens):
+                text.check(text.submit([5]), [5])
+        assert runs(server, lambda: step(server, [first, second], 20)) == {1: 2}
+        assert server.stats().state_bytes == 42 * column
+        step(server, [first, second], 30)
+        with pytest.raises(StateMemoryError):
+            first.sequence.run(first.inputs([5]))
+        second.sequence.close()
+        first.check(first.submit([5]), [5])
+
+
+def test_a_device_that_fails_loses_the_states_that_it_steps_and_those_with_inputs_are_computed_anew(folder: Path) -> None:
+    device = Device("a", "openvino", Address("CPU", CORES[:1]), all_cores=allowed_cores())
+    troubled = Troubled(device_kind(device).open(device, "f32"))
+    model = load(folder / "openvino_model.xml", context=64)
+    grouping = coarsen(model.graph, keep_together=model.together, co_locate=False)
+    with Runtime(model, grouping, Cluster((device,), {}), devices=[troubled]) as runtime:
+        groups = len(grouping.groups)
+        plan = Segmenter(grouping, Costs.zero(groups, runtime.cluster)).plan(np.zeros(groups, np.int32))
+        rules = Steps.of(model, 1e-3)
+        with Server([runtime.executor(plan)], steps=rules) as server:
+            texts = [Served(server, folder, prompt, recompute=k == 0) for k, prompt in enumerate(PROMPTS)]
+            step(server, texts[:3], 20)
+
+            def fail() -> None:
+                troubled.trouble = int
+                raise RuntimeError("put in")
+
+            with held(server):
+                answers = [text.submit([30 + k]) for k, text in enumerate(texts[:2])]
+                troubled.trouble = fail
+            for answer in answers:
+                assert "put in" in str(answer.exception(60))
+            for text in texts[1:3]:  # one of them had no step, but a row
+                with pytest.raises(StateLostError, match="put in"):
+                    text.sequence.run(text.inputs([40]))
+            assert runs(server, lambda: step(server, [texts[0], texts[3]], 40))
+            assert server.repeated == 0
+
+
+def test_steps_of_a_model_whose_rows_depend_on_each_other_are_not_joined(tmp_path: Path) -> None:
+    mixing = build_decoder(replace(TINY, vocabulary=256), beam_idx=True)
+    (result,) = mixing.get_results()
+    ops, logits = openvino.opset13, result.input_value(0)
+    mixed = ops.add(logits, ops.reduce_mean(logits, ops.constant([0]), keep_dims=True))
+    result.input(0).replace_source_output(mixed.output(0))
+    mixed.output(0).set_names({"logits"})
+    openvino.save_model(mixing, tmp_path / "mixing.xml", compress_to_fp16=False)
+    with served(tmp_path / "mixing.xml") as (_, server), ExitStack() as stack:
+        (stepping,) = server.stepping
+        assert stepping.most == 0
+        assert str(stepping.why).startswith("the outputs of joined steps differ from the outputs of single steps")
+        sequences = [stack.enter_context(server.sequence()) for _ in range(2)]
+        for past, tokens in ((0, [1, 2, 3]), (3, [4])):
+            answers = [one.submit(feed(tokens, past) | BEAMS) for one in sequences]
+            np.testing.assert_array_equal(*(answer.result(60)["logits"] for answer in answers))
+        assert not server.stats().steps
+
+
+def test_decoders_whose_steps_cannot_be_joined_say_why(folder: Path, tmp_path: Path) -> None:
+    path = folder / "openvino_model.xml"
+    alone = Steps.of(load(write_decoder(TINY, tmp_path / "alone.xml"), context=64), 1e-3)
+    single = Steps.of(load(path, context=64, batch=1), 1e-3)
+    assert alone is not None
+    assert single is not None
+    assert alone.why == "the model has no input 'beam_idx'"
+    assert single.why == "the first size of its input 'input_ids' is not open, as with --context and without --batch"
+
+
+def test_texts_that_are_generated_at_once_share_runs_and_have_the_tokens_of_single_ones(server: Server, folder: Path) -> None:
+    model = TextModel(server, load(folder / "openvino_model.xml", context=64))
+
+    def text(prompt: Sequence[int]) -> str:
+        return "".join(piece.text for piece in model.generate(prompt, Wanted(30, sampling=Sampling(temperature=0))))
+
+    expected = [text(prompt) for prompt in PROMPTS]
+    found: list[str] = []
+
+    def at_once() -> None:
+        with ThreadPoolExecutor(len(PROMPTS)) as threads:
+            with held(server):
+                futures = [threads.submit(text, prompt) for prompt in PROMPTS]
+                while server.stats().waiting < len(PROMPTS):
+                    threading.Event().wait(0.01)
+            found.extend(future.result(60) for future in futures)
+
+    counts = runs(server, at_once)
+    assert found == expected
+    assert max(counts) == len(PROMPTS)
+    assert sum(counts.values()) < sum(rows * count for rows, count in counts.items()) / 2
+    assert server.stats().sequences == 0
