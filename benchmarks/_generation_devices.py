@@ -6,8 +6,9 @@ import functools
 import itertools
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,14 @@ import numpy as np
 from benchmarks._generation_rivals import NAMES, Files, in_segments, plain_steps, session_of
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
-from examples.generate_text import generate
+from examples.generate_text import EVERY, generate, step_inputs
 from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
 from placeit.optimizer.options import Candidates
+from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.session import Session
 
 __all__ = ["CLUSTERS", "CORE_AND_GPU", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]
@@ -128,7 +130,7 @@ def _cluster(
 
 @contextmanager
 def _two_cores(files: Files, steps: int) -> Iterator[Session]:
-    with session_of(files.stateful, [f"CPU@{core}" for core in two_cores()], _PROMPT, steps) as session:
+    with session_of(files.stateful, [f"CPU@{core}" for core in two_cores()], _PROMPT, steps, names=files.names) as session:
         yield session
 
 
@@ -138,7 +140,7 @@ def _slow_core(files: Files, steps: int) -> Iterator[Session]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.yaml"
         path.write_text(f"devices:\n  fast: {{runs_on: CPU@{first}}}\n  slow: {{runs_on: CPU@{second}, slowdown: 1.5}}\n")
-        with session_of(files.stateful, path, _PROMPT, steps) as session:
+        with session_of(files.stateful, path, _PROMPT, steps, names=files.names) as session:
             yield session
 
 
@@ -166,7 +168,7 @@ def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
         try:
             connection.connect(ray.address, token=ray.token)
             try:
-                with session_of(files.stateful, devices, _PROMPT, steps, memory=memory) as session:
+                with session_of(files.stateful, devices, _PROMPT, steps, memory=memory, names=files.names) as session:
                     yield session
             finally:
                 connection.disconnect()
@@ -182,8 +184,30 @@ CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {
 }
 
 
+def _continued(sequence: OpenSequence, prompt: Sequence[int], tokens: int) -> Future[list[int]]:
+    """Continue a prompt by the most likely tokens, each chosen on the server's thread, as the server of texts does it."""
+    found, done = list[int](), Future[list[int]]()
+
+    def step(new: Sequence[int], past: int) -> None:
+        answer = sequence.submit(step_inputs(EVERY, new, past))
+        answer.add_done_callback(lambda ended: go_on(ended, past + len(new)))
+
+    def go_on(ended: Future[Any], past: int) -> None:
+        try:
+            found.append(int(ended.result()["logits"][0, -1].argmax()))
+            if len(found) < tokens:
+                step(found[-1:], past)
+            else:
+                done.set_result(found)
+        except PlaceitError as error:
+            done.set_exception(error)
+
+    step(prompt, 0)
+    return done
+
+
 def at_once(files: Files, args: Args, report: Report) -> None:
-    """Generate one text and eight at once over two equal devices, in turns of some tokens."""
+    """Generate one text and eight at once over two equal devices, in turns of some tokens; steps of the texts are joined."""
     random = np.random.default_rng(args.seed)
     prompts = random.integers(0, files.decoder.vocabulary, (_TEXTS, _PROMPT)).tolist()
     wanted = [reference(files.stateful, prompt, _TURN) for prompt in prompts]
@@ -191,7 +215,7 @@ def at_once(files: Files, args: Args, report: Report) -> None:
         if name in CLUSTERS:
             progress(f"{_TEXTS} texts on {name}")
             try:
-                with CLUSTERS[name](files, _TURN) as session:
+                with CLUSTERS[name](files.for_texts, _TURN) as session:
                     session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
                     _at_once(name, session, prompts, wanted, args, report)
             except (PlaceitError, ImportError) as error:
@@ -211,15 +235,16 @@ def _at_once(
     with ExitStack() as stack:
         server = stack.enter_context(session.serve(balanced(session)))
         sequences = [stack.enter_context(server.sequence()) for _ in prompts]
-        threads = stack.enter_context(ThreadPoolExecutor(_TEXTS))
+        for why in {stepping.why for stepping in server.stepping} - {None}:
+            report.note(f"  {cluster}: steps are not joined, as {why}")
 
-        def text(number: int) -> list[int]:
+        def text(number: int) -> Future[list[int]]:
             sequences[number].reset()
-            return generate(sequences[number].run, NAMES, prompts[number], _TURN)[0]
+            return _continued(sequences[number], prompts[number], _TURN)
 
         def seconds_per_token(texts: int) -> float:
             begin = time.perf_counter()
-            found = list(threads.map(text, range(texts)))
+            found = [future.result() for future in [text(number) for number in range(texts)]]
             taken = time.perf_counter() - begin
             differ.update(number for number, tokens in enumerate(found) if tokens != wanted[number])
             return taken / (texts * _TURN)
@@ -228,8 +253,10 @@ def _at_once(
         results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed, blocks=False)
         (executor,) = server.executors
         for name, timer in timers.items():
+            before = Counter(server.stats().steps)
             timer()
             measured, busy = results[name], executor.segment_seconds(last=True)
+            steps = Counter(server.stats().steps) - before
             report.row(
                 texts=name,
                 cluster=cluster,
@@ -238,6 +265,7 @@ def _at_once(
                 high=1 / measured.ci_low,
                 longest_segment_ms=float(busy.max()) * 1e3,
                 in_segments_ms=float(busy.sum()) * 1e3,
+                texts_per_step=sum(texts * runs for texts, runs in steps.items()) / steps.total() if steps else None,
             )
     one, several = results.values()
     ratio = faster(one, several)

@@ -23,6 +23,7 @@ from examples.decoder import Decoder, write_decoder
 from examples.generate_text import EVERY, shapes, step_inputs
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
+from placeit.core.sizes import SizeRange
 from placeit.core.telemetry import import_onnxruntime, import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.session import Session
@@ -61,6 +62,7 @@ KINDS = (ONE_CORE, ONE_DEVICE, ALL_CORES, SPLIT, ONNX_RUNTIME, SDPA, PAGED, TORC
 Steps: TypeAlias = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.generic]]
 """A function that runs a decoder on some tokens and its cache of earlier ones, and returns the logits of the last token."""
 
+_MOST_TEXTS = 64  # in a step
 _PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
@@ -72,11 +74,18 @@ class Files:
         decoder: its architecture.
         stateful: as IR, in a separate folder, which ``openvino_genai`` needs.
         onnx: with caches as inputs and outputs.
+        names: inputs of the stateful one.
     """
 
     decoder: Decoder
     stateful: Path
     onnx: Path
+    names: Sequence[str] = NAMES
+
+    @property
+    def for_texts(self) -> Files:
+        """The same decoder with the input of beam search, whose steps of several texts can be joined."""
+        return replace(self, stateful=self.stateful.parent / "genai" / "openvino_model.xml", names=EVERY)
 
     @property
     def weight_bytes(self) -> int:
@@ -93,7 +102,7 @@ def write_files(decoder: Decoder, folder: Path, seed: int) -> Files:
     genai = folder / "genai"
     genai.mkdir()
     stateful = write_decoder(decoder, folder / "decoder.xml", seed=seed)
-    # openvino_genai needs the input of beam search, which the others do not need
+    # openvino_genai, and joined steps, need the input of beam search, which the others do not need
     write_decoder(decoder, genai / "openvino_model.xml", beam_idx=True, seed=seed)
     return Files(decoder, stateful, write_decoder(decoder, folder / "decoder.onnx", seed=seed))
 
@@ -181,11 +190,22 @@ def plain_steps(compiled: Any) -> tuple[Steps, Callable[[], object]]:
 
 
 def session_of(
-    model: Path, devices: Path | Sequence[str], prompt: int, tokens: int, *, memory: Mapping[str, float] | None = None
+    model: Path,
+    devices: Path | Sequence[str],
+    prompt: int,
+    tokens: int,
+    *,
+    memory: Mapping[str, float] | None = None,
+    names: Sequence[str] = NAMES,
 ) -> Session:
-    """Open a decoder for texts of a prompt and some tokens; costs are measured for a token in the middle of the text."""
+    """Open a decoder for texts of a prompt and some tokens; costs are measured for a token in the middle of the text.
+
+    With the input of beam search among its ``names``, a step may have several texts.
+    """
     half = tokens // 2
-    sizes = shapes(NAMES, prompt + half, tokens - half, "token")
+    sizes = shapes(names, prompt + half, tokens - half, "token")
+    if names == EVERY:
+        sizes = {name: (SizeRange(1, _MOST_TEXTS, (1,)), *shape[1:]) for name, shape in sizes.items()}
     constraints = Constraints(memory=memory or {})
     return Session(model, devices, inputs=Inputs(shapes=sizes), constraints=constraints, cache=None)
 
