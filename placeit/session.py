@@ -49,7 +49,8 @@ class Session(Workbench):
     Args:
         model: a model, the path of one, or a PyTorch module.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
-        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes.
+        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes,
+            except for ranges in ``inputs.shapes``.
         kwargs: keyword arguments for the same call.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
@@ -393,7 +394,8 @@ def optimize(
     Args:
         model: a model, the path of one, or a PyTorch module.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
-        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes.
+        example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes,
+            except for ranges in ``inputs.shapes``.
         kwargs: keyword arguments for the same call.
         objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
             and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds

@@ -78,7 +78,8 @@ def load(
     Args:
         path: the file; a folder with it, as hubs have them (``openvino_model.xml`` beside files of a tokenizer); a PyTorch
             module or exported program; or the name of a tensor program (:func:`programs`), with options: ``chain-mm:shards=4``.
-        example: positional arguments for a call of a PyTorch module, or a single tensor; they fix its sizes.
+        example: positional arguments for a call of a PyTorch module, or a single tensor; they fix its sizes,
+            except for ranges in ``input_shapes``.
         kwargs: keyword arguments for the same call.
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
             an IR leaves open and that no option gives.

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 
 from placeit.core.errors import UsageError
 
-__all__ = ["LARGEST", "Limits", "SizeRange", "fits", "spelled_shape"]
+__all__ = ["LARGEST", "Limits", "SizeRange", "fits", "parsed_size", "spelled_shape"]
 
 LARGEST = 2**31 - 1
 
@@ -72,6 +72,15 @@ def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]
     times = times or [1] * len(typical)
     sizes = [f"{size}x{often}" if often != 1 else f"{size}" for size, often in zip(typical, times, strict=False)]
     return f"{least}..{most if most < LARGEST else ''}{'@' if sizes else ''}{'/'.join(sizes)}"
+
+
+def parsed_size(given: int | str | SizeRange) -> int | SizeRange:
+    """Return a size, or a range of sizes, from its text or as it is. Raises UsageError for a text that is neither."""
+    if isinstance(given, SizeRange):
+        return given
+    if isinstance(given, str):
+        return int(given) if given.isascii() and given.isdecimal() else SizeRange.parse(given)
+    return int(given)
 
 
 def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) -> bool:

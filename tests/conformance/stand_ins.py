@@ -109,11 +109,16 @@ class _Stateful(_Fixed):
 def torch_models(folder: Path) -> Models:
     """Export the model with PyTorch."""
 
-    def exported(module: torch.nn.Module, name: str, *inputs: str) -> Path:
-        program = torch.export.export(module, (), {name: torch.zeros(1, SIZE) for name in inputs})
-        torch.export.save(program, folder / name)
+    def exported(module: torch.nn.Module, name: str, *inputs: str, rows: torch.export.Dim | None = None) -> Path:
+        examples = {name: torch.zeros(1 if rows is None else 2, SIZE) for name in inputs}
+        sizes = None if rows is None else {name: {0: rows} for name in inputs}
+        torch.export.save(torch.export.export(module, (), examples, dynamic_shapes=sizes), folder / name)
         return folder / name
 
-    fixed = exported(_Fixed(), "layers.pt2", "x", "past_0", "past_1")
-    sized = fixed, Inputs(shapes={"x": (f"1..{SIZE}@4", SIZE)})
-    return Models((fixed, None), sized, (exported(_Stateful(), "stateful.pt2", "x"), None))
+    inputs = "x", "past_0", "past_1"
+    sized = exported(_Fixed(), "sized.pt2", *inputs, rows=torch.export.Dim("rows", min=1, max=SIZE))
+    return Models(
+        fixed=(exported(_Fixed(), "layers.pt2", *inputs), None),
+        sized=(sized, Inputs(shapes=dict.fromkeys(inputs, (f"1..{SIZE}@4", SIZE)))),
+        stateful=(exported(_Stateful(), "stateful.pt2", "x"), None),
+    )

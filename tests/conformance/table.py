@@ -27,7 +27,7 @@ _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
 _ORT_PRECISION = "ONNX Runtime computes in the types of the model"
 _TORCH_PRECISION = "PyTorch computes in the types of the model"
-_TORCH_SIZES = "the sizes of a PyTorch program are fixed by its example inputs"
+_STREAM_SIZES = "runs a model at one size"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ KINDS = (
         reasons=_reasons(
             _NO_NVIDIA_GPU,
             sequences="ONNX Runtime keeps no state on GPUs",
-            open_sizes="runs a model at one size",
+            open_sizes=_STREAM_SIZES,
             precision=_ORT_PRECISION,
         ),
     ),
@@ -140,7 +140,7 @@ KINDS = (
         (f"torch:CPU@{ONE}", f"torch:CPU@{OTHER}"),
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
-        reasons=_reasons(sequences="does not keep the state of op", open_sizes=_TORCH_SIZES, precision=_TORCH_PRECISION),
+        reasons=_reasons(sequences="does not keep the state of op", precision=_TORCH_PRECISION),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",
@@ -152,7 +152,7 @@ KINDS = (
         reasons=_reasons(
             _NO_NVIDIA_GPU,
             sequences="streams of an accelerator, which keep no state from one request to the next",
-            open_sizes=_TORCH_SIZES,
+            open_sizes=_STREAM_SIZES,
             precision=_TORCH_PRECISION,
         ),
     ),

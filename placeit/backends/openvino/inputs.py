@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from placeit.core import clock
 from placeit.core.errors import ModelError, UsageError
-from placeit.core.sizes import LARGEST, SizeRange, fits
+from placeit.core.sizes import LARGEST, SizeRange, fits, parsed_size
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["NO_RULE", "OpenSizesError", "Resolved", "Sizes", "resolve_shapes", "with_suggestion"]
@@ -64,17 +64,9 @@ class Sizes:
         context: int | None = None,
     ) -> Self:
         """Return the sizes in the options of a loader. Raises UsageError for a text that is not a range."""
-        shapes = {name: tuple(map(_size, shape)) for name, shape in (input_shapes or {}).items()}
+        shapes = {name: tuple(map(parsed_size, shape)) for name, shape in (input_shapes or {}).items()}
         samples = {name: tuple(map(int, shape)) for name, shape in (sample_shapes or {}).items()}
         return cls(shapes, batch, samples, context)
-
-
-def _size(given: int | str | SizeRange) -> int | SizeRange:
-    if isinstance(given, SizeRange):
-        return given
-    if isinstance(given, str):
-        return int(given) if given.isascii() and given.isdecimal() else SizeRange.parse(given)
-    return int(given)
 
 
 @dataclass(frozen=True)

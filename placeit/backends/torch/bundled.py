@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from placeit.backends.torch.model import load
+from placeit.backends.torch.open_sizes import dimensions
 from placeit.backends.torch.tracing import as_model_error
 from placeit.core.errors import ModelError
 
@@ -24,8 +25,10 @@ def write_segment(module: torch.nn.Module, file: Path, path: Path) -> None:
         raise ModelError(
             f"Segments of {path} are no programs of PyTorch, and cannot be in a bundle: build it of another model."
         )
-    takes = (node.meta["val"] for node in module.graph.find_nodes(op="placeholder"))
-    examples = tuple(torch.zeros(tuple(like.shape), dtype=like.dtype) for like in takes)
+    takes = module.graph.find_nodes(op="placeholder")
+    if any(not isinstance(size, int) for node in takes for size in dimensions(node)):
+        raise ModelError(f"{path} has open sizes, and PyTorch programs are written at one size: give one for each input.")
+    examples = tuple(torch.zeros(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype) for node in takes)
     with as_model_error(f"Cannot write a segment of {path}"), torch.no_grad():
         torch.export.save(torch.export.export(module, examples, strict=False), file)
 

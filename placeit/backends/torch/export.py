@@ -104,8 +104,9 @@ def segment_for_openvino(model: TorchModel, ops: Sequence[int], enter: Sequence[
     """Cut a part out of a PyTorch model as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
 
     Raises:
-        ModelError: OpenVINO has no op for a part of the program; the message names it.
+        ModelError: OpenVINO has no op for a part of the program, which the message names; or sizes are open.
     """
+    _check_sizes(model)
     graph, values = model.graph, model.random_inputs()
     names = {spec.op: spec.name for spec in model.inputs}
     read = [torch.ones(graph.tensor_shapes[t], dtype=getattr(torch, graph.tensor_dtypes[t])) for t in enter]
@@ -182,8 +183,14 @@ def _with_outputs(model: Any, place: Sequence[int]) -> Any:
 
 
 def _whole(model: TorchModel) -> GraphModule:
-    """Return the whole model as one module, from its inputs to a tuple of its outputs."""
+    """Return the whole model as one module, from its inputs to a tuple of its outputs. Raises ModelError if sizes are open."""
+    _check_sizes(model)
     return model.segment("torch", range(len(model.graph)), [], [])
+
+
+def _check_sizes(model: TorchModel) -> None:
+    if model.has_open_sizes:
+        raise ModelError(f"{model.path} has open sizes, and PyTorch programs are written at one size: give one for each input.")
 
 
 def _arguments(model: TorchModel) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from placeit.backends.digest import constant_digest, digest
 from placeit.backends.torch.flops import node_flops, written_outputs
+from placeit.backends.torch.open_sizes import is_size
 from placeit.backends.torch.program import Lowered, Value, indexed_value, op_name, reads
 from placeit.core.graph import OpGraph
 from placeit.core.weights import weights_of
@@ -111,6 +112,8 @@ def _content(program: Lowered) -> str:
     place = {node: number for number, node in enumerate((*program.inputs.values(), *program.ops))}
 
     def named(read: Node) -> str:
+        if is_size(read):
+            return str((str(read.target), map_arg((read.args, read.kwargs), named)))
         node, ports = indexed_value(read)
         return f"%{place[node]}{ports}" if node in place else _constant(program.constants[node, ports])
 

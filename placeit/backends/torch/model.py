@@ -25,6 +25,7 @@ from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.border import as_array
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
+from placeit.backends.torch.open_sizes import OpenSizes, dimensions
 from placeit.backends.torch.placed import PlacedModule
 from placeit.backends.torch.program import Lowered, export, fixed, is_random, lower, made, reads
 from placeit.backends.torch.segment import extract
@@ -36,6 +37,7 @@ from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, FileError, ModelError, UsageError, first_line
 from placeit.core.files import check_regular
+from placeit.core.sizes import SizeRange
 
 _log = logging.getLogger("placeit")
 
@@ -100,6 +102,22 @@ class TorchModel(base.Model):
             else:
                 drawn[spec.name] = draw_any(rng, spec.shape, spec.dtype)
         return drawn
+
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs of some sizes, with values that are valid at the typical ones. Raises UsageError if they do not fit."""
+        drawn = self.random_inputs(seed)
+        self.check_sizes({name: shapes.get(name, value.shape) for name, value in drawn.items()})
+        return {name: np.resize(value, shapes.get(name, value.shape)) for name, value in drawn.items()}
+
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
+        """Return which sizes have to be equal, and are not; None if all are."""
+        known: dict[object, tuple[int, str]] = {}
+        for (name, node), shape in zip(self.lowered.inputs.items(), shapes, strict=True):
+            for axis, (size, given) in enumerate(zip(dimensions(node), shape, strict=True)):
+                first, where = known.setdefault(size, (given, f"size {axis} of '{name}'"))
+                if not isinstance(size, int) and first != given:
+                    return f"In the program, {where} equals size {axis} of '{name}'."
+        return None
 
     @property
     def stateful(self) -> frozenset[str]:
@@ -183,14 +201,14 @@ def load(
     *,
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | SizeRange]] | None = None,
     batch: int | None = None,
     trust: bool = False,
 ) -> TorchModel:
     """Return the model of a module, an exported program, or a file written by ``torch.export.save``.
 
-    A module is exported in evaluation mode. Weights are shared with it, not copied. The example inputs fix every size, and the
-    numbers, truth values and strings among the inputs. Results of a module other than tensors are left out.
+    A module is exported in evaluation mode. Weights are shared with it, not copied. The example inputs fix every size without
+    a range, and the numbers, truth values and strings among the inputs. Results of a module other than tensors are left out.
 
     Args:
         source: a module on the CPU, a program, or the path of a ``.pt2`` file.
@@ -198,7 +216,7 @@ def load(
             only if it has open sizes and contains no example inputs.
         kwargs: keyword arguments for the same call.
         name: name of the model; by default, the name of the file or of the module's class.
-        input_shapes: not supported for PyTorch programs, whose sizes are fixed by the example inputs.
+        input_shapes: sizes of inputs, by name; ranges (``"1..512@128"``) stay open. A program has to have them open already.
         batch: not supported for PyTorch programs, whose batch is fixed by the example inputs.
         trust: whether to load a file that could run code while it is loaded (:mod:`placeit.backends.torch.archive`).
 
@@ -206,10 +224,9 @@ def load(
         ModelError: the module cannot be exported, or its program depends on data or cannot be cut; the message names the op.
         FileError: the file cannot be read.
     """
-    if input_shapes or batch is not None:
+    if batch is not None:
         raise ModelError(
-            f"{source}: the sizes of a PyTorch program are fixed by its example inputs, and no option changes them: export it "
-            "with inputs of the wanted size."
+            f"{source}: the batch of a PyTorch program is fixed by its example inputs: give the shapes of its inputs."
         )
     args: tuple[Any, ...] | None = None if kwargs is None else ()
     kwargs = kwargs or {}
@@ -225,20 +242,20 @@ def load(
             raise ModelError(
                 f"{label}: a module is exported by calling it: give the arguments of a call (example=(x,), kwargs={{...}})."
             )
-        return replace(_describe(export(source, args, kwargs, label), Path(label)), module=source)
+        sizes = OpenSizes(input_shapes, label) if input_shapes else None
+        return replace(_describe(export(source, args, kwargs, label, sizes), Path(label), sizes), module=source)
     if isinstance(source, ExportedProgram):
-        label = name or "program"
-        program = fixed(source, args, kwargs, label)
+        label, program = name or "program", source
     elif not isinstance(source, str | Path):
         raise UsageError(f"A {type(source).__name__} is no model: give the path of a file, or a PyTorch module.")
     else:
-        label = str(name or source)
-        program = fixed(_read(Path(source), trust=trust), args, kwargs, label)
-    return _describe(program, Path(label))
+        label, program = str(name or source), _read(Path(source), trust=trust)
+    sizes = OpenSizes(input_shapes, label) if input_shapes else None
+    return _describe(fixed(program, args, kwargs, label, sizes), Path(label), sizes)
 
 
-def _describe(program: ExportedProgram, path: Path) -> TorchModel:
-    lowered = lower(program, str(path))
+def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> TorchModel:
+    lowered = lower(program, str(path), sizes)
     graph, layout = build_graph(lowered)
     drawing = [name for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)]
     if drawing:
@@ -249,11 +266,13 @@ def _describe(program: ExportedProgram, path: Path) -> TorchModel:
             drawing[0],
         )
     number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
+    found = {value: limits for value in layout.values if sizes and (limits := sizes.limits(dimensions(*value)))}
     inputs = tuple(
-        _spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input") for name, node in lowered.inputs.items()
+        replace(_spec(name, graph.names[number[node]], node.meta["val"], f"{path}: input"), limits=found.get((node, ())))
+        for name, node in lowered.inputs.items()
     )
     outputs = tuple(
-        _spec(name, graph.names[v], made(value), f"{path}: output")
+        replace(_spec(name, graph.names[v], made(value), f"{path}: output"), limits=found.get(value))
         for (name, value), v in zip(lowered.outputs.items(), layout.results, strict=True)
     )
     return TorchModel(
@@ -261,6 +280,7 @@ def _describe(program: ExportedProgram, path: Path) -> TorchModel:
         graph=graph,
         inputs=inputs,
         outputs=outputs,
+        limits={number: found[value] for number, value in enumerate(layout.values) if value in found},
         together=tuple(tuple(graph.names[number[op]] for op in ops) for ops in lowered.state.values() if len(ops) > 1),
         program=program,
         lowered=lowered,
@@ -285,7 +305,7 @@ def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
         return {}
     given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     values = dict(zip((arg.name for arg in given), pytree.tree_leaves(program.example_inputs), strict=True))
-    return {spec.name: as_array(values[spec.name]) for spec in inputs}
+    return {spec.name: np.resize(as_array(values[spec.name]), spec.shape) for spec in inputs}
 
 
 def _read(path: Path, *, trust: bool) -> ExportedProgram:

@@ -90,7 +90,9 @@ def _lines(module: GraphModule) -> list[_Line]:
 
 
 def _shape(value: Any) -> Any:
-    return _Shape(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return _Shape(tuple(value.shape), value.dtype)
+    return value if isinstance(value, int | float) else None
 
 
 def _saved(weight: torch.Tensor) -> bytes:

@@ -10,12 +10,23 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
+from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
 from placeit.backends.torch.structure import leaf_names
 from placeit.backends.torch.tracing import as_model_error, exported
 from placeit.core.errors import ModelError
@@ -76,8 +87,10 @@ def op_name(node: Node) -> str:
     return f"{path}/{node.name}" if path else str(node.name)
 
 
-def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
-    """Export a module in evaluation mode with shapes fixed by the arguments; the module's mode is restored.
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, sizes: OpenSizes | None = None
+) -> ExportedProgram:
+    """Export a module in evaluation mode with shapes fixed by the arguments, or as given; the module's mode is restored.
 
     Raises:
         ModelError: the module cannot be exported, for example because its control flow depends on data.
@@ -88,28 +101,50 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         try:
             for part in training:
                 part.training = False
-            return exported(module, args, kwargs)
+            program = exported(module, args, kwargs)
+            return program if sizes is None else exported(module, *sizes.examples(program, args, kwargs))
         finally:
             for part in training:
                 part.training = True
 
 
-def fixed(program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str) -> ExportedProgram:
+def fixed(
+    program: ExportedProgram,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any],
+    name: str,
+    sizes: OpenSizes | None = None,
+) -> ExportedProgram:
     """Return a program with fixed sizes: the program itself, or a new one for the example inputs if it has dynamic sizes.
 
+    Args:
+        program: the program.
+        args: positional example inputs; None for its own.
+        kwargs: keyword example inputs.
+        name: name of the model, for messages.
+        sizes: sizes that the new one has, if they are given.
+
     Raises:
-        ModelError: the program has open sizes, and no example inputs are given.
+        ModelError: the program has open sizes, and no example inputs are given; or the given sizes are fixed in it.
     """
-    sizes = [size for node in program.graph.nodes if node.op == "placeholder" for size in _sizes(node)]
-    if not any(isinstance(size, torch.SymInt) for size in sizes):
+    known = [size for node in program.graph.nodes if node.op == "placeholder" for size in _sizes(node)]
+    if not any(isinstance(size, torch.SymInt) for size in known):
+        if sizes is not None:
+            raise ModelError(
+                f"{name}: the sizes of this program are fixed by the example inputs that it was exported for: export it with "
+                "dynamic_shapes=..., or give its module."
+            )
         return program
     if args is None and program.example_inputs is not None:
         args, kwargs = program.example_inputs
     if args is None:
         raise ModelError(f"{name} has dynamic sizes, and a placement is for one shape: give example inputs.")
-    _log.warning("%s has open sizes, and is placed for the sizes of its example inputs only.", name)
-    with as_model_error(f"Cannot export {name} for the sizes of its example inputs"), torch.no_grad():
-        return exported(program.module(), args, kwargs)
+    if sizes is None:
+        _log.warning("%s has open sizes, and is placed for the sizes of its example inputs only: give ranges of sizes.", name)
+    what = "the given sizes" if sizes else "the sizes of its example inputs"
+    with as_model_error(f"Cannot export {name} for {what}"), torch.no_grad():
+        module = program.module()
+        return exported(module, args, kwargs) if sizes is None else exported(module, *sizes.examples(program, args, kwargs))
 
 
 def _sizes(node: Node) -> list[Any]:
@@ -117,7 +152,7 @@ def _sizes(node: Node) -> list[Any]:
     return list(value.shape) if isinstance(value, torch.Tensor) else [value]
 
 
-def lower(program: ExportedProgram, name: str) -> Lowered:
+def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -> Lowered:
     """Lower a program to ATen ops without mutation, and separate its parts.
 
     Constants, and values computed from constants alone, are evaluated once. Buffers that the program changes are ordinary
@@ -138,7 +173,7 @@ def lower(program: ExportedProgram, name: str) -> Lowered:
         lowered = program.run_decompositions({})
         _drop_copies(lowered)
         convert_border(lowered)
-        return _Lowering(lowered, name).result()
+        return _Lowering(lowered, name, sizes).result()
 
 
 def _drop_copies(program: ExportedProgram) -> None:
@@ -154,8 +189,8 @@ def _drop_copies(program: ExportedProgram) -> None:
 class _Lowering:
     """Object that takes a program of functional ATen ops apart."""
 
-    def __init__(self, program: ExportedProgram, name: str) -> None:
-        self.program, self.name = program, name
+    def __init__(self, program: ExportedProgram, name: str, sizes: OpenSizes | None) -> None:
+        self.program, self.name, self.sizes = program, name, sizes
         self.inputs: dict[str, Node] = {}
         self.buffers: dict[str, Node] = {}  # buffers that the program changes
         self.values: dict[Node, Any] = {}  # values that are known before a run
@@ -163,14 +198,20 @@ class _Lowering:
     def result(self) -> Lowered:
         self._take_inputs()
         outputs, written = self._take_outputs()
+        calls = [
+            node
+            for node in self.program.graph.nodes
+            if node.op == "call_function" and node.target is not operator.getitem and node.target not in _FACTS
+        ]
+        for node in calls:
+            self._check(node)
+        if self.sizes is not None:
+            self.sizes.close(self.program)
         needed = _needed([node for node, _ in outputs.values()])
         state = set(self.buffers.values())
         ops: list[Node] = []
-        for node in self.program.graph.nodes:
-            if node.op != "call_function" or node.target is operator.getitem or node.target in _FACTS:
-                continue
-            self._check(node)
-            if node not in needed:
+        for node in calls:
+            if node not in needed or is_size(node):
                 continue
             makers = [maker for maker, _ in reads(node)]
             if not is_random(node) and all(maker in self.values and maker not in state for maker in makers):
@@ -233,6 +274,8 @@ class _Lowering:
         written: dict[str, Value] = {}
         for node, spec in zip(end.args[0], specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
+                if isinstance(spec.arg, SymIntArgument | SymFloatArgument | SymBoolArgument):
+                    raise ModelError(f"{self.name} returns a size, which is open, as a number: return tensors only.")
                 returned.append(node if isinstance(spec.arg, TensorArgument) else None)
             elif spec.kind in _STATE:
                 written[spec.target] = indexed_value(node)
@@ -250,6 +293,8 @@ class _Lowering:
 
     def _check(self, node: Node) -> None:
         """Raise ModelError for an op that cannot be in a fixed program of tensors."""
+        if is_size(node) and not free_unbacked_symbols(node.meta["val"]):
+            return
         op = f"{self.name}: op '{op_name(node)}' ({node.target})"
         if not isinstance(node.target, torch._ops.OpOverload):
             custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
@@ -262,12 +307,12 @@ class _Lowering:
                 f"one fixed program: {instead}, or export the parts separately."
             )
         for leaf in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(leaf):
                 raise ModelError(
                     f"{op} makes a Python number of a tensor's value, so that what follows depends on the data. A placement "
                     "is for one fixed program: keep the value in a tensor, without .item(), int() or float()."
                 )
-            if isinstance(leaf, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in leaf.shape):
+            if isinstance(leaf, torch.Tensor) and free_unbacked_symbols(leaf):
                 raise ModelError(
                     f"{op} makes a tensor of shape {list(leaf.shape)}, whose size depends on the data, and a placement is for "
                     "fixed sizes: use a mask, torch.where or torch.topk in its place, or cut the model there."
@@ -337,8 +382,16 @@ _DROPOUT = frozenset(("p", "dropout", "dropout_p", "train", "training"))
 
 
 def reads(node: Node) -> list[Value]:
-    """Return the values that an op reads."""
-    return [indexed_value(read) for read in node.all_input_nodes]
+    """Return the values that an op reads, and values that have a size which it needs and which no other one has."""
+    values = [indexed_value(read) for read in node.all_input_nodes if not is_size(read)]
+    known = {size for value in values for size in dimensions(*value)}
+    for size in sizes_read(node):
+        source, axis = read_size(size)
+        of = indexed_value(source)
+        if dimensions(*of)[axis] not in known:
+            values.append(of)
+            known.update(dimensions(*of))
+    return values
 
 
 def _needed(ends: list[Node]) -> set[Node]:
@@ -348,5 +401,5 @@ def _needed(ends: list[Node]) -> set[Node]:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting.extend(node.all_input_nodes)
+            waiting.extend(read for read, _ in reads(node))
     return needed

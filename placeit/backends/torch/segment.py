@@ -9,7 +9,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from placeit.backends.torch.graph import ProgramMap
-from placeit.backends.torch.program import Value, indexed_value, made
+from placeit.backends.torch.open_sizes import SIZE, dimensions, is_size, read_size
+from placeit.backends.torch.program import Value, indexed_value, made, reads
 
 __all__ = ["extract"]
 
@@ -53,7 +54,7 @@ class _Cut:
     def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
         for tensor in enter:
             value = self.layout.values[tensor]
-            self.made[value] = self._argument(f"tensor_{tensor}", made(value))
+            self.made[value] = self._argument(f"tensor_{tensor}", value)
         ends = [self.layout.values[tensor] for tensor in leave]
         calls: list[Node] = []
         for v in ops:
@@ -61,11 +62,11 @@ class _Cut:
             if node is None:
                 ends.append(self.layout.results[v])
             elif node.op == "placeholder":
-                self.made[node, ()] = self._argument(node.name, node.meta["val"])
+                self.made[node, ()] = self._argument(node.name, (node, ()))
             else:
                 calls.append(node)
         for node in calls:
-            call = self.graph.node_copy(node, lambda read: self._at(indexed_value(read)))
+            call = self.graph.node_copy(node, lambda read, op=node: self._argument_of(op, read))  # type: ignore[misc]
             if call.all_input_nodes:  # it makes tensors on the device of its inputs, not on the CPU, where it was traced
                 call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
             if node.target in _VIEWS:
@@ -74,10 +75,26 @@ class _Cut:
         self.graph.output(tuple(map(self._at, ends)))
         return GraphModule(self.root, self.graph, "Segment")
 
-    def _argument(self, name: str, like: torch.Tensor) -> Node:
+    def _argument(self, name: str, value: Value) -> Node:
         argument = self.graph.placeholder(name)
-        argument.meta["val"] = like
+        argument.meta |= {"val": made(value), "dimensions": dimensions(*value)}
         return argument
+
+    def _argument_of(self, op: Node, read: Node) -> Node:
+        """Return the node for what an op reads: a value, or a size, which is read from one of its tensors."""
+        if not is_size(read):
+            return self._at(indexed_value(read))
+        if (read, ()) not in self.made:
+            if read.target is not SIZE:
+                self.made[read, ()] = self.graph.node_copy(read, lambda one: self._argument_of(op, one))
+            else:
+                of, axis = read_size(read)
+                wanted = dimensions(*indexed_value(of))[axis]
+                value = next(value for value in reads(op) if wanted in dimensions(*value))
+                place = dimensions(*value).index(wanted)
+                self.made[read, ()] = self.graph.call_function(SIZE, (self._at(value), place))
+                self.made[read, ()].meta["val"] = read.meta["val"]
+        return self.made[read, ()]
 
     def _at(self, value: Value) -> Node:
         """Return the node for a value: an argument, an op, an item of an op's result, or a weight."""

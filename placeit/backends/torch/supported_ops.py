@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from placeit.backends.torch.open_sizes import is_size
 from placeit.backends.torch.program import indexed_value, made
 
 __all__ = ["calls_without_kernel", "without_kernel"]
@@ -54,7 +55,7 @@ def calls_without_kernel(module: GraphModule, dispatch_key: str) -> list[int]:
             node.meta["val"] = getattr(module, str(node.target))
         elif node.target is operator.getitem:
             node.meta["val"] = made(indexed_value(node))
-    calls = [node for node in nodes if node.op == "call_function" and node.target is not operator.getitem]
+    calls = [node for node in nodes if node.op == "call_function" and node.target is not operator.getitem and not is_size(node)]
     missing = without_kernel(calls, dispatch_key)
     return [number for number, node in enumerate(calls) if node in missing]
 
@@ -64,19 +65,22 @@ def _registered(op: str, dispatch_key: str) -> bool:
 
 
 def _looks(read: Node) -> Any:
-    return pytree.tree_map(lambda tensor: (tensor.dtype, tuple(tensor.shape)), read.meta["val"])
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: (tensor.dtype, tuple(tensor.shape)), read.meta["val"])
 
 
 def _types(node: Node) -> set[torch.dtype]:
-    return {leaf.dtype for used in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(used.meta["val"])}
+    leaves = pytree.tree_leaves([used.meta["val"] for used in (node, *node.all_input_nodes)])
+    return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _runs(node: Node, device: str) -> bool:
     """Return whether one call works. An error other than a missing kernel comes from the zeros or the machine: it works."""
 
     def zeros(read: Node) -> Any:
-        return pytree.tree_map(
-            lambda tensor: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape), read.meta["val"]
+        return pytree.tree_map_only(
+            torch.Tensor,
+            lambda tensor: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape),
+            read.meta["val"],
         )
 
     target: Any = node.target

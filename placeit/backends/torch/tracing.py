@@ -11,11 +11,11 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._export.verifier import SpecViolationError
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ShapesCollection
 from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
@@ -104,8 +104,17 @@ def _where(error: BaseException) -> str:
     return f" (op '{op[1]}', {op[2]})" if op else ""
 
 
-def exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one."""
+def exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: ShapesCollection | None = None
+) -> ExportedProgram:
+    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one.
+
+    Args:
+        module: the module.
+        args: positional arguments of a call.
+        kwargs: keyword arguments.
+        sizes: dimensions that stay open, of arguments none of which occurs twice.
+    """
     seen: set[int] = set()
 
     def distinct(value: Any) -> Any:
@@ -116,7 +125,7 @@ def exported(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
 
     args, kwargs = pytree.tree_map(distinct, (args, dict(kwargs)))
     with _without_partial_graph():
-        return torch.export.export(module, args, kwargs, strict=False)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=cast("Any", sizes), strict=False)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from placeit.backends.checking import numpy_can_hold
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
+from placeit.core.sizes import fits
 from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
@@ -84,7 +85,7 @@ class TorchBuffer:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.spec.shape) * _torch_dtype(self.spec).itemsize
+        return self.tensor.nbytes
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value, or a copy as float32 if NumPy lacks its type."""
@@ -102,6 +103,8 @@ class TorchBuffer:
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the tensor, converted from the type that :meth:`array` returns."""
+        if tuple(self.tensor.shape) != value.shape:  # sizes are open
+            self.tensor = TorchBuffer(replace(self.spec, shape=value.shape)).tensor
         self.tensor.copy_(torch.from_numpy(value))
 
     def blank(self, sentinel: int) -> None:
@@ -126,17 +129,21 @@ class TorchInstance:
         self._forward = program.forward
         self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
         self._outputs = [TorchBuffer(spec) for spec in program.outputs]
+        self._moving: dict[int, Buffer] = {}  # buffers of other kinds, whose memory may be another one in each run
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
         spec = self._inputs[index].spec
         source = buffer if isinstance(buffer, TorchBuffer) else TorchBuffer(spec, torch.from_numpy(buffer.array()))
-        if tuple(source.tensor.shape) != spec.shape or source.tensor.dtype is not _torch_dtype(spec):
+        self._moving.pop(index, None)
+        if not fits(source.tensor.shape, spec.shape, spec.limits) or source.tensor.dtype is not _torch_dtype(spec):
             raise DeviceError(
                 f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds "
                 f"{source.tensor.dtype} {list(source.tensor.shape)}."
             )
         self._inputs[index] = source
+        if source is not buffer and spec.limits is not None:
+            self._moving[index] = buffer
 
     def output(self, index: int) -> TorchBuffer:
         """Return the buffer that holds output ``index`` after a run."""
@@ -144,6 +151,8 @@ class TorchInstance:
 
     def run(self) -> None:
         """Compute the outputs, on a thread in inference mode."""
+        for index, source in [*self._moving.items()]:
+            self.bind(index, source)
         made = self._forward(*[buffer.tensor for buffer in self._inputs])
         for buffer, tensor in zip(self._outputs, made, strict=True):
             buffer.tensor = tensor

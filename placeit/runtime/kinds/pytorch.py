@@ -78,6 +78,10 @@ class _TorchKind(DeviceKind):
         calls = [name for name, kind in zip(graph.names, graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
         return set(graph.names) - {calls[number] for number in there(_without_kernel, "torch", whole, device)}
 
+    def open_sizes(self, device: Device) -> bool:
+        """Return whether the device is a core set: streams run one size."""
+        return device.core_set
+
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
         """Run the groups one by one. Raises DeviceError."""
         from placeit.runtime.group_times import groups_as_kernels
