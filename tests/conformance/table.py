@@ -26,7 +26,6 @@ _OWN_MACHINE = "can be used on their own machine only"
 _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
 _ORT_PRECISION = "ONNX Runtime computes in the types of the model"
-_TORCH_PRECISION = "PyTorch computes in the types of the model"
 _STREAM_SIZES = "runs a model at one size"
 
 
@@ -140,7 +139,7 @@ KINDS = (
         (f"torch:CPU@{ONE}", f"torch:CPU@{OTHER}"),
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
-        reasons=_reasons(sequences="does not keep the state of op", precision=_TORCH_PRECISION),
+        reasons=_reasons(sequences="does not keep the state of op"),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",
@@ -153,7 +152,6 @@ KINDS = (
             _NO_NVIDIA_GPU,
             sequences="streams of an accelerator, which keep no state from one request to the next",
             open_sizes=_STREAM_SIZES,
-            precision=_TORCH_PRECISION,
         ),
     ),
     Kind(

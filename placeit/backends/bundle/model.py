@@ -300,6 +300,10 @@ def _by_pytorch(program: Any, precision: str, path: Path) -> _Runner:  # noqa: A
     """Return a function that runs a segment with PyTorch on the CPU."""
     import torch
 
+    from placeit.backends.torch.precision import in_precision
+
+    program = in_precision(program, precision)
+
     def forward(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         with torch.inference_mode():
             return [made.numpy(force=True) for made in program(*map(torch.from_numpy, values))]

@@ -27,6 +27,7 @@ from placeit.backends.torch.border import as_array
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions
 from placeit.backends.torch.placed import PlacedModule
+from placeit.backends.torch.precision import in_precision
 from placeit.backends.torch.program import Lowered, export, fixed, is_random, lower, made, reads
 from placeit.backends.torch.segment import extract
 from placeit.backends.torch.structure import plain_types
@@ -147,6 +148,8 @@ class TorchModel(base.Model):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the uncut exported program in PyTorch on the CPU."""
+        if precision != "f32":
+            return self._in_precision(precision)
         module = self.program.module()
         names = [spec.name for spec in self.inputs]
         kept = (*module.named_parameters(), *module.named_buffers())
@@ -164,6 +167,16 @@ class TorchModel(base.Model):
                 for tensor, initial in state.values():
                     tensor.copy_(initial)
             return made
+
+        return run
+
+    def _in_precision(self, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
+        module = in_precision(self.segment("torch", range(len(self.graph)), [], []), precision)
+
+        def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+            with torch.inference_mode():
+                made = module(*(torch.from_numpy(np.array(inputs[spec.name])) for spec in self.inputs))
+            return {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, made, strict=True)}
 
         return run
 

@@ -31,15 +31,14 @@ from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from placeit.runtime.accelerators.torch_rounding import without_tf32
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.pytorch import check_precision, module_of, use_threads
+from placeit.runtime.devices.pytorch import module_of, use_threads
 
 __all__ = ["TorchLibrary", "open_accelerator", "open_torch", "torch_streams"]
 
 
 def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
     """Open devices that PyTorch drives, at least one of which is not a CPU core set. Raises DeviceError."""
-    check_precision(next(device for device in devices if not device.core_set), precision)
-    return torch_streams(open_torch(devices))
+    return torch_streams(open_torch(devices), precision)
 
 
 def open_torch(devices: Sequence[Device], reports: Reports | None = None) -> StreamAccelerator:
@@ -53,10 +52,10 @@ def open_torch(devices: Sequence[Device], reports: Reports | None = None) -> Str
     return StreamAccelerator(devices, TorchLibrary(torch.device(own[0]).type if own else "cpu"), reports)
 
 
-def torch_streams(accelerator: StreamAccelerator) -> Streams:
+def torch_streams(accelerator: StreamAccelerator, precision: str = "f32") -> Streams:
     """Drive an accelerator of PyTorch with segments as PyTorch modules."""
     names = ", ".join(accelerator.names)
-    return Streams(accelerator, lambda segment: ModuleProgram(module_of(segment, names)))
+    return Streams(accelerator, lambda segment: ModuleProgram(module_of(segment, names, precision)))
 
 
 class TorchLibrary:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from placeit.backends.checking import numpy_can_hold
+from placeit.backends.torch.precision import in_precision
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
@@ -28,7 +29,6 @@ __all__ = [
     "FAILURES",
     "TorchBuffer",
     "TorchDevice",
-    "check_precision",
     "explaining",
     "module_of",
     "use_threads",
@@ -158,15 +158,6 @@ class TorchInstance:
             buffer.tensor = tensor
 
 
-def check_precision(device: Device, precision: str) -> None:
-    """Refuse every precision but ``f32``. Raises DeviceError."""
-    if precision != "f32":
-        raise DeviceError(
-            f"{device.name}: PyTorch computes in the types of the model, and the precision {precision} is for OpenVINO: "
-            "change the types inside the module before it is loaded, for example with torch.autocast or x.bfloat16()."
-        )
-
-
 class TorchDevice(OnWorker):
     """A CPU core set that runs one PyTorch segment at a time, on its own thread, bound to the cores.
 
@@ -174,18 +165,17 @@ class TorchDevice(OnWorker):
 
     Args:
         device: the device.
-        precision: only ``f32`` is known: a PyTorch program says itself in which types it computes.
+        precision: type in which products of float32 are computed; see :func:`placeit.backends.torch.precision.in_precision`.
 
     Raises:
-        DeviceError: another precision, or cores that this process may not use.
+        DeviceError: cores that this process may not use.
     """
 
     space = "host"
     program_key = "torch cpu"
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
-        check_precision(device, precision)
-        self.name = device.name
+        self.name, self._precision = device.name, precision
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         # the whole machine is used as PyTorch does by default: one thread for each physical core
         threads = len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores)
@@ -193,7 +183,7 @@ class TorchDevice(OnWorker):
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
-        return TorchProgram(segment, module_of(segment, self.name))
+        return TorchProgram(segment, module_of(segment, self.name, self._precision))
 
     def instance(self, program: Program) -> TorchInstance:
         """Make buffers for a program. Raises DeviceError if there is no memory for them."""
@@ -209,8 +199,12 @@ class TorchDevice(OnWorker):
         return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
 
 
-def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
-    """Return a segment as a module for a device. Raises DeviceError if it has other numbers of inputs or outputs."""
+def module_of(segment: SegmentSource, device: str, precision: str) -> torch.nn.Module:
+    """Return a segment as a module for a device, in a precision.
+
+    Raises:
+        DeviceError: it has other numbers of inputs or outputs, or has no such precision.
+    """
     module: torch.nn.Module = segment.in_format("torch")
     if isinstance(module, torch.fx.GraphModule):
         (end,) = module.graph.find_nodes(op="output")
@@ -220,7 +214,7 @@ def module_of(segment: SegmentSource, device: str) -> torch.nn.Module:
                 f"{device} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs whose "
                 f"module takes {takes} and gives {gives}."
             )
-    return module
+    return in_precision(module, precision)
 
 
 @contextlib.contextmanager

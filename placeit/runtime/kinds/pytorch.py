@@ -32,6 +32,10 @@ class _TorchKind(DeviceKind):
     bundle_format: Format | None = "openvino"
     on_nodes = True
 
+    def other_precision(self, device: Device, precision: str) -> str | None:  # noqa: ARG002
+        """Return ``bf16``, or ``f32`` for a shorter one."""
+        return "bf16" if precision == "f32" else "f32"
+
     def installed(self) -> bool:
         """Return whether PyTorch is installed."""
         return installed("torch")
