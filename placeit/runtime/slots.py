@@ -288,7 +288,7 @@ def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -
         if held and not isinstance(instance, KeepsState):
             raise UsageError(
                 f"{pool.devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
-                "next: place it on a device that OpenVINO drives, here or on a node, or on a core set of ONNX Runtime."
+                "next: place it on a device that OpenVINO drives, or on a core set of ONNX Runtime or PyTorch."
             )
 
 

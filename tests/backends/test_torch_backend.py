@@ -312,10 +312,15 @@ def test_a_module_in_bfloat16_computes_in_it_and_has_float32_at_its_border() -> 
 def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> None:
     module = Calling(count_and_keep, seen=torch.zeros(()), cache=torch.ones(2, 3))
     model = load(module, (X,))
-    (sharers,) = model.together
-    assert {model.graph.kinds[model.graph.index[name]] for name in sharers} == {"select", "select_scatter"}
     grouping = coarsen(model.graph, keep_together=model.together)
-    assert len({int(grouping.group_of[model.graph.index[name]]) for name in sharers}) == 1
+    kinds = [{model.graph.kinds[model.graph.index[name]] for name in sharers} for sharers in model.together]
+    assert kinds == [{"add", "copy"}, {"select", "select_scatter", "copy"}]
+    for sharers in model.together:
+        assert len({int(grouping.group_of[model.graph.index[name]]) for name in sharers}) == 1
+    assert [(spec.name, spec.shape, spec.dtype) for spec in model.states] == [
+        ("seen", (), "float32"),
+        ("cache", (2, 3), "float32"),
+    ]
     run, inputs = model.reference(None, "f32"), {"x": X.numpy()}
     for _ in range(2):
         np.testing.assert_array_equal(run(inputs)["output"], X[0].numpy() + 1)

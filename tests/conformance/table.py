@@ -139,7 +139,7 @@ KINDS = (
         (f"torch:CPU@{ONE}", f"torch:CPU@{OTHER}"),
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
-        reasons=_reasons(sequences="does not keep the state of op"),
+        reasons=_reasons(),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",

@@ -122,7 +122,7 @@ class TorchModel(base.Model):
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Names of the ops that read a buffer which the program changes, or that compute its new value."""
+        """Names of the ops that read a buffer which the program changes, and of those that stand for the changes."""
         name = dict(zip(self.layout.nodes, self.graph.names, strict=True))
         return frozenset(name[op] for ops in self.lowered.state.values() for op in ops)
 
@@ -293,6 +293,12 @@ def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> 
         graph=graph,
         inputs=inputs,
         outputs=outputs,
+        states=tuple(
+            TensorSpec(
+                name, graph.names[number[ops[-1]]], tuple(ops[-1].meta["val"].shape), dtype_name(ops[-1].meta["val"].dtype)
+            )
+            for name, ops in lowered.state.items()
+        ),
         limits={number: found[value] for number, value in enumerate(layout.values) if value in found},
         together=tuple(tuple(graph.names[number[op]] for op in ops) for ops in lowered.state.values() if len(ops) > 1),
         program=program,

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
+from placeit.backends.torch.state import KEEP
 from placeit.backends.torch.structure import leaf_names
 from placeit.backends.torch.tracing import as_model_error, exported
 from placeit.core.errors import ModelError
@@ -70,7 +71,7 @@ class Lowered:
         outputs: values that the model returns, by name.
         ops: calls of ATen ops that the outputs need, in topological order. They read inputs, each other, and constants.
         constants: weights, buffers, and values computed from these alone, as far as ``ops`` and ``outputs`` read them.
-        state: for each buffer that the program changes, the ops that read it or compute its new value.
+        state: for each buffer that the program changes, the ops that read it, of which the last stands for the change.
     """
 
     inputs: dict[str, Node]
@@ -207,7 +208,8 @@ class _Lowering:
             self._check(node)
         if self.sizes is not None:
             self.sizes.close(self.program)
-        needed = _needed([node for node, _ in outputs.values()])
+        calls += self._add_changes(written)
+        needed = _needed([*(node for node, _ in outputs.values()), *calls[len(calls) - len(written) :]])
         state = set(self.buffers.values())
         ops: list[Node] = []
         for node in calls:
@@ -221,9 +223,20 @@ class _Lowering:
         wanted = [value for op in ops for value in reads(op)] + list(outputs.values())
         known = {value: self._value(value) for value in wanted if value[0] in self.values}
         sharers = {buffer: [op for op in ops if node in op.all_input_nodes] for buffer, node in self.buffers.items()}
-        for buffer, (node, _) in written.items():
-            sharers[buffer] += [node] if node in ops and node not in sharers[buffer] else []
         return Lowered(self.inputs, outputs, tuple(ops), known, {name: tuple(nodes) for name, nodes in sharers.items()})
+
+    def _add_changes(self, written: dict[str, Node]) -> list[Node]:
+        """Add an op for each change of a buffer."""
+        graph, added = self.program.graph, []
+        (end,) = graph.find_nodes(op="output")
+        for name, value in written.items():
+            with graph.inserting_before(end):
+                call = graph.create_node(
+                    "call_function", KEEP, (self.buffers[name], value), name=f"{self.buffers[name].name}_kept"
+                )
+            call.meta["val"] = self.buffers[name].meta["val"]
+            added.append(call)
+        return added
 
     def _known(self, node: Node) -> Any:
         return self._value(indexed_value(node))
@@ -266,19 +279,19 @@ class _Lowering:
             raise ModelError(f"{self.name}: '{target}' is a {type(stored).__name__}, and only tensors can be moved to devices.")
         return stored.detach()
 
-    def _take_outputs(self) -> tuple[dict[str, Value], dict[str, Value]]:
+    def _take_outputs(self) -> tuple[dict[str, Value], dict[str, Node]]:
         """Return the model's results, and the new values of the buffers that it changes, by name."""
         (end,) = (node for node in self.program.graph.nodes if node.op == "output")
         specs = self.program.graph_signature.output_specs
         returned: list[Node | None] = []
-        written: dict[str, Value] = {}
+        written: dict[str, Node] = {}
         for node, spec in zip(end.args[0], specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 if isinstance(spec.arg, SymIntArgument | SymFloatArgument | SymBoolArgument):
                     raise ModelError(f"{self.name} returns a size, which is open, as a number: return tensors only.")
                 returned.append(node if isinstance(spec.arg, TensorArgument) else None)
             elif spec.kind in _STATE:
-                written[spec.target] = indexed_value(node)
+                written[spec.target] = node
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise ModelError(
                     f"{self.name} changes its input '{spec.target}' in place, which the caller would not see: change "

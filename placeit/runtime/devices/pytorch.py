@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +16,15 @@ from numpy.typing import NDArray
 
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.precision import in_precision
+from placeit.backends.torch.state import kept, with_states
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
 from placeit.core.sizes import fits
+from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
-from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
 from placeit.runtime.devices.failing import failing_op
 from placeit.runtime.devices.worker import OnWorker
 
@@ -114,11 +117,18 @@ class TorchBuffer:
 
 
 class TorchProgram:
-    """A segment as a module."""
+    """A segment as a module.
+
+    Attributes:
+        states: initial values of its states, by name: the last inputs of the module, whose last outputs are their next values.
+    """
 
     def __init__(self, segment: SegmentSource, module: torch.nn.Module) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
+        self.states: dict[str, torch.Tensor] = {}
+        if kept(module):
+            module, self.states = with_states(narrowed(torch.fx.GraphModule, module))
         self.forward: Callable[..., tuple[torch.Tensor, ...]] = module.forward
 
 
@@ -153,9 +163,57 @@ class TorchInstance:
         """Compute the outputs, on a thread in inference mode."""
         for index, source in [*self._moving.items()]:
             self.bind(index, source)
-        made = self._forward(*[buffer.tensor for buffer in self._inputs])
+        made = self._call([buffer.tensor for buffer in self._inputs])
         for buffer, tensor in zip(self._outputs, made, strict=True):
             buffer.tensor = tensor
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self._forward(*inputs)
+
+
+class StatefulTorchInstance(TorchInstance):
+    """An instance that gives its module the states of the last run, or the initial ones, and keeps the states that follow."""
+
+    def __init__(self, program: TorchProgram) -> None:
+        super().__init__(program)
+        self._initial, self._keep = program.states, False
+        self._states = dict(self._initial)
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if not self._keep:
+            self.reset_state()
+        made = self._forward(*inputs, *self._states.values())
+        count = len(made) - len(self._states)
+        written = {tensor.untyped_storage().data_ptr() for tensor in inputs}  # by the caller, before the next run
+        following = (one.clone() if one.untyped_storage().data_ptr() in written else one for one in made[count:])
+        self._states = dict(zip(self._states, following, strict=True))
+        return made[:count]
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Choose whether later runs continue from the current state, or each start from the initial one."""
+        self._keep = keep
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        self._states = dict(self._initial)
+
+    def states(self) -> dict[str, Any]:
+        """Return copies of the states, by name: their bytes, since NumPy and OpenVINO lack some types."""
+        tensor = import_openvino().Tensor
+        return {
+            name: tensor(np.frombuffer(value.contiguous().flatten().view(torch.uint8).numpy(force=True).tobytes(), np.uint8))
+            for name, value in self._states.items()
+        }
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Set the states to values from ``states``. Raises DeviceError."""
+        for name, initial in self._initial.items():
+            given = states[name].fetch() if isinstance(states[name], Fetched) else states[name]
+            self._states[name] = torch.from_numpy(np.array(given.data)).view(initial.dtype).reshape(initial.shape)
+
+    def state_bytes(self) -> int:
+        """Return the size of its state in bytes."""
+        return sum(value.nbytes for value in self._states.values())
 
 
 class TorchDevice(OnWorker):
@@ -188,7 +246,8 @@ class TorchDevice(OnWorker):
     def instance(self, program: Program) -> TorchInstance:
         """Make buffers for a program. Raises DeviceError if there is no memory for them."""
         with explaining(f"PyTorch cannot make buffers for {self.name}"):
-            return TorchInstance(narrowed(TorchProgram, program))
+            made = narrowed(TorchProgram, program)
+            return StatefulTorchInstance(made) if made.states else TorchInstance(made)
 
     def allocate(self, spec: BufferSpec) -> TorchBuffer:
         """Allocate host memory."""
