@@ -38,6 +38,7 @@ KINDS = {
     "ort": "placeit.runtime.kinds.ort:KIND",
     "torch": "placeit.runtime.kinds.pytorch:KIND",
     "throughput": "placeit.runtime.kinds.throughput:KIND",
+    "inductor": "placeit.runtime.kinds.inductor:KIND",
 }
 """Where each kind of this package is, by ``Device.kind``. A module is imported when its kind is asked for something."""
 HARDWARE = {"cuda": "placeit.runtime.kinds.cuda:KIND"}
@@ -61,6 +62,7 @@ class Kind:
             this kind; None for the first of ``formats``, which segments have otherwise.
         on_nodes: whether other nodes can have its devices: what it tells of a model, it asks where the device is
             (:func:`placeit.runtime.nodes.elsewhere.there`).
+        compiles: kind whose core sets run a model eagerly, op by op, and for which this kind compiles whole models; else empty.
         one_precision: why :meth:`other_precision` is None, after the name of the device.
     """
 
@@ -73,6 +75,7 @@ class Kind:
     whole_file: str | None = None
     bundle_format: str | None = None
     on_nodes: bool = False
+    compiles: str = ""
     one_precision: str = "computes in the types of the model"
 
     def version(self) -> str:
@@ -109,6 +112,10 @@ class Kind:
 
     def throughput_mode(self, cores: Device) -> Device | None:  # noqa: ARG002
         """Return a core set in its runtime's mode that serves most requests per second; None if it has no such mode."""
+        return None
+
+    def compiled(self, cores: Device) -> Device | None:  # noqa: ARG002
+        """Return a core set of the kind :attr:`compiles` as a device that compiles models; None if that is not possible."""
         return None
 
     def other_precision(self, device: Device, precision: str) -> str | None:  # noqa: ARG002

@@ -10,7 +10,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.kinds import kind_of, kinds
 
-__all__ = ["all_here", "in_throughput_mode", "plain_devices", "whole_devices"]
+__all__ = ["all_here", "compiled_devices", "in_throughput_mode", "plain_devices", "whole_devices"]
 
 
 def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
@@ -70,10 +70,29 @@ def _together(like: Device, sets: Sequence[Device], runtime: str) -> Device:
 def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
     """Return devices that are not in a cluster, but that a search on it may choose for the whole model.
 
-    They are its plain devices (:func:`plain_devices`), and its cores in throughput mode (:func:`in_throughput_mode`).
+    They are its plain devices (:func:`plain_devices`), its cores with a compiler (:func:`compiled_devices`), and its cores in
+    throughput mode (:func:`in_throughput_mode`).
     """
     mode = in_throughput_mode(cluster)
-    return [*plain_devices(cluster, onnx=onnx), *([] if mode is None else [mode])]
+    return [*plain_devices(cluster, onnx=onnx), *compiled_devices(cluster), *([] if mode is None else [mode])]
+
+
+def compiled_devices(cluster: Cluster) -> list[Device]:
+    """Return the cores of a cluster as devices that compile whole models, for each kind that runs them eagerly.
+
+    The cores are a plain device, or the largest core set. The result is empty if a device or link is emulated, described or on
+    another node.
+    """
+    if not all_here(cluster):
+        return []
+    eager = [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]
+    found: list[Device] = []
+    for kind in (kind for _, kind in kinds() if kind.compiles):
+        cores = max((one for one in eager if one.kind == kind.compiles), key=lambda one: len(one.cores), default=None)
+        made = None if cores is None else kind.compiled(cores)
+        if made is not None and made.name not in cluster.names:
+            found.append(made)
+    return found
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:

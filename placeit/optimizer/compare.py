@@ -21,11 +21,11 @@ from placeit.measuring.measure import WARMUP, check_length
 from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
-from placeit.optimizer.races import Races
+from placeit.optimizer.races import Races, too_late
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
-from placeit.optimizer.runs import RunOptions
-from placeit.optimizer.wholes import alone_on, plain_candidates
+from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
+from placeit.optimizer.wholes import alone_on, compiled_candidates, plain_candidates
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
@@ -36,6 +36,8 @@ from placeit.simulator.objectives.registry import get_objective, objective_kind,
 from placeit.workbench import Workbench
 
 __all__ = ["Comparison", "check_compared", "compare"]
+
+_COMPILING_S = 1.0  # seconds that compiling a model for a device may take without a duration: time to load it from disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +177,7 @@ def compare(
     interrupted = False
     try:
         races.race(
-            races.candidates,
+            [candidate for candidate in races.candidates if not candidate.late],
             "measuring",
             rounds=runs if duration is None else sys.maxsize,
             share=1.0,
@@ -226,6 +228,11 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
         )
     for candidate, home in plain_candidates(session, problem):
         races.enter(candidate, home)
+    room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
+    for candidate, home in compiled_candidates(session, problem):
+        races.enter(candidate, home)
+        if (takes := home.session.runtime.compiler.takes([candidate.plan])) > room:
+            races.skip(candidate.name, too_late(takes, room), late=True)
     for name, other in alone.items():
         races.enter(alone_on(other, name), Alone(other, np.ones(len(session.cluster))))
     for name, (plan, *others) in plans.items():

@@ -34,10 +34,11 @@ from placeit.runtime.plan_executor import with_room
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
-__all__ = ["RunOptions", "Runs"]
+__all__ = ["COMPILING_SHARE", "RunOptions", "Runs"]
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 30.0  # seconds that a run of a reference may take, even if less time is left
+COMPILING_SHARE = 0.5  # share of the time left that compiling a model for a device may take, where that takes many seconds
 _COPIES = 2  # copies of the weights that free memory must hold before another placement is opened
 
 
@@ -128,7 +129,8 @@ class Runs(Book):
             functools.partial(with_room, functools.partial(home.executor, plan), in_flight)
             for plan, in_flight in zip(candidate.plans, self.in_flight_of(candidate, home) if steady else [1], strict=True)
         ]
-        return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
+        with self.session.compiling.until(clock.now() + self.left() * COMPILING_SHARE):
+            return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
     def _by_itself(self, candidate: Candidate) -> OwnMode | None:
         """Return how OpenVINO runs a plain device, or one in another precision, when a program calls it without placeit.

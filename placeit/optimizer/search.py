@@ -26,9 +26,9 @@ from placeit.optimizer.candidates import (
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
-from placeit.optimizer.races import Races
-from placeit.optimizer.runs import RunOptions
-from placeit.optimizer.wholes import in_other_precision, plain_candidates
+from placeit.optimizer.races import Races, too_late
+from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
+from placeit.optimizer.wholes import compiled_candidates, in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits, repair
@@ -182,11 +182,15 @@ class Search(Races):
                 self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
-        """Enter each single-device placement, and the plain devices."""
+        """Enter each single-device placement, the plain devices, and the devices that compile the model."""
         for d in self.problem.single_devices:
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
         for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
             self.enter(candidate, alone)
+        for candidate, alone in compiled_candidates(self.session, self.problem) if plain else ():
+            self.enter(candidate, alone)
+            if (takes := alone.session.runtime.compiler.takes([candidate.plan])) > (room := self.left() * COMPILING_SHARE):
+                self.skip(candidate.name, too_late(takes, room), late=True)
         self.with_references = plain
 
     def compare_precisions(self) -> list[str]:
@@ -269,8 +273,8 @@ class Search(Races):
 
     @property
     def fresh_singles(self) -> list[Candidate]:
-        """Single devices that have not been measured."""
-        return [one for one in self.standing if one.placer == "single" and one.measured is None]
+        """Single devices that have not been measured, and that there is time to compile for."""
+        return [one for one in self.standing if one.placer == "single" and one.measured is None and not one.late]
 
     def single_seconds(self) -> list[float]:
         """Return the seconds of a run on each single device of the cluster."""

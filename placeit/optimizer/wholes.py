@@ -1,4 +1,4 @@
-"""Candidates that are whole models on one device: plain devices, and devices in another precision."""
+"""Candidates that are whole models on one device: plain devices, compiling ones, and devices in another precision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
@@ -15,7 +16,7 @@ from placeit.optimizer.candidates import Alone, Candidate
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "in_other_precision", "plain_candidates"]
+__all__ = ["alone_on", "compiled_candidates", "in_other_precision", "plain_candidates"]
 
 _COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
@@ -23,9 +24,7 @@ _log = logging.getLogger("placeit")
 
 def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
     """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
-    devices = session.cluster.devices
-    apart = session.cluster.apart()  # no core counts twice
-    busy = np.array([float(device.core_set and d in apart) for d, device in enumerate(devices)])
+    devices, busy = session.cluster.devices, _busy(session)
     found: list[tuple[Candidate, Alone]] = []
     for plain in () if session.pins else session.setup.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
@@ -41,6 +40,24 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
                 continue
             found.append((alone_on(home, name, plain=True), Alone(home, busy)))
     return found
+
+
+def compiled_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
+    """Return devices that compile the model whole, as candidates; empty with pins, open sizes or state."""
+    found: list[tuple[Candidate, Alone]] = []
+    unable = session.pins or session.model.stateful or any(spec.limits is not None for spec in session.model.inputs)
+    for device in () if unable else session.setup.compiled_devices:
+        eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == kind_of(device).compiles]
+        if problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
+            home = session.alone(device)
+            found.append((alone_on(home, device.name, plain=True), Alone(home, _busy(session))))
+    return found
+
+
+def _busy(session: Workbench) -> NDArray[np.float64]:
+    """Return ``float64[D]``: 1 for each device of the cluster that is a core set, so that no core counts twice; else 0."""
+    apart = session.cluster.apart()
+    return np.array([float(device.core_set and d in apart) for d, device in enumerate(session.cluster.devices)])
 
 
 def _refusal(home: Workbench) -> str | None:

@@ -59,7 +59,7 @@ def comparison(console: Console, found: Comparison) -> None:
     spare += [f"speed-up over {single}" for single in singles if single != best]
     text.table(console, [*heads, "output error"], rows, left=2, spare=spare)
     text.show_failures(console, {one.name: one.failed for one in candidates})
-    text.show_failures(console, {one.name: one.not_run for one in found.references}, title="not run")
+    text.show_failures(console, {one.name: one.not_run for one in (*found.candidates, *found.references)}, title="not run")
     if found.references:
         text.paragraph(console, _REFERENCES)
     text.show_unchecked(console, (one.output_error for one in candidates))
@@ -168,6 +168,8 @@ def _show_candidates(console: Console, found: Optimized) -> None:
             note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
             if "ort:" in candidate.name:
                 note = f"{candidate.name} is plain ONNX Runtime: the file as any program opens it, without placeit."
+            if "inductor:" in candidate.name:
+                note = f"{candidate.name} is the whole model, compiled by PyTorch's compiler Inductor for these cores."
             text.paragraph(console, note)
     if found.references:
         text.paragraph(console, _REFERENCES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from placeit.core.cluster import Device
@@ -10,9 +12,11 @@ from placeit.devices.names import hardware_kind
 
 __all__ = ["Compiled", "Compiling"]
 
-_PRIOR_S = {"GPU": 0.1, "NPU": 0.1}
+_PRIOR_S = {"GPU": 0.1, "NPU": 0.1, "inductor:CPU": 0.03}
 _OTHERS_S = 0.002
 """Seconds to compile an op before anything was compiled, by kind of device: OpenVINO's GPU and NPU plugins generate kernels."""
+_PROGRAM_S = {"inductor:CPU": 15.0}
+"""Seconds that each program takes besides its ops, by kind of device: a child process starts, and calls a C++ compiler."""
 _LOADING_S = 0.1  # seconds to load a program from disk, before any was loaded
 _PRIOR_OPS, _PRIOR_PROGRAMS = 4, 2  # weight of these guesses, in ops and in programs
 
@@ -39,12 +43,14 @@ class Compiling:
 
     Attributes:
         kinds: counts by :meth:`kind`.
+        deadline: when compilers that take many seconds are given up, by :func:`placeit.core.clock.now`.
         progress: called as ``progress(what, share)`` while a thread waits for segments to be compiled; None for no reports.
     """
 
     def __init__(self) -> None:
         self.kinds: dict[str, Compiled] = {}
         self.progress: Callable[[str, float], object] | None = None
+        self.deadline = math.inf
         self._ops: dict[str, int] = {}
         self._compiling_s: dict[str, float] = {}
 
@@ -79,9 +85,19 @@ class Compiling:
     def takes(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
         """Estimate the seconds that a program of ``ops`` ops takes, from the programs of its kind so far."""
         compiling, seen = self._compiling_s.get(kind, 0.0), self._ops.get(kind, 0)
-        each = (_PRIOR_OPS * _PRIOR_S.get(kind, _OTHERS_S) + compiling) / (_PRIOR_OPS + seen)
+        one, program = self.kinds.get(kind, Compiled()), _PROGRAM_S.get(kind, 0.0)
+        by_ops = max(0.0, compiling - program * one.compiled)
+        takes = program + ops * (_PRIOR_OPS * _PRIOR_S.get(kind, _OTHERS_S) + by_ops) / (_PRIOR_OPS + seen)
         if not on_disk:
-            return each * ops
-        one = self.kinds.get(kind, Compiled())
+            return takes
         loading = (_PRIOR_PROGRAMS * _LOADING_S + one.seconds - compiling) / (_PRIOR_PROGRAMS + one.from_disk)
-        return min(loading, each * ops)
+        return min(loading, takes)
+
+    @contextlib.contextmanager
+    def until(self, deadline: float) -> Iterator[None]:
+        """Give up compilers that take many seconds at a deadline, in the block."""
+        before, self.deadline = self.deadline, deadline
+        try:
+            yield
+        finally:
+            self.deadline = before

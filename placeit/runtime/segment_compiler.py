@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from placeit.runtime.background import in_background
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram
-from placeit.runtime.devices.base import KeepsPrograms, KeptOnDisk, OneAtATime, Program, SegmentSource
+from placeit.runtime.devices.base import CompilesSlowly, KeepsPrograms, KeptOnDisk, OneAtATime, Program, SegmentSource
 from placeit.runtime.programs import Programs
 from placeit.runtime.refused import naming_ops
 from placeit.runtime.segment_book import SegmentBook
@@ -135,12 +135,21 @@ class SegmentCompiler:
     def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
         if batch.given_up.is_open:
             raise ExecutionError("Compiling this segment was given up.")
-        compile_one = self.pool.devices[segment.device].compile if self.pool.streams is None else self.pool.streams.compile
+        compile_one = self._compiler(segment.device)
         begin, whole = clock.now(), len(segment.groups) == len(self.book.grouping.groups)
         with self.pool.on(segment.device), naming_ops(self.book.op_names(segment), whole=whole):
             program = compile_one(self.source(segment))
         batch.done += 1
         return program, clock.now() - begin
+
+    def _compiler(self, device: int) -> Callable[[SegmentSource], Program | StreamProgram]:
+        """Return the function that compiles for a device, and gives up at the deadline if it takes many seconds."""
+        if self.pool.streams is not None:
+            return self.pool.streams.compile
+        by = self.pool.devices[device]
+        if not isinstance(by, CompilesSlowly):
+            return by.compile
+        return functools.partial(by.compile_within, seconds=self.compiling.deadline - clock.now())
 
     def _key(self, segment: Segment) -> _Key:
         """Return the key of the program of a segment.

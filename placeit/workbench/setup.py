@@ -18,7 +18,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import plain_devices, whole_devices
+from placeit.devices.plain import compiled_devices, plain_devices, whole_devices
 from placeit.measuring.check import tolerance_of, tolerance_of_rounding
 from placeit.planning.placing import Placing
 from placeit.profiler.cache import Cache
@@ -139,6 +139,11 @@ class Setup:
     def plain_devices(self) -> list[Device]:
         """Plain devices of the cluster for the model (:func:`placeit.devices.plain.plain_devices`)."""
         return plain_devices(self.cluster, onnx=self.opens_onnx)
+
+    @property
+    def compiled_devices(self) -> list[Device]:
+        """Cores of the cluster that compile the whole model (:func:`placeit.devices.plain.compiled_devices`)."""
+        return compiled_devices(self.cluster)
 
     @property
     def whole_devices(self) -> list[Device]:

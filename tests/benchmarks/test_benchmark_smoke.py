@@ -192,6 +192,13 @@ QUICKLY = [
     ),
 ]
 SLOWLY = [
+    Smoke(
+        "torch_zoo --quick --models mlp",
+        {"module": ("mlp",), "reason": ("",)},
+        ("modules with an answer or a reason", "answer over the best of the others"),
+        ("largest output error",),
+        {"QUICK_BUDGET_S": 8.0},
+    ),
     Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
     Smoke(
         "generation --quick --cases clusters texts soak",

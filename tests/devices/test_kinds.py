@@ -20,7 +20,7 @@ SOURCE = Path(placeit.__file__).parent
 NAMES = KINDS.keys() | HARDWARE.keys() | {"null", "timed"}
 ALLOWED = {
     "core/cluster.py: kind = 'openvino'",  # the default of Device.kind: devices are named as OpenVINO names them
-    "devices/kinds.py: {'openvino', 'ort', 'torch', 'throughput'}",  # the table of kinds
+    "devices/kinds.py: {'openvino', 'ort', 'torch', 'throughput', 'inductor'}",  # the table of kinds
     "devices/kinds.py: {'cuda'}",  # the table of hardware
 }
 """What may name kinds, each with the reason."""

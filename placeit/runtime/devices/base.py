@@ -23,6 +23,7 @@ from placeit.core.threads import Worker
 __all__ = [
     "Buffer",
     "BufferSpec",
+    "CompilesSlowly",
     "Delivers",
     "DividedIntoStreams",
     "DoneCallback",
@@ -388,6 +389,15 @@ class KeepsPrograms(Protocol):
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the program of a segment is on disk, most likely."""
+        ...
+
+
+@runtime_checkable
+class CompilesSlowly(Protocol):
+    """A device whose compiler takes many seconds, and can be given up."""
+
+    def compile_within(self, segment: SegmentSource, seconds: float) -> Program:
+        """Compile a segment as :meth:`RuntimeDevice.compile` does. Raises ExecutionError if that takes longer."""
         ...
 
 

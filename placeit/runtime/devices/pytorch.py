@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -116,20 +116,29 @@ class TorchBuffer:
         self.tensor = torch.full_like(self.tensor, value)
 
 
+class Forwards(Protocol):
+    """A PyTorch module, or an object that is called like one."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """Compute a sequence of tensors from tensors."""
+        ...
+
+
 class TorchProgram:
-    """A segment as a module.
+    """A segment as a module, or as another object with a method ``forward``.
 
     Attributes:
         states: initial values of its states, by name: the last inputs of the module, whose last outputs are their next values.
     """
 
-    def __init__(self, segment: SegmentSource, module: torch.nn.Module) -> None:
+    def __init__(self, segment: SegmentSource, module: Forwards) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.states: dict[str, torch.Tensor] = {}
-        if kept(module):
-            module, self.states = with_states(narrowed(torch.fx.GraphModule, module))
-        self.forward: Callable[..., tuple[torch.Tensor, ...]] = module.forward
+        if isinstance(module, torch.fx.GraphModule) and kept(module):
+            module, self.states = with_states(module)
+        self.forward: Callable[..., Sequence[torch.Tensor]] = module.forward
 
 
 class TorchInstance:
@@ -225,23 +234,31 @@ class TorchDevice(OnWorker):
         device: the device.
         precision: type in which products of float32 are computed; see :func:`placeit.backends.torch.precision.in_precision`.
 
+    Attributes:
+        threads: number of threads that compute an op.
+        precision: the precision.
+
     Raises:
         DeviceError: cores that this process may not use.
     """
 
     space = "host"
-    program_key = "torch cpu"
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
-        self.name, self._precision = device.name, precision
+        self.name, self.precision = device.name, precision
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         # the whole machine is used as PyTorch does by default: one thread for each physical core
-        threads = len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores)
-        self._worker.submit(functools.partial(use_threads, max(1, threads)))
+        self.threads = max(1, len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores))
+        self._worker.submit(functools.partial(use_threads, self.threads))
+
+    @property
+    def program_key(self) -> str:
+        """Key of its programs: all core sets can run each other's."""
+        return "torch cpu"
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Take a segment as a module. Raises DeviceError."""
-        return TorchProgram(segment, module_of(segment, self.name, self._precision))
+        return TorchProgram(segment, module_of(segment, self.name, self.precision))
 
     def instance(self, program: Program) -> TorchInstance:
         """Make buffers for a program. Raises DeviceError if there is no memory for them."""

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from placeit.runtime.devices.accelerator import Streams
     from placeit.runtime.devices.kernels import Kernel
 
-__all__ = ["KIND"]
+__all__ = ["KIND", "TorchKind"]
 
 
-class _TorchKind(DeviceKind):
+class TorchKind(DeviceKind):
     """Core sets (:class:`placeit.runtime.devices.pytorch.TorchDevice`) and accelerators, for PyTorch models."""
 
     label = "PyTorch"
     formats: tuple[Format, ...] = ("torch",)
     package = "torch"
-    hardware = ("CPU", "cuda")
+    hardware: tuple[str, ...] | None = ("CPU", "cuda")
     elsewhere = "runs on the CPU and on NVIDIA GPUs (torch:CPU@0, torch:cuda:0), not on {}"
     bundle_format: Format | None = "openvino"
     on_nodes = True
@@ -99,4 +99,4 @@ def _without_kernel(module: Any, device: Device) -> list[int]:
     return calls_without_kernel(module, device.where.family.upper())
 
 
-KIND = _TorchKind()
+KIND = TorchKind()

@@ -1,0 +1,175 @@
+"""Segments of PyTorch programs, compiled by AOTInductor in a child process and kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from placeit.backends.torch.bundled import write_segment
+from placeit.core.errors import DeviceError, ExecutionError, FileError, ModelError, first_line
+from placeit.core.files import cache_folder, own_folder, temporary_folder
+from placeit.core.version import __version__
+from placeit.devices.compiled import VARIABLE
+from placeit.devices.host import cpu_name
+
+__all__ = ["CompiledSegment", "compile_package", "compile_segment", "is_kept"]
+
+_INLINED = 1024  # elements up to which the values of a weight count: Inductor writes small ones into the code
+_MOST_BYTES = 1e9  # of all packages that are kept
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError)
+_PROGRAM = """
+import sys
+source, target, threads, *sys.path = sys.argv[1:]
+from placeit.backends.torch.inductor import compile_package
+compile_package(source, target, int(threads))
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledSegment:
+    """A compiled segment, which uses the weights of the module where they are.
+
+    Attributes:
+        module: the module, which owns the weights.
+        run: runs it on contiguous tensors.
+        from_disk: whether it was compiled before.
+    """
+
+    module: GraphModule
+    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    from_disk: bool
+
+    def forward(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Compute the outputs. The code is for contiguous inputs, and does not check that."""
+        return self.run([tensor.contiguous() for tensor in inputs])
+
+
+def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math.inf) -> CompiledSegment:
+    """Compile a segment for the CPU, or load an earlier result for a segment that differs in the values of its weights only.
+
+    Args:
+        module: the segment, as ``TorchModel.segment`` returns it.
+        threads: number of threads that kernels are divided among.
+        seconds: time after which compiling is given up.
+
+    Raises:
+        DeviceError: Inductor does not compile it.
+        ExecutionError: the time was not enough.
+    """
+    if not isinstance(module, GraphModule):
+        raise DeviceError("Inductor compiles programs of PyTorch, and the segment is a plain module: choose torch:CPU devices.")
+    kept = _kept(module, threads)
+    if kept is not None and kept.is_file():
+        with contextlib.suppress(*_FAILURES):  # it is damaged, or of another build of PyTorch: compile again
+            found = _load(kept, module, from_disk=True)
+            os.utime(kept)
+            return found
+    with temporary_folder() as folder:
+        package = _compile(module, threads, seconds, folder)
+        try:
+            found = _load(package, module, from_disk=False)
+        except _FAILURES as error:
+            raise DeviceError(f"A segment that Inductor compiled cannot be loaded: {first_line(error)}") from error
+        if kept is not None:
+            with contextlib.suppress(OSError):
+                _keep(package, kept)
+    return found
+
+
+def is_kept(module: torch.nn.Module, threads: int) -> bool:
+    """Return whether a segment was compiled before and is on disk."""
+    kept = _kept(module, threads) if isinstance(module, GraphModule) else None
+    return kept is not None and kept.is_file()
+
+
+def compile_package(source: str, target: str, threads: int) -> None:
+    """Compile an exported program without its weights to a package; what the child process does.
+
+    Args:
+        source: path of the program.
+        target: path of the package.
+        threads: number of threads that kernels are divided among.
+    """
+    options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.package_constants_in_so": False}
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(torch.export.load(source), package_path=target, inductor_configs=options)
+
+
+def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) -> Path:
+    source, target = folder / "segment.pt2", folder / "package.pt2"
+    try:
+        write_segment(module, source, source)
+    except ModelError as error:
+        raise DeviceError(f"Inductor cannot compile a segment: {error}") from error
+    arguments = [sys.executable, "-c", _PROGRAM, str(source), str(target), str(threads), *sys.path]
+    limit = None if math.isinf(seconds) else max(0.0, seconds)
+    try:
+        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ExecutionError(f"Inductor has not compiled it in the {seconds:.3g} s that there was time for.") from error
+    except OSError as error:
+        raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
+    if done.returncode != 0 or not target.is_file():
+        lines = done.stderr.decode(errors="replace").splitlines()
+        said = next((line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why")
+        why = said.strip().rstrip(".")
+        raise DeviceError(f"Inductor does not compile a segment: {why}. torch:CPU devices run it eagerly.")
+    return target
+
+
+def _load(package: Path, module: GraphModule, *, from_disk: bool) -> CompiledSegment:
+    compiled: Any = torch._inductor.aoti_load_package(str(package))
+    weights = dict(module.named_buffers(remove_duplicate=False))
+    if names := compiled.get_constant_fqns():
+        compiled.load_constants({name: weights[name] for name in names}, check_full_update=True, user_managed=True)
+    return CompiledSegment(module, compiled.loader.boxed_run, from_disk)
+
+
+def _keep(package: Path, kept: Path) -> None:
+    """Move a package to the folder of packages, and delete the ones used longest ago beyond the bound. Raises OSError."""
+    draft = kept.with_name(f".{kept.name}.{os.getpid()}")
+    shutil.move(package, draft)
+    draft.replace(kept)
+    total = 0
+    for path in sorted(kept.parent.glob("*.pt2"), key=lambda path: -path.stat().st_mtime):
+        total += path.stat().st_size
+        if total > _MOST_BYTES and path != kept:
+            path.unlink(missing_ok=True)
+
+
+def _kept(module: GraphModule, threads: int) -> Path | None:
+    """Return where the package of a segment is kept; None if packages are not kept."""
+    if os.environ.get(VARIABLE, "").strip() == "0":
+        return None
+    try:
+        folder = cache_folder() / "inductor"
+        os.close(own_folder(folder))  # code from a folder that others can write to would be run
+    except FileError:
+        return None
+    return folder / f"{_digest(module, threads)}.pt2"
+
+
+def _digest(module: GraphModule, threads: int) -> str:
+    """Return a digest of all that compiled code depends on: the program, the forms of its weights, and the machine."""
+    machine = cpu_name(), torch.backends.cpu.get_cpu_capability(), os.environ.get("CXX", "")
+    digest = hashlib.sha256(repr((__version__, torch.__version__, machine, threads, module.code)).encode())
+    for node in module.graph.find_nodes(op="placeholder"):
+        digest.update(repr((node.name, tuple(node.meta["val"].shape), node.meta["val"].dtype)).encode())
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        value = tensor.tolist() if tensor.numel() <= _INLINED else None
+        digest.update(repr((name, tuple(tensor.shape), tensor.stride(), tensor.dtype, value)).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,85 @@
+"""CPU cores on which Inductor, PyTorch's compiler, compiles each segment, as ``torch.compile`` does with a module."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from placeit.core.cluster import Device
+from placeit.runtime.devices.base import RuntimeDevice
+from placeit.runtime.kinds.pytorch import TorchKind
+
+if TYPE_CHECKING:
+    from placeit.backends.base import Model
+    from placeit.planning.coarsen import Grouping
+    from placeit.runtime.devices.accelerator import Streams
+    from placeit.runtime.devices.kernels import Kernel
+
+__all__ = ["KIND", "say_missing"]
+
+_LOG = logging.getLogger("placeit")
+
+
+class _InductorKind(TorchKind):
+    """Core sets (:class:`placeit.runtime.devices.inductor.InductorDevice`) for PyTorch models."""
+
+    label = "Inductor"
+    hardware = ("CPU",)
+    elsewhere = "compiles PyTorch models for the CPU (inductor:CPU@0), not for {}"
+    bundle_format = None
+    on_nodes = False
+    compiles = "torch"
+
+    def open(self, device: Device, precision: str) -> RuntimeDevice:
+        """Open a core set; without a C++ compiler, PyTorch runs its segments eagerly. Raises DeviceError."""
+        if _lacks_compiler():
+            from placeit.runtime.devices.pytorch import TorchDevice
+
+            return TorchDevice(device, precision=precision)
+        from placeit.runtime.devices.inductor import InductorDevice
+
+        return InductorDevice(device, precision=precision)
+
+    def open_sizes(self, device: Device) -> bool:  # noqa: ARG002
+        """Return False: a program is compiled for one size."""
+        return False
+
+    def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
+        """Return None: the host runs core sets."""
+        return None
+
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+        """Run the groups eagerly, one by one, since compiling each takes many seconds. Raises DeviceError."""
+        return super().kernels(model, grouping, replace(device, kind=self.compiles), precision, passes)
+
+    def compiled(self, cores: Device) -> Device | None:
+        """Return the device that compiles for a core set; None if there is no C++ compiler."""
+        if _lacks_compiler():
+            return None
+        address = replace(cores.where, runtime="inductor")
+        return replace(cores, name=str(address), kind=address.runtime, address=address)
+
+
+def _lacks_compiler() -> bool:
+    """Return whether Inductor finds no C++ compiler, and log that once."""
+    name = os.environ.get("CXX", "g++")
+    lacking = shutil.which(name) is None
+    if lacking:
+        say_missing(name)
+    return lacking
+
+
+@functools.cache
+def say_missing(name: str) -> None:
+    """Log, once for each name, that no C++ compiler of that name exists."""
+    _LOG.warning(
+        "PyTorch models run eagerly only, since Inductor finds no C++ compiler '%s': install one, or set CXX to its path.", name
+    )
+
+
+KIND = _InductorKind()

@@ -1,0 +1,139 @@
+"""PyTorch models that Inductor compiles whole: raced beside eager ones, chosen, run, bundled; and refused in a sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from placeit.application import Application
+from placeit.backends.torch.inductor import compile_segment
+from placeit.backends.torch.model import load
+from placeit.core.errors import DeviceError, ExecutionError
+from placeit.devices.host import allowed_cores
+from placeit.optimizer.compare import compare
+from placeit.optimizer.options import Candidates
+from placeit.optimizer.result import Optimized
+from placeit.runtime.kinds import inductor
+from placeit.session import Session
+from tests.bundled import placed
+from tests.steady import optimize
+
+CORE = allowed_cores()[0]
+COMPILED = f"inductor:CPU@{CORE}"
+NET = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+X = torch.arange(16.0).reshape(2, 8) / 16
+
+
+@torch.library.custom_op("placeit_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Custom(nn.Module):
+    """Has an op that a child process does not know."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return doubled(x) + 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of caches in which, after the first search, the package of the module is kept."""
+    path = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLACEIT_CACHE", str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Iterator[Optimized]:
+    """A search that has time to compile, which takes about 20 s."""
+    with optimize(NET, f"CPU@{CORE}", example=(X,), budget=1000, candidates=Candidates("heft")) as answer:
+        answer(X)  # starts its threads, which end with it
+        yield answer
+
+
+@pytest.mark.timeout(900)  # the module is compiled first, on cores that other tests may use as well
+def test_the_compiled_module_is_a_candidate_beside_the_plain_one(found: Optimized) -> None:
+    one = next(one for one in found.candidates if one.name == COMPILED)
+    assert one.may_be_chosen
+    assert one.measured is not None
+    assert one.output_error is not None
+    assert one.output_error.max_rel < 1e-5
+    assert found.compiling["inductor:CPU"].compiled == 1
+    torch.testing.assert_close(found(X), NET(X))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("found")
+def test_a_module_of_other_weights_is_not_compiled_again() -> None:
+    other = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    other.load_state_dict(NET.state_dict())  # small weights are written into the code, so that these have to be equal
+    with Session(other, COMPILED, example=(X,)) as session:
+        made = session.run(placed(session), runs=1, inputs={"input": X.T.reshape(2, 8).numpy()})
+        assert session.compiling.kinds["inductor:CPU"].from_disk == 1
+    assert made.output_error.max_rel < 1e-5
+
+
+@pytest.mark.slow
+def test_a_bundle_of_the_compiled_module_is_compiled_when_it_is_opened(tmp_path: Path) -> None:
+    with Session(NET, COMPILED, example=(X,)) as session:
+        session.build(placed(session), tmp_path / "net.placeit")
+    with Application.load(tmp_path / "net.placeit") as application:
+        made = application.run({"input": X.numpy()})
+        assert application.session.compiling.kinds["inductor:CPU"].compiled == 1
+    np.testing.assert_allclose(made["output"], NET(X).detach().numpy(), rtol=1e-5)
+
+
+def test_without_enough_time_the_compiled_module_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
+    with optimize(NET, f"CPU@{CORE}", example=(X,), budget=5, candidates=Candidates("heft")) as found:
+        one = next(one for one in found.candidates if one.name == COMPILED)
+        assert one.not_run is not None
+        assert one.not_run.startswith("compiling it takes about 15")
+        assert found.chosen.name == f"CPU@{CORE}"
+    with Session(NET, f"CPU@{CORE}", example=(X,)) as session:
+        session.profile()
+        beside = compare(session, {}, runs=1)
+    assert [one.name for one in beside.candidates if one.not_run is not None] == [COMPILED]
+
+
+def test_compiling_is_given_up_when_its_time_is_over() -> None:
+    model = load(NET, (X,))
+    with pytest.raises(ExecutionError, match=r"has not compiled it in the 0\.01 s that there was time for"):
+        compile_segment(model.segment("torch", range(len(model.graph)), [], []), 3, seconds=0.01)
+
+
+def test_without_a_compiler_the_module_runs_eagerly_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    inductor.say_missing.cache_clear()
+    caplog.set_level(logging.WARNING, "placeit")
+    with optimize(NET, f"CPU@{CORE}", example=(X,), budget=1000, candidates=Candidates("heft")) as found:
+        assert [one.name for one in found.candidates] == [f"CPU@{CORE}"]
+    with Session(NET, COMPILED, example=(X,)) as session:
+        assert session.run(placed(session), runs=1).output_error.max_rel == 0
+    (said,) = (one.getMessage() for one in caplog.records)
+    assert said.endswith("since Inductor finds no C++ compiler '/nowhere/g++': install one, or set CXX to its path.")
+
+
+def test_what_inductor_refuses_is_said_with_its_reason_and_not_tried_again() -> None:
+    with Session(Custom(), COMPILED, example=(X,)) as session:
+        plan = session.plan_of(placed(session))
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=rf"{COMPILED}: Inductor does not compile a segment: .*Error: .* eagerly"):
+                session.executor(plan)
