@@ -21,6 +21,7 @@ from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
+from placeit.runtime.compiling import Compiling
 from placeit.session import Session
 from placeit.simulator.objectives.latency import Latency
 
@@ -60,7 +61,7 @@ class Compiler:
             segmenter=SimpleNamespace(problem=lambda: SimpleNamespace(compute=np.zeros((2, 2)))),
             executor=self.open,
             reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
-            compiling=SimpleNamespace(),
+            compiling=Compiling(),
             runtime=SimpleNamespace(compiler=self),
         )
 
