@@ -17,7 +17,7 @@ from placeit.placers.dp import Dp, splits
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.tables import compiled
 from placeit.simulator.throughput_bound import ThroughputCost
-from tests.simulator.test_throughput import slow_bound
+from placeit.testing.oracle import busiest
 
 
 def problem_of(seed: int, ops: int, devices: int, *, alike: bool) -> Problem:
@@ -70,14 +70,14 @@ def test_a_split_is_the_best_of_all_that_there_are(seed: int, ops: int, devices:
         if not fitting:
             assert (seconds, set(place.tolist())) == (np.inf, {-1})
             continue
-        value = slow_bound if cost == _core.SplitCost.busiest else busy_sum
+        value = busiest if cost == _core.SplitCost.busiest else busy_sum
         assert seconds == pytest.approx(min(value(problem, one) for one in fitting))
         assert value(problem, place) == pytest.approx(seconds)
 
 
 def busy_sum(problem: Problem, place: np.ndarray) -> float:
     """Seconds of all devices together, a tensor counted once on each device."""
-    return sum(slow_bound(keep(problem, place, d), place) for d in range(problem.devices))
+    return sum(busiest(keep(problem, place, d), place) for d in range(problem.devices))
 
 
 def keep(problem: Problem, place: np.ndarray, device: int) -> Problem:

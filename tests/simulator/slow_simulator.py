@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from placeit.core.problem import Problem
+from placeit.testing.oracle import durations, ranks
 
 
 def holds_for(*, max_examples=100, **arguments):
@@ -64,34 +65,6 @@ class Trace:
     sent: dict = field(default_factory=dict)  # by (tensor, destination)
     arrived: dict = field(default_factory=dict)
     at: dict = field(default_factory=dict)  # number of the event at which something starts or finishes
-
-
-def durations(problem, place):
-    """Seconds of each op, and by (tensor, destination) of each transfer."""
-    seconds = [float(problem.compute[v, d]) for v, d in enumerate(place)]
-    moves, charged = {}, set()
-    for e, (u, v) in enumerate(problem.edges.tolist()):
-        src, dst, tensor = place[u], place[v], int(problem.edge_tensor[e])
-        if src == dst:
-            continue
-        moves[tensor, dst] = float(problem.latency[src, dst] + problem.edge_bytes[e] / problem.bandwidth[src, dst])
-        for op, device in ((u, src), (v, dst)):
-            if (tensor, op) not in charged:
-                charged.add((tensor, op))
-                seconds[op] += float(problem.cut[e, device])
-    return seconds, moves
-
-
-def ranks(problem, place):
-    seconds, moves = durations(problem, place)
-    rank = {}
-    for v in reversed(problem.order.tolist()):
-        paths = [0.0]
-        for e, (u, w) in enumerate(problem.edges.tolist()):
-            if u == v:
-                paths.append(rank[w] + (moves[int(problem.edge_tensor[e]), place[w]] if place[w] != place[v] else 0.0))
-        rank[v] = seconds[v] + max(paths)
-    return [rank[v] for v in range(len(place))]
 
 
 def run(problem, place, links, queue, priority=None):

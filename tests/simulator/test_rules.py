@@ -1,6 +1,5 @@
 """The compiled rules against the readable ones, call for call, and the loops that simulate by them."""
 
-import heapq
 import math
 
 import numpy as np
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.simulator.scheduler import RequestDone, Rules, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule, simulate
+from placeit.testing.oracle import ReferenceScheduler, pipelined
 from tests.simulator import slow_simulator as slow
-from tests.simulator.oracle import ReferenceScheduler
 from tests.simulator.slow_simulator import holds_for
 
 seeds = st.integers(0, 2**32 - 1)
@@ -76,42 +75,6 @@ def test_every_call_answers_what_the_readable_rules_answer(seed, ops, devices, l
     assert not in_flight
 
 
-def pipelined(problem, place, links, queue, arrivals, in_flight):
-    """When each request began and ended, and when each op and transfer of each started, by the readable rules."""
-    scheduler = ReferenceScheduler(problem, place, rules=Rules(links, queue))
-    seconds, moves = slow.durations(problem, place)
-    events = [(when, r - len(arrivals), r) for r, when in enumerate(arrivals)]  # arrivals come before all else of their time
-    begun, ended, started, waiting, flying, sequence = {}, {}, {}, [], set(), 0
-
-    def carry_out(steps):
-        nonlocal sequence
-        for step in steps:
-            if isinstance(step, RequestDone):
-                ended[step.request] = now
-                flying.remove(step.request)
-            else:
-                is_op = isinstance(step, Start)
-                started[step] = now
-                heapq.heappush(events, (now + (seconds[step.op] if is_op else moves[step.tensor, step.dst]), sequence, step))
-                sequence += 1
-        if waiting and len(flying) < in_flight:
-            request = waiting.pop(0)
-            flying.add(request)
-            begun[request] = now
-            carry_out(scheduler.begin(request))
-
-    while events:
-        now, _, what = heapq.heappop(events)
-        if isinstance(what, int):
-            waiting.append(what)
-            carry_out([])
-        elif isinstance(what, Start):
-            carry_out(scheduler.op_finished(what.request, what.op))
-        else:
-            carry_out(scheduler.transfer_finished(what.request, what.tensor, what.dst))
-    return begun, ended, started
-
-
 @holds_for(
     seed=seeds,
     ops=st.integers(1, 10),
@@ -134,7 +97,7 @@ def test_requests_in_flight_are_simulated_by_the_readable_rules(
     else:
         arrivals = [r * interval for r in range(requests)]
     options |= {"requests": requests} if interval == 0 else {"arrivals": arrivals}
-    begun, ended, started = pipelined(problem, place, links, queue, arrivals, in_flight or math.inf)
+    begun, ended, started = pipelined(problem, place, Rules(links, queue), arrivals, in_flight or math.inf)
     found = schedule(problem, place, **options)
     flights = found.requests
     assert flights.arrived.tolist() == arrivals

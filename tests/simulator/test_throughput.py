@@ -7,6 +7,7 @@ from placeit.core.problem import Problem
 from placeit.simulator.scheduler import Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput_bound import ThroughputCost, bottleneck, relative_throughput
+from placeit.testing.oracle import busiest
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 
@@ -17,36 +18,12 @@ def some_placements(problem, seed, count=4):
     return np.random.default_rng([seed, 1]).integers(0, problem.devices, (count, len(problem)))
 
 
-def slow_bound(problem, place):
-    """The busiest device, pair of devices that conflict, larger set of such, or link."""
-    place = place.tolist()
-    _, moves = slow.durations(problem, place)
-    device = [sum(problem.compute[v, d] for v, at in enumerate(place) if at == d) for d in range(problem.devices)]
-    crossed = {}  # the cost of each tensor on each device that it enters or leaves
-    for e, (u, v) in enumerate(problem.edges.tolist()):
-        if place[u] != place[v]:
-            for at in (place[u], place[v]):
-                crossed.setdefault((problem.edge_tensor[e], at), problem.cut[e, at])
-    for (_, at), taken in crossed.items():
-        device[at] += taken
-    link = {}
-    for (tensor, dst), taken in moves.items():
-        src = place[problem.edges[problem.edge_tensor == tensor][0, 0]]
-        link[src, dst] = link.get((src, dst), 0.0) + taken
-    together = []
-    for bits in range(1, 2**problem.devices):
-        members = [d for d in range(problem.devices) if bits >> d & 1]
-        if all(problem.conflicts[a, b] for a in members for b in members if a != b):
-            together.append(sum(device[d] for d in members))
-    return max([*together, *link.values()])
-
-
 @holds_for(seed=seeds, ops=st.integers(1, 14), devices=st.integers(1, 3), cut=st.booleans(), conflicts=st.booleans())
 def test_the_bound_is_that_of_a_slow_and_simple_reference(seed, ops, devices, cut, conflicts):
     problem = slow.random_problem(seed, ops, devices, cut=cut, conflicts=conflicts)
     placements = some_placements(problem, seed)
     ours = ThroughputCost(problem)(placements)
-    assert ours == pytest.approx([slow_bound(problem, place) for place in placements])
+    assert ours == pytest.approx([busiest(problem, place) for place in placements])
     for place, seconds in zip(placements, ours, strict=True):
         found = bottleneck(problem, place)
         assert found.seconds == found.busy[found.name] == max(found.busy.values()) == seconds
