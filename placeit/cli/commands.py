@@ -53,6 +53,7 @@ _BUILTIN = {
     "export": Command("Write a placement, or a model, for use without placeit.", "placeit.cli.export:export"),
     "build": Command("Write a placement as a bundle, to run it elsewhere.", "placeit.cli.build:build"),
     "schema": Command("Show the JSON Schema of what a command prints.", "placeit.cli.schema:schema"),
+    "bench": Command("Compare placers on a public set of problems.", "placeit.cli.bench:app"),
     "cluster": Command("Start and end a local Ray cluster on this machine.", "placeit.cli.cluster:app"),
 }
 

@@ -1,4 +1,5 @@
 """Conformance suites for plug-ins, and random problems to test with. Import the modules themselves; suites need pytest.
 
-May import everything but ``learning`` and ``cli``. Read :mod:`~placeit.testing.placers` first.
+:mod:`~placeit.testing.oracle` has the rules of execution a second time. May import everything but ``learning``, ``cli`` and
+``bench``. Read :mod:`~placeit.testing.placers` first.
 """

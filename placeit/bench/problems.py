@@ -1,0 +1,176 @@
+"""The problems of PlaceBench: a graph of a model, a cluster, and an objective each."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placeit.bench.clusters import CLUSTERS, on_grid
+from placeit.core.errors import ProblemError, UsageError
+from placeit.core.extras import import_extra
+from placeit.core.nearest import nearest
+from placeit.core.problem import CostFunction, Problem
+from placeit.devices.described import roofline_seconds
+from placeit.placers.bound import lower_bound
+from placeit.simulator.depth import served
+from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.throughput_bound import ThroughputCost
+
+__all__ = ["IN_FLIGHT", "OBJECTIVES", "RULES", "VERSION", "BenchProblem", "built", "load", "names", "stored"]
+
+VERSION = 1
+"""Version of the set. Another set of problems, other costs or other rules are another version."""
+
+IN_FLIGHT = 8
+"""Number of requests in flight, for throughput."""
+
+RULES: Mapping[str, Any] = {"links": "channel", "queue": "priority", "in_flight": IN_FLIGHT}
+"""The rules of execution (:class:`placeit.Rules`), as submissions state them."""
+
+OBJECTIVES: Mapping[str, str] = {
+    "latency": "seconds until the last op has finished",
+    "throughput": f"seconds per request with {IN_FLIGHT} requests in flight",
+    "memory": "latency, where a device holds an even share of the weights and the largest op's",
+}
+"""The objectives, and the values of placements by them."""
+
+
+@dataclass(frozen=True, eq=False)
+class BenchProblem:
+    """A problem of PlaceBench. Values are in seconds; lower ones are better.
+
+    Attributes:
+        name: ``MODEL/CLUSTER/OBJECTIVE``.
+        problem: the ops, the devices and all costs.
+    """
+
+    name: str
+    problem: Problem
+
+    @property
+    def objective(self) -> str:
+        """A key of :data:`OBJECTIVES`."""
+        return self.name.rpartition("/")[2]
+
+    def cost(self) -> CostFunction:
+        """Return what placers minimise: makespans; for throughput, the seconds of the busiest device or link."""
+        return ThroughputCost(self.problem) if self.objective == "throughput" else SimulatedCost(self.problem)
+
+    def value(self, placement: ArrayLike) -> float:
+        """Return the value of a placement, ``int[V]``. Raises PlacementError if it is not feasible."""
+        place = self.problem.check(placement)
+        if self.objective == "throughput":
+            return served(self.problem, place, IN_FLIGHT).seconds
+        return float(SimulatedCost(self.problem)(place)[0])
+
+    def bound(self) -> float:
+        """Return a lower bound of the values of all placements, whatever their memory.
+
+        For latency, :func:`placeit.placers.bound.lower_bound`: the critical path, or the work divided among the devices. For
+        throughput, the work divided among the devices, the longest op, or the critical path over the requests in flight.
+        """
+        if self.objective != "throughput":
+            return lower_bound(self.problem)
+        p = self.problem
+        apart = Problem.from_arrays(p.compute, np.zeros((0, 2), np.int32), [], p.bandwidth, p.latency)
+        return max(lower_bound(apart), p.critical_path / IN_FLIGHT)
+
+    def data(self) -> Any:
+        """Return a ``torch_geometric.data.Data``: ops are nodes, and edges are tensors that move.
+
+        ``x`` is ``float64[V, D]``, the seconds of each op on each device; ``edge_attr`` is ``float64[E, 1]``, bytes, and
+        ``edge_tensor`` numbers the tensors; ``weights``, ``memory``, ``bandwidth`` and ``latency`` are as in the problem.
+
+        Raises:
+            UsageError: PyTorch Geometric is not installed.
+        """
+        torch = import_extra("A problem as graph data", "learn", "torch")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
+            geometric = import_extra("A problem as graph data", "learn", "torch_geometric.data")
+        p = self.problem
+        arrays: dict[str, NDArray[Any]] = {
+            "x": p.compute,
+            "edge_index": p.edges.T.astype(np.int64),
+            "edge_attr": p.edge_bytes[:, None],
+        }
+        arrays |= {"edge_tensor": p.edge_tensor, "weights": p.param_bytes, "memory": p.memory}
+        arrays |= {"bandwidth": p.bandwidth, "latency": p.latency}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return geometric.Data(**tensors, num_nodes=len(p), name=self.name)
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Return the names of the problems that match a pattern, such as ``*/gpus4/*``. Raises UsageError if none does."""
+    found = [name for name in stored()["problems"] if fnmatchcase(name, pattern)]
+    if not found:
+        raise UsageError(f"No problem of PlaceBench matches '{pattern}'{nearest(pattern, stored()['problems'])}.")
+    return found
+
+
+def load(name: str) -> BenchProblem:
+    """Return a problem by name.
+
+    Raises:
+        UsageError: the problem does not exist.
+        ProblemError: the problem differs from the published one, because this installation is damaged.
+    """
+    known = stored()["problems"]
+    if name not in known:
+        raise UsageError(f"There is no problem '{name}' in PlaceBench {VERSION}{nearest(name, known)}.")
+    found = built(name, stored()["graphs"][name.partition("/")[0]])
+    if found.problem.key != known[name]["key"]:
+        raise ProblemError(f"'{name}' has other costs than in PlaceBench {VERSION}: install placeit anew.")
+    return found
+
+
+@functools.cache
+def stored() -> dict[str, Any]:
+    """Return the set in the package: its ``graphs``, by model, and its ``problems``, by name, with key and bound."""
+    data: dict[str, Any] = json.loads(gzip.decompress(resources.files("placeit.bench").joinpath("set.json.gz").read_bytes()))
+    return data
+
+
+def built(name: str, graph: Mapping[str, Any]) -> BenchProblem:
+    """Build a problem from a stored graph.
+
+    Costs are by the roofline model (:func:`placeit.devices.described.roofline_seconds`).
+    """
+    _, where, objective = name.split("/")
+    cluster = CLUSTERS[where]
+    devices, (bandwidth, latency) = cluster.devices, cluster.links()
+    edges = np.array(graph["edges"], np.int32).reshape(-1, 3)
+    weights = np.array(graph["weights"], np.float64)
+    seconds = [roofline_seconds(graph["flops"], graph["bytes"], device) for device in devices]
+    memory = np.array([device.memory_bytes for device in devices])
+    if objective == "memory":
+        memory = np.minimum(memory, _cap(weights, len(devices)))
+    problem = Problem.from_arrays(
+        on_grid(np.stack(seconds, axis=1)),
+        edges[:, :2],
+        np.array(graph["tensors"], np.float64)[edges[:, 2]],
+        bandwidth,
+        latency,
+        edge_tensor=edges[:, 2],
+        param_bytes=weights,
+        memory=memory,
+        op_names=graph["ops"],
+        device_names=list(cluster.catalogue),
+        kinds=graph["kinds"],
+    )
+    return BenchProblem(name, problem)
+
+
+def _cap(weights: NDArray[np.float64], devices: int) -> float:
+    """Return a device's memory: an even share of the weights, and the largest op's, so that ops fit in any order."""
+    return float(np.ceil(weights.sum() / devices + weights.max()))

@@ -1,0 +1,256 @@
+"""Run placers on the problems of PlaceBench, and write, read and check submissions: placements, and the values they state."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from placeit.bench.problems import IN_FLIGHT, RULES, VERSION, BenchProblem, load, names, stored
+from placeit.core import clock
+from placeit.core.errors import FileError, InfeasibleError, PlaceitError, PlacementError, UsageError
+from placeit.core.files import write_text
+from placeit.core.nearest import nearest
+from placeit.core.records import RecordError, read_json, record
+from placeit.core.units import about_bytes
+from placeit.placers.registry import parse_placer
+from placeit.testing import oracle
+
+__all__ = ["Listed", "Solution", "Verdict", "best", "better", "check", "listed", "read", "run", "write"]
+
+_FORMAT = "placeit-bench"
+_ROUNDING = 1e-9  # share by which a stated value may differ from the true one, as other programs round
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A placement of a problem.
+
+    Attributes:
+        problem: name of the problem.
+        placer: name of the placer, with its options, or of any other program or person.
+        value: its value, seconds; ``inf`` if the placer found no placement that fits.
+        seconds: seconds that finding it took.
+        placement: the device of each op, by name, in the order of the problem's ops.
+    """
+
+    problem: str
+    placer: str
+    value: float
+    seconds: float
+    placement: tuple[str, ...]
+
+    @property
+    def gap(self) -> float:
+        """Share by which the value is above the lower bound."""
+        return self.value / float(stored()["problems"][self.problem]["bound"]) - 1
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A problem, its lower bound, and the best placement that is known. Times are in seconds.
+
+    Attributes:
+        problem: name of the problem.
+        bound: lower bound of all values.
+        best: best known value.
+        gap: share by which the best known value is above the bound.
+        placer: placer or program that found it.
+        seconds: seconds that finding it took.
+    """
+
+    problem: str
+    bound: float
+    best: float
+    gap: float
+    placer: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The check of one placement of a submission. Values are in seconds.
+
+    Attributes:
+        problem: name of the problem.
+        placer: placer or program that found it.
+        stated: value that the submission states.
+        value: true value, of which two implementations agree; None if the placement cannot be valued.
+        best: best known value; None if the problem does not exist.
+        fault: fault of the placement or of its value; None if it is correct.
+    """
+
+    problem: str
+    placer: str
+    stated: float
+    value: float | None
+    best: float | None
+    fault: str | None
+
+
+def run(
+    problems: Sequence[str],
+    placers: Sequence[str],
+    seconds: float,
+    *,
+    seed: int = 0,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[Solution]:
+    """Ask each placer about each problem, and value its answers.
+
+    Args:
+        problems: names of problems.
+        placers: placers with their options, as in ``annealing:evaluations=1000000``.
+        seconds: most seconds for an answer; a placer that does not watch the time takes longer.
+        seed: seed of the placers.
+        progress: receives the current step and the share of all work that is done.
+
+    Raises:
+        UsageError: a problem or a placer does not exist.
+    """
+    asked = {name: parse_placer(name) for name in placers}
+    found = list[Solution]()
+    for name in problems:
+        problem = load(name)
+        cost = problem.cost()
+        for who, placer in asked.items():
+            if progress is not None:
+                progress(f"{name} by {who}", len(found) / (len(problems) * len(asked)))
+            begin = clock.now()
+            place = None
+            with contextlib.suppress(InfeasibleError):
+                place = placer.place(problem.problem, cost, seed=seed, evaluations=None, deadline=begin + seconds)
+            taken = clock.now() - begin
+            value = math.inf if place is None else problem.value(place)
+            devices = [] if place is None else [problem.problem.device_names[d] for d in place.tolist()]
+            found.append(Solution(name, who, value, taken, tuple(devices)))
+    return found
+
+
+def write(path: str | Path, solutions: Iterable[Solution]) -> None:
+    """Write a submission with the best of some placements of each problem."""
+    lines = [
+        f"{json.dumps(name)}: "
+        + json.dumps({"value": one.value, "placer": one.placer, "seconds": round(one.seconds, 3), "placement": one.placement})
+        for name, one in better({}, solutions).items()
+        if math.isfinite(one.value)
+    ]
+    head = json.dumps({"format": _FORMAT, "version": VERSION, "rules": RULES})
+    write_text(Path(path), head[:-1] + ', "problems": {\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def read(path: str | Path) -> dict[str, Solution]:
+    """Read a submission: placements by problem, which are not checked.
+
+    Raises:
+        FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
+    """
+    try:
+        found = record(_File, read_json(Path(path), _FORMAT, (VERSION,)))
+    except RecordError as error:
+        raise FileError(f"{path} is not a submission to PlaceBench: {error}.") from None
+    for rule in {**found.rules, **RULES}:
+        is_now, has_to_be = found.rules.get(rule, "absent"), RULES.get(rule, "absent")
+        if is_now != has_to_be:
+            raise FileError(
+                f"{path} was made by other rules than PlaceBench {VERSION}: '{rule}' is {is_now}, and has to be {has_to_be}. "
+                "Value its placements by these rules."
+            )
+    return {name: Solution(name, one.placer, one.value, one.seconds, one.placement) for name, one in found.problems.items()}
+
+
+def check(path: str | Path) -> list[Verdict]:
+    """Check every placement of a submission by the simulator and by :mod:`placeit.testing.oracle`.
+
+    Raises:
+        FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
+    """
+    return [_checked(one) for one in read(path).values()]
+
+
+def better(known: Mapping[str, Solution], others: Iterable[Solution]) -> dict[str, Solution]:
+    """Return the better one of the known solution and the others for each problem; of equals, the one that is known."""
+    found = dict(known)
+    for one in others:
+        if one.problem not in found or one.value < found[one.problem].value:
+            found[one.problem] = one
+    return found
+
+
+@functools.cache
+def best() -> dict[str, Solution]:
+    """Return the best known placements, by problem."""
+    with resources.as_file(resources.files("placeit.bench").joinpath("best.json")) as path:
+        return read(path)
+
+
+def listed(pattern: str = "*") -> list[Listed]:
+    """Return the problems that match a pattern. Raises UsageError if none does."""
+    return [
+        Listed(name, float(stored()["problems"][name]["bound"]), one.value, one.gap, one.placer, one.seconds)
+        for name in names(pattern)
+        for one in [best()[name]]
+    ]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    value: float
+    placer: str
+    seconds: float
+    placement: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    rules: Mapping[str, str | int]
+    problems: Mapping[str, _Entry]
+
+
+def _checked(one: Solution) -> Verdict:
+    value, known, fault = None, None, None
+    try:
+        problem = load(one.problem)
+        known = best()[one.problem].value
+        value = _valued(problem, one.placement)
+        if abs(value - one.value) > _ROUNDING * value:
+            fault = f"its value is {value!r} s, and the submission states {one.value!r} s"
+    except (PlacementError, UsageError) as error:
+        fault = str(error).rstrip(".")
+    return Verdict(one.problem, one.placer, one.value, value, known, fault)
+
+
+def _valued(problem: BenchProblem, placement: Sequence[str]) -> float:
+    """Return the value on which both implementations agree.
+
+    Raises:
+        PlacementError: a wrong number of ops, an unknown device, or weights that exceed a device's memory.
+        PlaceitError: the implementations differ.
+    """
+    p = problem.problem
+    if len(placement) != len(p):
+        raise PlacementError(f"it places {len(placement)} ops, and the problem has {len(p)}")
+    number = {name: d for d, name in enumerate(p.device_names)}
+    for op, name in zip(p.op_names, placement, strict=True):
+        if name not in number:
+            raise PlacementError(f"op '{op}' is on the device '{name}', which the problem does not have{nearest(name, number)}")
+    place = [number[name] for name in placement]
+    for name, used, memory in zip(p.device_names, oracle.held(p, place), p.memory.tolist(), strict=True):
+        if used > memory:
+            raise PlacementError(f"{name} holds {about_bytes(memory)}, and the weights placed there are {about_bytes(used)}")
+    throughput = problem.objective == "throughput"
+    second = oracle.seconds_per_request(p, place, IN_FLIGHT) if throughput else oracle.makespan(p, place)
+    value = problem.value(np.array(place, np.int32))
+    if value != second:
+        raise PlaceitError(
+            f"Two implementations of the rules value a placement of {problem.name} differently: {value!r} s and {second!r} s. "
+            "Please report it, with the file."
+        )
+    return value

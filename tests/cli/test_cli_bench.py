@@ -1,0 +1,38 @@
+"""``placeit bench``: what it lists, runs, writes and checks. The problems have their tests in tests/bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from placeit import bench
+from placeit.bench.submissions import best
+
+
+def test_a_run_is_a_submission_with_the_best_of_its_placers(tmp_path: Path, cli: Any) -> None:
+    file = tmp_path / "mine.json"
+    ran = cli("bench", "run", "--placer", "heft", "--placer", "dp", "--problems", "vgg/*", "-o", str(file), "--json")
+    found = json.loads(ran.stdout)["solutions"]
+    assert {one["problem"] for one in found} == set(bench.names("vgg/*"))
+    kept = bench.read(file)
+    assert all(kept[one["problem"]].value <= one["value"] for one in found)
+    assert not any(verdict.fault for verdict in bench.check(file))
+
+
+def test_a_list_has_the_best_known_value_of_each_problem(cli: Any) -> None:
+    found = json.loads(cli("bench", "list", "--problems", "vgg/*", "--json").stdout)["problems"]
+    assert {one["problem"]: one["best"] for one in found} == {name: best()[name].value for name in bench.names("vgg/*")}
+    assert all(one["bound"] <= one["best"] and one["gap"] == one["best"] / one["bound"] - 1 for one in found)
+
+
+def test_a_check_says_what_is_wrong_and_fails(cli: Any, tmp_path: Path) -> None:
+    name = bench.names("vgg/*")[0]
+    file = tmp_path / "mine.json"
+    bench.write(file, [best()[name]])
+    right = cli("bench", "check", str(file))
+    assert (right.exit_code, right.stdout) == (0, "1 of 1 placements are correct, 0 better than the best known\n")
+    file.write_text(file.read_text().replace('"value": ', '"value": 1'))
+    wrong = cli("bench", "check", str(file))
+    assert wrong.exit_code == 1
+    assert f"{name}: its value is {best()[name].value!r} s" in wrong.stdout
