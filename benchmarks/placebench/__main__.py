@@ -8,11 +8,13 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import placebench
 from benchmarks.placebench.models import MODELS
 from placeit.bench import problems, submissions
 from placeit.core.files import replacing, write_text
@@ -59,7 +61,7 @@ def stored_problems(graphs: dict[str, Any]) -> dict[str, Any]:
         objectives = [one for one in problems.OBJECTIVES if one != "memory" or not graphs[name]["shared"]]
         for j, cluster in enumerate(graphs[name]["clusters"]):
             problem = problems.built(f"{name}/{cluster}/{objectives[(i + j) % len(objectives)]}", graphs[name])
-            bound = math.floor(problem.bound() * (1 - 1e-12) * 2**40) / 2**40  # less than its rounding error below it
+            bound = math.floor(problem.bound() * (1 - 1e-12) * 2**40) / 2**40  # below it by more than its rounding error
             found[problem.name] = {"key": problem.problem.key, "bound": bound}
     return found
 
@@ -82,10 +84,12 @@ def best(files: list[Path], seconds: float, pattern: str) -> None:
     known = submissions.read(_BEST) if _BEST.exists() else {}
     if files:
         for file in files:
-            wrong = [f"{one.problem}: {one.fault}" for one in submissions.check(file) if one.fault]
+            verdicts = {one.problem: one for one in submissions.check(file)}
+            wrong = [f"{one.problem}: {one.fault}" for one in verdicts.values() if one.fault]
             if wrong:
                 raise SystemExit("\n".join(wrong))
-            known = submissions.better(known, submissions.read(file).values())
+            found = submissions.read(file)
+            known = submissions.better(known, [replace(found[name], value=one.value) for name, one in verdicts.items()])
     else:
         for name in problems.names(pattern):
             found = submissions.run([name], _PLACERS, seconds)
@@ -112,14 +116,18 @@ def _whole(values: Any) -> list[int]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placebench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.placebench",
+        description=placebench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build")
     building.add_argument("models", nargs="*", metavar="MODEL")
     finding = commands.add_parser("best")
     finding.add_argument("files", nargs="*", type=Path, metavar="FILE")
     finding.add_argument("--seconds", type=float, default=1.0, help="of each placer for each problem")
-    finding.add_argument("--problems", default="*", metavar="PATTERN")
+    finding.add_argument("--problems", default="*", metavar="PATTERN", help="problems by name")
     given = parser.parse_args()
     if given.command == "build":
         build(given.models)

@@ -87,7 +87,7 @@ ROWS = (
     Row("build", "MODEL -p PLACEMENT -o model.placeit", "model.onnx", "'--placement'"),
     Row("generate", "random -n 1 -o problems", "random", "'--output'", longer="-n 50"),
     Row("schema", "", "one two", "unexpected extra argument", silent=True),
-    Row("bench list", "--problems vgg/*", "--seconds 1", "No such option", longer="", silent=True),
+    Row("bench list", "--problems vgg/*", "--seconds 1", "No such option", silent=True),
     Row("bench run", "--problems vgg/* --placer heft -o mine.json", "--seconds soon", "'--seconds'"),
     Row("bench check", "mine.json", "", "Missing argument", before="bench run"),
     Row("cluster up", "--nodes 2", "--nodes 0", "'--nodes'", elsewhere=True),
