@@ -47,7 +47,7 @@ class Custom(nn.Module):
         return doubled(x) + 1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of caches in which, after the first search, the package of the module is kept."""
     path = tmp_path_factory.mktemp("cache")
@@ -79,7 +79,9 @@ def test_the_compiled_module_is_a_candidate_beside_the_plain_one(found: Optimize
 @pytest.mark.usefixtures("found")
 def test_a_module_of_other_weights_is_not_compiled_again() -> None:
     other = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
-    other.load_state_dict(NET.state_dict())  # small weights are written into the code, so that these have to be equal
+    other.load_state_dict(NET.state_dict())  # small weights are written into the code, so that the biases have to be equal
+    with torch.no_grad():
+        other[0].weight *= 2
     with Session(other, COMPILED, example=(X,)) as session:
         made = session.run(placed(session), runs=1, inputs={"input": X.T.reshape(2, 8).numpy()})
         assert session.compiling.kinds["inductor:CPU"].from_disk == 1
@@ -87,6 +89,7 @@ def test_a_module_of_other_weights_is_not_compiled_again() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_bundle_of_the_compiled_module_is_compiled_when_it_is_opened(tmp_path: Path) -> None:
     with Session(NET, COMPILED, example=(X,)) as session:
         session.build(placed(session), tmp_path / "net.placeit")

@@ -27,7 +27,7 @@ from placeit.devices.host import cpu_name
 
 __all__ = ["CompiledSegment", "compile_package", "compile_segment", "is_kept"]
 
-_INLINED = 1024  # elements up to which the values of a weight count: Inductor writes small ones into the code
+_INLINED = 64  # elements up to which the values of a weight count: Inductor writes small ones into the code
 _MOST_BYTES = 1e9  # of all packages that are kept
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError)
