@@ -109,6 +109,7 @@ _NAMES = {
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
+    "placeit.tuning": "LatencyLimit Tuned tune",
     "placeit.workbench.options": "Constraints Inputs Policy Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
