@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.base import IsCalled
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
@@ -45,7 +46,9 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
 def compiled_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
     """Return devices that compile the model whole, as candidates; empty with pins, open sizes or state."""
     found: list[tuple[Candidate, Alone]] = []
-    unable = session.pins or session.model.stateful or any(spec.limits is not None for spec in session.model.inputs)
+    model = session.model
+    unable = session.pins or model.stateful or any(spec.limits is not None for spec in model.inputs)
+    unable = unable or not isinstance(model, IsCalled)  # tensor programs have no module to compile
     for device in () if unable else session.setup.compiled_devices:
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == kind_of(device).compiles]
         if problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
