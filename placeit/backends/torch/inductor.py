@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -118,17 +119,37 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
     arguments = [sys.executable, "-c", _PROGRAM, str(source), str(target), str(threads), *sys.path]
     limit = None if math.isinf(seconds) else max(0.0, seconds)
     try:
-        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False)
+        code, said = _run(arguments, limit)
     except subprocess.TimeoutExpired as error:
         raise ExecutionError(f"Inductor has not compiled it in the {seconds:.3g} s that there was time for.") from error
     except OSError as error:
         raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
-    if done.returncode != 0 or not target.is_file():
-        lines = done.stderr.decode(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why")
-        why = said.strip().rstrip(".")
+    if code != 0 or not target.is_file():
+        lines = said.decode(errors="replace").splitlines()
+        cause = next(
+            (line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why"
+        )
+        why = cause.strip().rstrip(".")
         raise DeviceError(f"Inductor does not compile a segment: {why}. torch:CPU devices run it eagerly.")
     return target
+
+
+def _run(arguments: Sequence[str], limit: float | None) -> tuple[int, bytes]:
+    """Run a command; return its exit code and what it wrote to standard error. The processes that it starts end with it.
+
+    Raises:
+        TimeoutExpired: it did not end within the limit, seconds.
+        OSError: it cannot be started.
+    """
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(arguments, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            _, said = child.communicate(timeout=limit)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return child.returncode, said
 
 
 def _load(package: Path, module: GraphModule, *, from_disk: bool) -> CompiledSegment:
