@@ -147,8 +147,8 @@ class OpenSizes:
         least, most = _ends(known[expression])
         if (least > max(2, size.least)) or most < size.most:  # PyTorch takes any size for at least two, and runs one
             raise ModelError(
-                f"{self.name}: the sizes {size} of the input '{name}' do not all run the same ops, which those from {least} to "
-                f"{most} do: give a range within them."
+                f"{self.name}: the input '{name}' may have sizes from {least} to {most} only, as the model does something else "
+                f"at other sizes in {size}: give a range within these."
             )
         low, high = self._ranges.get(expression, (1, LARGEST))
         self._ranges[expression] = max(low, size.least), min(high, size.most)
