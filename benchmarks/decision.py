@@ -28,6 +28,7 @@ from placeit.optimizer.search import Search
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
+from placeit.runtime.compiling import Compiling
 from placeit.session import Session
 from placeit.simulator.objectives.latency import Latency
 
@@ -140,7 +141,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
             seconds * math.exp(machine.random.normal(0, case.opening)), machine, short=case.short
         ),
         reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
-        compiling=SimpleNamespace(),
+        compiling=Compiling(),
         runtime=SimpleNamespace(compiler=SimpleNamespace(takes=lambda _: 0.0)),
     )
     search = Search(RunOptions(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress))

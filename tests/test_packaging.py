@@ -74,7 +74,7 @@ def test_the_description_is_the_readme_without_links_that_lead_nowhere(source):
     assert (about["Version"], about["Description-Content-Type"]) == (placeit.__version__, "text/markdown")
     text = about.get_payload()
     assert text.startswith("# placeit\n")
-    assert "behind one protocol: HEFT" in text
+    assert "behind one protocol (`placeit placers`): HEFT" in text
     assert not re.search(r"\]\((?!https?:)", text)
     assert not re.search(r"docs/\w+\.png|two sections", text)
 

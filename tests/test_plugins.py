@@ -106,7 +106,8 @@ def test_one_package_adds_a_placer_a_backend_a_kind_of_device_and_an_agent(tmp_p
     (tmp_path / "five.tanhs").write_text("5", encoding="utf-8")
     printed = run("-c", USE.replace("{core}", str(allowed_cores()[0])))
     assert (
-        "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, throughput, sleep." in printed
+        "device of kind 'unknown', which this version cannot run; it runs openvino, ort, torch, throughput, inductor, sleep."
+        in printed
     )
 
 

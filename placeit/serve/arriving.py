@@ -70,7 +70,7 @@ class Room:
     def arrived(self, arrival: Arrival) -> None:
         """Record that a request has arrived: it keeps its room, and does not give way."""
         self._arriving.pop(arrival, None)
-        arrival.limit.reschedule(None)
+        _reschedule(arrival, None)
 
     def take(self, arrival: Arrival, size: int) -> None:
         """Let a request take more room. Raises RefusedError if there is too little, and no slow request gives way."""
@@ -87,7 +87,7 @@ class Room:
                 break
             if other is not arrival and other.size:
                 del self._arriving[other]
-                other.limit.reschedule(now)
+                _reschedule(other, now)
                 self._left += other.size
                 other.size = 0
         if self._left < 0:
@@ -95,3 +95,9 @@ class Room:
 
     def _full(self) -> RefusedError:
         return RefusedError(Status.FULL, f"Too many {self._what} at once: send fewer, or try again later.")
+
+
+def _reschedule(arrival: Arrival, when: float | None) -> None:
+    """Change the time limit of a request, unless it has passed; then the request ends when its task runs next."""
+    if not arrival.limit.expired():
+        arrival.limit.reschedule(when)

@@ -104,7 +104,7 @@ def test_a_link_that_is_held_back_stands_for_another_machine_which_no_plain_devi
         ({"fp32", "int8"}, "openvino", "f32", None),
         ({"fp32", "bf16"}, "openvino", "bf16", "f32"),
         (set(), "ort", "f32", None),
-        (set(), "torch", "f32", None),
+        (set(), "torch", "f32", "bf16"),
     ],
 )
 def test_the_other_precision_is_one_that_the_device_has(tags: set[str], kind: str, precision: str, other: str | None) -> None:
