@@ -94,8 +94,8 @@ check: setup ## pytest, without the slow tests and those of Intel GPUs, in three
 slow: setup ## the slow tests: stress, nodes, training; in three processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 3 --dist loadfile
 
-intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones
-	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu
+intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones; in two processes
+	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu -n 2 --dist loadfile
 
 arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly tests/arm_board
