@@ -76,7 +76,7 @@ def ray_command(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900, method="thread")
 def test_churn_replaces_a_node_and_tells_whether_it_is_used_again(ray_command: Callable[..., Any]) -> None:
     how = churn.KILLED if reason_why_not() else churn.CUT
@@ -89,7 +89,7 @@ def test_churn_replaces_a_node_and_tells_whether_it_is_used_again(ray_command: C
     assert unused == (None if how == churn.KILLED else int(row["used_again_s"] is None))  # on a busy machine it may not pay
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600, method="thread")
 def test_adaptivity_places_a_graph_anew_in_each_way(ray_command: Callable[..., Any]) -> None:
     result = ray_command("adaptivity", "--quick", {"OPS": 8})
@@ -116,7 +116,7 @@ def small_model(_: str, args: Args, ray: local.LocalCluster, made: Network) -> R
         return _edge_models.on_nodes("small", args, ray, made)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600, method="thread")
 def test_edge_races_graphs_and_models_and_tells_what_crosses_a_network(ray_command: Callable[..., Any]) -> None:
     result = ray_command("edge", "--quick", {"graphs": small_graphs, "on_nodes": small_model})

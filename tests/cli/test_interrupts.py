@@ -85,7 +85,7 @@ def test_ctrl_c_at_random_moments(
     assert not all(trial.late for trial in trials)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 def test_ctrl_c_ends_the_cluster_of_a_command(tmp_path: Path, cost_cache: Path, tiny: Path, place_on: Any) -> None:
     pytest.importorskip("ray")

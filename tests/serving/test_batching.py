@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -304,10 +305,14 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_loses_n
         with failures.watched():
             server = stack.enter_context(serving(perceptron(tmp_path), queue=100))
         right = [server.submit(rows(seed=k)).result(60)["y"] for k in range(4)]
-        for _ in range(120):
+        reached = set[str]()
+        for turn in range(500):
+            if turn >= 120 and reached >= {"Batch.__init__", "Admitting._together"}:
+                break
             before, failed = len(failures.hit), 0
             with failures.armed():
                 answers = [server.submit(rows(seed=k % 4)) for k in range(40)]
+                wait(answers, 60)
             for k, answer in enumerate(answers):
                 error = answer.exception(60)
                 failed += error is not None
@@ -318,5 +323,6 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_loses_n
             while not any(watched):
                 server.submit(rows()).add_done_callback(lambda _: watched.append(failures.watch()))
                 server.submit(rows()).exception(60)
-        assert {"Batch.__init__", "Admitting._together"} <= {hit.partition(" in ")[0] for hit in failures.hit}
+            reached = {hit.partition(" in ")[0] for hit in failures.hit}
+        assert reached >= {"Batch.__init__", "Admitting._together"}
         assert (server.stats().waiting, server.stats().in_flight, server.repeated) == (0, 0, 0)
