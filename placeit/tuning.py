@@ -72,6 +72,10 @@ class LatencyLimit:
         """Return the percentile of latencies, seconds."""
         return float(np.percentile(latencies, self.percentile))
 
+    def at(self, point: OperatingPoint) -> float:
+        """Return the percentile at a point, seconds."""
+        return {50: point.p50, 95: point.p95, 99: point.p99}[self.percentile]
+
     def __str__(self) -> str:
         return f"p{self.percentile}={self.seconds * 1e3:g}ms"
 
@@ -161,12 +165,11 @@ class Tuned:
     @property
     def reason(self) -> str:
         """Why this one was chosen, or why none was, in a sentence."""
-        first, percentile = self.configurations[0], f"p{self.limit.percentile}"
-        if self.chosen is not None and self.rate is not None:
-            seconds = getattr(self.chosen.at(self.rate), percentile)
+        first = self.configurations[0]
+        if self.chosen is not None and self.rate is not None and (at := self.chosen.at(self.rate)) is not None:
             return (
                 f"of those that serve {self.rate:g} requests per second within {self.limit}, it has the least latency: "
-                f"{percentile} is {seconds * 1e3:.3g} ms"
+                f"p{self.limit.percentile} is {self.limit.at(at) * 1e3:.3g} ms"
             )
         if self.chosen is not None and self.chosen.best is not None:
             return f"it serves {self.chosen.best.rate:.4g} requests per second within {self.limit}, the most of all"
@@ -175,7 +178,7 @@ class Tuned:
                 f"none serves {self.rate:g} requests per second within {self.limit}; "
                 f"{first.name} serves {0 if first.best is None else first.best.rate:.4g}"
             )
-        least = min((getattr(point, percentile) for one in self.configurations for point in one.points), default=math.inf)
+        least = min((self.limit.at(point) for one in self.configurations for point in one.points), default=math.inf)
         return f"none keeps {self.limit} at any rate that was tried; the least was {least * 1e3:.3g} ms"
 
     def to_dict(self) -> dict[str, Any]:
@@ -279,7 +282,7 @@ def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[
     most = 0.0 if one.best is None else one.best.rate
     if rate is None or (at := one.at(rate)) is None:
         return (one.failed is not None, True, -most, -one.capacity)
-    return (one.failed is not None, not at.kept, getattr(at, f"p{limit.percentile}") if at.kept else -most, -one.capacity)
+    return (one.failed is not None, not at.kept, limit.at(at) if at.kept else -most, -one.capacity)
 
 
 def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
@@ -382,7 +385,7 @@ class _Turns:
         """Measure until about a time by :func:`placeit.core.clock.now`, six turns at least; return whether Ctrl-C ended it."""
         begin = clock.now()
         able = [trial for trial in self._trials if trial.server is not None]
-        window = _clipped(_OPENING * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S)
+        window = float(np.clip(_OPENING * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
         for turn in range(FEWEST):
             if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
                 raise KeyboardInterrupt
@@ -390,7 +393,7 @@ class _Turns:
             self._tell("saturating servers", (turn + 1) / FEWEST)
         rates = {trial: self._rates(trial) for trial in able}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
-        window = _clipped(left / (FEWEST * count), *_TURN_S)
+        window = float(np.clip(left / (FEWEST * count), *_TURN_S))
         turns = max(FEWEST, int(left / (window * count)))
         for turn in range(turns):
             for trial in self._shuffled(able):
@@ -428,7 +431,7 @@ class _Turns:
         for rate in rates:
             if too_high and rate != self._rate:
                 continue
-            requests = int(_clipped(rate * seconds, *_REQUESTS))
+            requests = int(np.clip(rate * seconds, *_REQUESTS))
             served = offer(trial.server, self._inputs, poisson_arrivals(rate, requests, seed=int(self._rng.integers(1 << 31))))
             if served.interrupted:
                 return False
@@ -458,7 +461,3 @@ def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
         assert settings is not None  # noqa: S101
         first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
     return list(dict.fromkeys([*first.values(), *able]))[:_CONFIGURATIONS]
-
-
-def _clipped(value: float, least: float, most: float) -> float:
-    return min(max(value, least), most)

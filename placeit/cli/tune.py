@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.placements import known, open_session
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from placeit.tuning import OperatingPoint, Tuned
 
 __all__ = ["EXAMPLES", "tune"]
-
-_UNMET = 1
-"""Exit code if nothing keeps the limit."""
 
 EXAMPLES = """\b
 Examples:
@@ -105,7 +103,7 @@ def tune(
             devices = [] if options.devices is None else ["-d", options.devices]
             text.facts(console, {"placement": str(path), "next": [*command, *devices]})
 
-    code = INTERRUPTED if found.interrupted else _UNMET if chosen is None else 0
+    code = INTERRUPTED if found.interrupted else FAILED if chosen is None else 0
     data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
     return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
 
@@ -126,8 +124,7 @@ def _show(console: Console, found: Tuned) -> None:
         if point is None:
             return ["", "", ""]
         low, high = (text.seconds(end) for end in point.ci)
-        limited = getattr(point, percentile)
-        return [text.rate(point.rate), text.seconds(limited), f"{low} .. {high}"]
+        return [text.rate(point.rate), text.seconds(found.limit.at(point)), f"{low} .. {high}"]
 
     rows = []
     for one in found.configurations:

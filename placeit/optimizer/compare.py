@@ -21,11 +21,11 @@ from placeit.measuring.measure import WARMUP, check_length
 from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
-from placeit.optimizer.races import Races, too_late
+from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import alone_on, compiled_candidates, plain_candidates
+from placeit.optimizer.wholes import alone_on, enter_compiled, plain_candidates
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
@@ -229,10 +229,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
     for candidate, home in plain_candidates(session, problem):
         races.enter(candidate, home)
     room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
-    for candidate, home in compiled_candidates(session, problem):
-        races.enter(candidate, home)
-        if (takes := home.session.runtime.compiler.takes([candidate.plan])) > room:
-            races.skip(candidate.name, too_late(takes, room), late=True)
+    enter_compiled(races, problem, room)
     for name, other in alone.items():
         races.enter(alone_on(other, name), Alone(other, np.ones(len(session.cluster))))
     for name, (plan, *others) in plans.items():

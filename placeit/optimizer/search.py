@@ -26,9 +26,9 @@ from placeit.optimizer.candidates import (
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
-from placeit.optimizer.races import Races, too_late
+from placeit.optimizer.races import Races
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import compiled_candidates, in_other_precision, plain_candidates
+from placeit.optimizer.wholes import enter_compiled, in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits, repair
@@ -187,10 +187,8 @@ class Search(Races):
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
         for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
             self.enter(candidate, alone)
-        for candidate, alone in compiled_candidates(self.session, self.problem) if plain else ():
-            self.enter(candidate, alone)
-            if (takes := alone.session.runtime.compiler.takes([candidate.plan])) > (room := self.left() * COMPILING_SHARE):
-                self.skip(candidate.name, too_late(takes, room), late=True)
+        if plain:
+            enter_compiled(self, self.problem, self.left() * COMPILING_SHARE)
         self.with_references = plain
 
     def compare_precisions(self) -> list[str]:

@@ -14,10 +14,11 @@ from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
 from placeit.devices.kinds import kind_of
 from placeit.optimizer.candidates import Alone, Candidate
+from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "compiled_candidates", "in_other_precision", "plain_candidates"]
+__all__ = ["alone_on", "enter_compiled", "in_other_precision", "plain_candidates"]
 
 _COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
@@ -43,18 +44,19 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
     return found
 
 
-def compiled_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
-    """Return devices that compile the model whole, as candidates; empty with pins, open sizes or state."""
-    found: list[tuple[Candidate, Alone]] = []
-    model = session.model
+def enter_compiled(races: Races, problem: Problem, room: float) -> None:
+    """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
+    session, model = races.session, races.session.model
     unable = session.pins or model.stateful or any(spec.limits is not None for spec in model.inputs)
     unable = unable or not isinstance(model, IsCalled)  # tensor programs have no module to compile
     for device in () if unable else session.setup.compiled_devices:
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == kind_of(device).compiles]
         if problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
             home = session.alone(device)
-            found.append((alone_on(home, device.name, plain=True), Alone(home, _busy(session))))
-    return found
+            candidate = alone_on(home, device.name, plain=True)
+            races.enter(candidate, Alone(home, _busy(session)))
+            if (takes := home.runtime.compiler.takes([candidate.plan])) > room:
+                races.skip(candidate.name, too_late(takes, room), late=True)
 
 
 def _busy(session: Workbench) -> NDArray[np.float64]:

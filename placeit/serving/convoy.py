@@ -8,23 +8,41 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from placeit.backends.base import Arrays
+from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.telemetry import import_openvino
-from placeit.runtime.devices.base import Fetched
+from placeit.runtime.devices.base import BufferSpec, Fetched
 from placeit.runtime.slots import Slot
 from placeit.serving.line import Line
 
-__all__ = ["BEAMS", "MASK", "TOKENS", "Convoy", "Row", "row_of"]
+__all__ = ["BEAMS", "KNOWN", "MASK", "TOKENS", "Convoy", "Row", "row_of", "step_inputs"]
 
 TOKENS, MASK, BEAMS = "input_ids", "attention_mask", "beam_idx"
 """Inputs that every joined decoder has: the tokens of a step, the mask of the text so far, and the rows of the state."""
+KNOWN = (TOKENS, MASK, "position_ids", BEAMS, "token_type_ids")
+"""Inputs of decoders whose meaning is known."""
 _MISSED = 16  # runs in a row without a step of a sequence, after which it leaves
 _SPARE = 64  # columns that no row needs, beyond half of all, from which on they are removed
 
 Row: TypeAlias = dict[str, NDArray[Any]]
 """State of one sequence, by the names of the model's variables; its first size is 1."""
+
+
+def step_inputs(
+    tokens: ArrayLike, past: int, specs: Mapping[str, TensorSpec] | Mapping[str, BufferSpec]
+) -> dict[str, NDArray[np.generic]]:
+    """Return the inputs of a decoder for a step of one text.
+
+    Args:
+        tokens: ``int[N]``, tokens of the step.
+        past: number of tokens of the text before them.
+        specs: the decoder's inputs, by name; those that are not in :data:`KNOWN` are left out.
+    """
+    step = np.asarray(tokens)[None]
+    end = past + step.shape[1]
+    every = step, np.ones((1, end)), np.arange(past, end)[None], np.zeros(1), np.zeros(step.shape)
+    return {name: value.astype(specs[name].dtype) for name, value in zip(KNOWN, every, strict=True) if name in specs}
 
 
 def row_of(slot: Slot) -> Row:

@@ -22,12 +22,11 @@ from placeit.measuring.check import OutputDifference
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Outputs, Pending, interruption
-from placeit.serving.convoy import BEAMS, MASK, TOKENS, Convoy, row_of
+from placeit.serving.convoy import BEAMS, KNOWN, MASK, TOKENS, Convoy, row_of, step_inputs
 from placeit.serving.line import Line
 
 __all__ = ["Step", "Stepping", "Steps"]
 
-_KNOWN = frozenset((TOKENS, MASK, BEAMS, "position_ids", "token_type_ids"))
 _PADDING = 64  # columns of padding for each row that are always accepted, beyond as many as there are tokens
 _PROMPTS = (3, 6)  # tokens of the sample texts
 _STEPS = 3  # of the sample texts
@@ -57,7 +56,7 @@ class Steps:
         inputs = {spec.name: spec for spec in model.inputs}
         if TOKENS not in inputs or not model.states:
             return None
-        unknown = [name for name, spec in inputs.items() if name not in _KNOWN or len(spec.shape) > len(("batch", "tokens"))]
+        unknown = [name for name, spec in inputs.items() if name not in KNOWN or len(spec.shape) > len(("batch", "tokens"))]
         missing = [name for name in (MASK, BEAMS) if name not in inputs]
         rows = {name: spec.limits[0] if spec.limits else (1, 1) for name, spec in inputs.items()}
         fixed = [name for name, (low, high) in rows.items() if low > 1 or high < low + 1]
@@ -399,16 +398,9 @@ class _Trial:
 
     def _inputs(self, line: Line, tokens: int) -> Arrays:
         """Return inputs for the next tokens of a sample text."""
-        past = line.tokens
-        places = np.arange(past, past + tokens)
-        found = {
-            TOKENS: np.resize(self._steps.tokens, _LONGEST * line.number)[places + _LONGEST * (line.number - 1)][None],
-            MASK: np.ones((1, past + tokens)),
-            BEAMS: np.zeros(1),
-            "position_ids": places[None],
-            "token_type_ids": np.zeros((1, tokens)),
-        }
-        return {name: value.astype(self._specs[name].dtype) for name, value in found.items() if name in self._specs}
+        first = _LONGEST * (line.number - 1) + line.tokens
+        sample = np.resize(self._steps.tokens, _LONGEST * line.number)
+        return step_inputs(sample[first : first + tokens], line.tokens, self._specs)
 
 
 _LONGEST = max(_PROMPTS) + _STEPS  # tokens of a sample text

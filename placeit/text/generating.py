@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Model, TensorSpec
 from placeit.backends.folder import tokenizer_folder
 from placeit.core.errors import QueueFullError, UsageError
+from placeit.serving.convoy import KNOWN, step_inputs
 from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.serving.server import Answer, Outputs, Server
 from placeit.text.sampling import Sampler, Sampling
@@ -26,7 +27,6 @@ __all__ = ["Piece", "TextModel", "Wanted"]
 _LOGITS = "logits"
 _MOST_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
-_KNOWN = ("input_ids", "attention_mask", "position_ids", "beam_idx", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TextModel:
     def __init__(self, server: Server, model: Model, tokenizer: Tokenizer | None = None) -> None:
         inputs = {spec.name: spec for spec in model.inputs}
         logits = next((spec for spec in model.outputs if spec.name == _LOGITS), None)
-        unknown = [name for name, spec in inputs.items() if name not in _KNOWN or len(spec.shape) > len(("batch", "tokens"))]
+        unknown = [name for name, spec in inputs.items() if name not in KNOWN or len(spec.shape) > len(("batch", "tokens"))]
         rank = len(("batch", "tokens", "vocabulary"))
         if "input_ids" not in inputs or logits is None or len(logits.shape) != rank or not model.states or unknown:
             more = f" Its input '{unknown[0]}' is not known." if unknown else ""
@@ -153,19 +153,7 @@ class TextModel:
 
     def inputs_of(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
         """Return the inputs of the decoder for tokens that follow ``past`` others."""
-        end = past + len(tokens)
-        every = (
-            np.array([tokens]),
-            np.ones((1, end)),
-            np.arange(past, end)[None],
-            np.zeros(1),
-            np.zeros((1, len(tokens))),
-        )
-        return {
-            name: value.astype(self._inputs[name].dtype)
-            for name, value in zip(_KNOWN, every, strict=True)
-            if name in self._inputs
-        }
+        return step_inputs(tokens, past, self._inputs)
 
 
 class _Text:

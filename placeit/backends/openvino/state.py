@@ -215,8 +215,8 @@ def fix_initial_states(model: Any) -> None:
     """Make initial values of states constants where they are one number, in a shape that does not depend on an input's size.
 
     If only the batch is open, the constant has one row, which a list of beams repeats. optimum-intel computes initial values
-    from the inputs. A segment without these inputs would have to be told the shape by another
-    segment, and OpenVINO compiles no state whose initial shape is less known than its own.
+    from the inputs. A segment without these inputs would have to be told the shape by another segment, and OpenVINO compiles no
+    state whose initial shape is less known than its own.
 
     Args:
         model: an ``openvino.Model`` whose inputs have their final shapes; it is changed.
