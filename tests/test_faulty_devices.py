@@ -47,7 +47,6 @@ from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.devices.ort import OrtDevice
 from placeit.runtime.devices.pytorch import TorchDevice
 from placeit.runtime.drivers import drive
-from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -200,7 +199,6 @@ class Fault:
         self.made = self.runs = 0
         self.previous: list[NDArray[Any]] | None = None
         self.late: Callable[[], None] | None = None
-        self.timers: list[threading.Timer] = []
 
     def hits(self, specs: Sequence[Any]) -> bool:
         """Whether the segment is the one, among those that can have this fault; to be asked once of each."""
@@ -239,24 +237,11 @@ class Fault:
             wrong = [value.astype(now.dtype) if now.dtype != bool else ~now for value, now in zip(wrong, right, strict=True)]
             self.late = lambda: [put(output, value) for output, value in zip(outputs, wrong, strict=True)] and None
 
-    def after(self, *, soonest: float = 0.0) -> None:
-        """Write what is late: at once or soon, now that the end has been reported."""
-        if self.late is not None:
-            delay = soonest if self.rng.random() < 0.5 else float(self.rng.uniform(soonest, soonest + 1e-3))
-            if delay == 0:
-                self.late()
-            else:
-                timer = threading.Timer(delay, self.late)
-                timer.start()
-                self.timers.append(timer)
-            self.late = None
-
     def end(self) -> None:
-        """Wait until all that is late has been written."""
-        while self.late is not None:  # the end has been reported this moment
-            time.sleep(1e-4)
-        for timer in self.timers:
-            timer.join()
+        """Write what is late: called once the run has ended, while the check waits, so that no clock decides what is seen."""
+        late, self.late = self.late, None
+        if late is not None:
+            late()
 
 
 @pytest.fixture
@@ -275,7 +260,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
     now: list[Fault | None] = [None]
 
     def on_devices(kind: Any) -> None:
-        make, start = kind.instance, kind.start
+        make = kind.instance
 
         def instance(self: Any, program: Any) -> Any:
             made, fault = make(self, program), now[0]
@@ -284,24 +269,13 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
             run, bind = made.run, made.bind
             outputs = [made.output(i) for i in range(len(program.outputs))]
             made.run = lambda: fault.run(run, outputs)
-            made.fault = fault
             if fault.name == "swapped":
                 first, second = alike(program.inputs) or (0, 0)
                 others = {first: second, second: first}
                 made.bind = lambda index, buffer: bind(others.get(index, index), buffer)
             return made
 
-        def started(self: Any, instance: Any, done: Any) -> None:
-            fault = getattr(instance, "fault", None)
-
-            def reported(*report: Any) -> None:
-                done(*report)
-                fault.after()
-
-            start(self, instance, done if fault is None else reported)
-
         monkeypatch.setattr(kind, "instance", instance)
-        monkeypatch.setattr(kind, "start", started)
         monkeypatch.setattr(kind, "call", None)
 
     for kind in (OpenVinoDevice, OrtDevice, TorchDevice):
@@ -330,15 +304,6 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
                 fault.run(lambda: program.launch(given, outputs), outputs)
 
         return Wrong()
-
-    for kind in (PlanExecutor, Executor):
-
-        def timed(self: Any, count: int, deadline: float, times: Any = kind._times) -> None:
-            times(self, count, deadline)
-            if now[0] is not None:
-                now[0].after(soonest=1e-3)
-
-        monkeypatch.setattr(kind, "_times", timed)
 
     def closed(self: Any) -> None:
         if now[0] is not None:
