@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from placeit.serving.sequence import Sequence
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
+    from placeit.simulator.scheduler import Rules
     from placeit.simulator.simulate import schedule, simulate
     from placeit.tuning import LatencyLimit, Tuned, tune
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
@@ -116,14 +117,16 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 """Where each public name lives. Modules are imported when a name of theirs is first used: some take seconds."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "_core":
-        return import_module("placeit.core.extension").load_extension()
-    if name not in _HOME:
-        raise AttributeError(f"module 'placeit' has no attribute '{name}'")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name == "_core":
+            return import_module("placeit.core.extension").load_extension()
+        if name not in _HOME:
+            raise AttributeError(f"module 'placeit' has no attribute '{name}'")
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

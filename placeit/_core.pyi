@@ -417,6 +417,12 @@ def exit() -> None:
     Have threads that wait for runs wait for ever, as the interpreter exits.
     """
 
+def leave(seconds: float, running: list[Executor]) -> None:
+    """
+    Have threads of lanes wait for ever where they would run Python code, as the interpreter exits. Wait some seconds at
+    most for those that run some, and keep the executors that have not ended.
+    """
+
 def spend() -> int:
     """
     Return the address of an entry that keeps its thread busy. Its argument is the address of int64[3]: nanoseconds

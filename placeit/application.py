@@ -6,13 +6,13 @@ import contextlib
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit import backends
-from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.base import Arrays, Model, TensorSpec
 from placeit.backends.bundle.files import is_bundle
 from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.core.errors import ExecutionError
@@ -188,8 +188,14 @@ class Application:
         return check_samples(self._prepared)
 
 
-def load(path: str | Path | backends.Module, **options: Any) -> Any:
+@overload
+def load(path: backends.Module, **options: Any) -> Model: ...
+@overload
+def load(path: str | Path, **options: Any) -> Application | Model: ...
+def load(path: str | Path | backends.Module, **options: Any) -> Application | Model:
     """Open a bundle, read a model file, or export a PyTorch module.
+
+    Where types are checked, :meth:`placeit.Application.load` opens a bundle and nothing else.
 
     Args:
         path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -42,12 +43,12 @@ public:
     explicit Job(nb::callable what) : what_(std::move(what)) {}
 
     void run() override {
-        const nb::gil_scoped_acquire gil;
+        const Held gil;
         const std::unique_ptr<Job> self(this);
         what_();
     }
     void drop() override {
-        const nb::gil_scoped_acquire gil;
+        const Held gil;
         delete this;
     }
 
@@ -92,7 +93,7 @@ private:
 
 int Call::run(void* argument) {
     auto& call = *static_cast<Call*>(argument);
-    const nb::gil_scoped_acquire gil;
+    const Held gil;
     try {
         call.function();
         return 0;
@@ -104,7 +105,7 @@ int Call::run(void* argument) {
 
 int Call::start(void* argument) {
     auto& call = *static_cast<Call*>(argument);
-    const nb::gil_scoped_acquire gil;
+    const Held gil;
     const nb::object report = nb::cast(new Report(call.owner, call.node), nb::rv_policy::take_ownership);
     try {
         call.function(report);
@@ -165,7 +166,7 @@ void bind_executor(nb::module_& module) {
         .def(
             "work",
             [](Lane& lane) {
-                const nb::gil_scoped_release no_gil;
+                const Unheld aside;
                 lane.work();
             },
             "Run queued work, until it is closed and nothing is left: for its thread.")
@@ -351,7 +352,7 @@ void bind_executor(nb::module_& module) {
             [](PlanExecutor& executor, const nb::typed<nb::callable, nb::object()>& call) {
                 PyObject* const kept = call.inc_ref().ptr();
                 const bool waits = executor.when_over([kept] {
-                    const nb::gil_scoped_acquire gil;
+                    const Held gil;
                     const nb::object function = nb::steal(kept);
                     try {
                         function();
@@ -369,6 +370,17 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("ended_at", &PlanExecutor::ended_at);
 
     module.def("exit", [] { exiting = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
+    module.def(
+        "leave",
+        [](double seconds, const nb::typed<nb::list, PlanExecutor>& running) {
+            running.inc_ref();  // their memory is in use for as long as the process lives
+            leaving = true;
+            const nb::gil_scoped_release no_gil;
+            for (const double until = now() + seconds; entering > 0 && now() < until;) std::this_thread::yield();
+        },
+        "seconds"_a, "running"_a,
+        "Have threads of lanes wait for ever where they would run Python code, as the interpreter exits. Wait some seconds at\n"
+        "most for those that run some, and keep the executors that have not ended.");
     module.def(
         "spend", [] { return reinterpret_cast<std::uintptr_t>(&spend); },
         "Return the address of an entry that keeps its thread busy. Its argument is the address of int64[3]: nanoseconds\n"

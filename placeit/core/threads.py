@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import threading
 import weakref
@@ -13,12 +14,13 @@ from typing import Generic, TypeVar
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["CHECK_S", "Gate", "Job", "Worker", "apart", "within"]
+__all__ = ["CHECK_S", "EXITING", "Gate", "Job", "Worker", "apart", "within"]
 
 T = TypeVar("T")
 
 CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
 _PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
+_EXIT_PATIENCE_S = 2.0  # seconds that Python's exit waits for threads that run Python code
 
 
 class Gate:
@@ -221,3 +223,16 @@ def _work(
         fate.error = error
     finally:
         fate.ended = True
+
+
+EXITING = Gate()
+"""Opens when Python begins to exit."""
+
+
+def _leave(process: int) -> None:
+    EXITING.open()
+    if os.getpid() == process:  # a fork has none of the threads
+        _core.leave(_EXIT_PATIENCE_S, [])
+
+
+atexit.register(_leave, os.getpid())

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.threads import EXITING
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import failure_of
@@ -353,7 +354,7 @@ class _OpenExecutors:
 
     def __init__(self) -> None:
         self._executors: WeakSet[Executor] = WeakSet()
-        self._exiting, self._process = False, os.getpid()
+        self._process = os.getpid()
         atexit.register(self._end)
 
     def add(self, executor: Executor) -> None:
@@ -362,11 +363,11 @@ class _OpenExecutors:
 
     def check(self) -> None:
         """Raise ExecutionError if the interpreter exits."""
-        if self._exiting:
+        if EXITING.is_open:
             raise ExecutionError("Python exits, and nothing more can run.")
 
     def _end(self) -> None:
-        self._exiting = True
+        EXITING.open()
         if os.getpid() != self._process:
             return
         _core.exit()
@@ -376,6 +377,7 @@ class _OpenExecutors:
         until = time.monotonic() + _EXIT_PATIENCE_S
         while time.monotonic() < until and not all(engine.over for engine in engines):
             time.sleep(1e-3)
+        _core.leave(_EXIT_PATIENCE_S, [engine for engine in engines if not engine.over])
 
 
 _OPEN = _OpenExecutors()

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.core.threads import EXITING
 from placeit.runtime.calls import failure_of
 from placeit.runtime.feed import report
 from placeit.runtime.plan_executor import PlanExecutor
@@ -63,6 +64,8 @@ class ReplicaThread(Replica):
                     if not self._run_what_waits():
                         return
                 except BaseException as error:  # noqa: BLE001 (the thread serves others)
+                    if EXITING.is_open:
+                        return
                     reason = self._end_of(error)
             if self.slots is not None:
                 self._queued.close(self.slots.number)

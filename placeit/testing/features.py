@@ -293,7 +293,7 @@ def bundle(subject: Subject) -> None:
     """A bundle of a placement runs without the model."""
     path = subject.folder / "bundle.placeit"
     subject.session.build(split(subject.session), path)
-    with placeit.load(path, devices=subject.session.cluster) as application:
+    with placeit.Application.load(path, devices=subject.session.cluster) as application:
         subject.check(application.run(subject.request()), subject.request())
         assert application.check().max_rel <= application.tolerance
 
