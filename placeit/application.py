@@ -70,6 +70,9 @@ class Application:
         self._executor: PlanExecutor | None = None
         self._opening, self._closed = threading.Lock(), False
 
+    def __repr__(self) -> str:
+        return f"<Application {self.name}: {self.placement!r}>"
+
     @classmethod
     def load(
         cls,

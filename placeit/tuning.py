@@ -162,6 +162,9 @@ class Tuned:
     chosen: Configuration | None
     interrupted: bool
 
+    def __repr__(self) -> str:
+        return f"<Tuned {self.model}: {len(self.configurations)} configurations; {self.reason}>"
+
     @property
     def reason(self) -> str:
         """Why this one was chosen, or why none was, in a sentence."""

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import placeit
@@ -54,13 +55,23 @@ def test_optimize_is_the_function_whatever_is_imported_first(first: str) -> None
     assert done.stdout == "placeit.session True\n"
 
 
-def test_models_problems_and_sessions_show_themselves_in_a_few_lines() -> None:
+def test_what_users_hold_shows_itself_in_a_few_lines(cache: placeit.Cache) -> None:
     problem = random_problem(20, 3)
     model = inception_like()
-    with placeit.Session(model, [f"CPU@{allowed_cores()[0]}"], cache=None) as session:
-        shown = [repr(one) for one in (problem, model, model.graph, session)]
+    with placeit.Session(model, [f"CPU@{allowed_cores()[0]}"], cache=cache) as session:
+        costs = session.profile()
+        placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        plan, report = session.plan_of(placement), session.run(placement, runs=2)
+        held = [problem, model, model.graph, session, session.cluster, session.grouping, costs, placement, plan, plan.schedule]
+        held += [report, report.latency, report.done[0], session.estimate(), session.recording(report)]
+        held.append(session.run(placement, traffic=placeit.Traffic(requests=2)))
+        with session.serve(placement) as server:
+            held.append(server)
+            shown = [repr(one) for one in held]
     assert all(len(text.splitlines()) <= 14 and len(text) < 500 for text in shown), shown
+    assert all(" object at " not in text for text in shown), shown
     assert shown[0].startswith("<Problem: 20 ops, ")
+    assert repr(placement) in repr(report)
 
 
 def test_a_budget_may_be_a_text() -> None:

@@ -55,12 +55,16 @@ def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[st
             another kind of number.
 
     Raises:
-        UsageError: an input is missing, unknown, or has another shape or type; or, for :class:`InputSpecs`, the inputs' sizes
-            contradict each other.
+        UsageError: inputs are not given by name; one is missing, unknown, or has another shape or type; or, for
+            :class:`InputSpecs`, the inputs' sizes contradict each other.
     """
+    given: object = inputs
+    if type(given) is not dict and not isinstance(given, Mapping):
+        names = ", ".join(wanted) or "none at all"
+        raise UsageError(f"Inputs are a dict of arrays by name, not {type(given).__name__}; the model's inputs are {names}.")
     if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
         return {name: inputs[name] for name in wanted}  # the common case
-    values = {name: host_array(f"The input '{name}'", given) for name, given in inputs.items()}
+    values = {name: host_array(f"The input '{name}'", value) for name, value in inputs.items()}
     check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
     if isinstance(wanted, InputSpecs):
         wanted.check({name: value.shape for name, value in values.items()})

@@ -122,6 +122,9 @@ class Cluster:
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Cluster: {', '.join(self.names)}; {len(self.links)} links>"
+
     def __post_init__(self) -> None:
         if not self.devices:
             raise ClusterError("A cluster needs at least one device, and this one has none.")

@@ -87,6 +87,11 @@ class Placement:
     result: Mapping[str, Any] | None = None
     serving: Serving | None = None
 
+    def __repr__(self) -> str:
+        where = ", ".join(f"{device} {ops}" for device, ops in self.counts().items() if ops)
+        more = f", {len(self.every)} replicas" if self.replicas else ""
+        return f"<Placement of {len(self)} ops{more}: {where or 'nowhere'}>"
+
     @property
     def every(self) -> tuple[Placement, ...]:
         """All placements that serve whole requests: this one, and its replicas."""

@@ -103,6 +103,10 @@ class RunReport(Shown):
     precision: str = "f32"
     spinning: float = 0.0
 
+    def __repr__(self) -> str:
+        right = self.failed or f"output error {self.output_error.max_rel:.1e}"
+        return f"<RunReport of {self.model}: {self.placement!r}, {self.latency!r}, {right}>"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON, as ``placeit run --json`` prints it beside the names of files."""
         latency = self.latency

@@ -52,6 +52,10 @@ class Measurement:
     p95: float
     runs: int = 0
 
+    def __repr__(self) -> str:
+        bounds = "" if np.isinf(self.ci_high) else f" ({self.ci_low * 1e3:.4g} .. {self.ci_high * 1e3:.4g} ms)"
+        return f"<Measurement of {self.name}: {self.median * 1e3:.4g} ms{bounds}, {self.runs or len(self.samples)} runs>"
+
 
 @dataclass(frozen=True)
 class Ratio:

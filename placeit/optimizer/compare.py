@@ -73,6 +73,10 @@ class Comparison(Shown):
     cluster: Cluster
     compiling: Mapping[str, Compiled]
 
+    def __repr__(self) -> str:
+        lines = "\n".join(f"  {one!r}" for one in self.candidates[:10])
+        return f"<Comparison of {self.model}, {self.rounds} rounds:\n{lines}>"
+
     @property
     def rounds(self) -> int:
         """Number of rounds."""

@@ -37,6 +37,9 @@ class Grouping:
     group_of: NDArray[np.int32]
     groups: OpGraph
 
+    def __repr__(self) -> str:
+        return f"<Grouping of {len(self.graph)} ops in {len(self.groups)} groups>"
+
     @classmethod
     def singletons(cls, graph: OpGraph) -> Grouping:
         """Put every op into a separate group."""

@@ -61,6 +61,9 @@ class Costs:
     profiled: Profiled | None = None
     shared: bool = False
 
+    def __repr__(self) -> str:
+        return f"<Costs of {len(self.core)} groups on {', '.join(self.cluster.names)}>"
+
     @classmethod
     def zero(cls, groups: int, cluster: Cluster) -> Costs:
         """Return costs of zero everywhere, for running plans before anything has been measured."""
@@ -133,6 +136,10 @@ class Plan:
     problem: Problem
     tensors: tuple[int, ...]
     schedule: Schedule
+
+    def __repr__(self) -> str:
+        used = sorted({self.problem.device_names[segment.device] for segment in self.segments})
+        return f"<Plan of {len(self.segments)} segments on {', '.join(used)}; simulated {self.schedule.makespan * 1e3:.4g} ms>"
 
     @cached_property
     def placement(self) -> NDArray[np.int32]:

@@ -95,6 +95,9 @@ class Recording(Drawn):
     costs: Mapping[str, Any] | None = None
     search: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Recording of {self.model.name}, {self.made}: {len(self.requests)} requests, {len(self.spans)} spans>"
+
 
 def write_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording in one step, so that no incomplete file is left. Raises FileError."""

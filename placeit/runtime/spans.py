@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 __all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
@@ -112,7 +112,7 @@ class Done:
     """
 
     number: int
-    labels: Labels
+    labels: Labels = field(repr=False)
     arrived: float
     begun: float
     ended: float

@@ -105,6 +105,10 @@ class RateReport:
     done: Sequence[Done] = ()
     readings: Sequence[Series] = ()
 
+    def __repr__(self) -> str:
+        load = f"{self.in_flight} in flight" if self.rate is None else f"{self.rate:g} requests/s"
+        return f"<RateReport of {self.model}: {self.placement!r}, {load}, {self.served.arrived} arrived>"
+
     @property
     def sustained(self) -> bool | None:
         """True if requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.

@@ -87,6 +87,10 @@ class Server(Replacing, Watched):
         self._watchers: list[Closable] = []
         super().__init__(executors, queue, replace, state_memory, joining, steps)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.waiting} waiting"
+        return f"<Server of {len(self._replicas)} replicas: {state}>"
+
     def __enter__(self) -> Self:
         return self
 

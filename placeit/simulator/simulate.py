@@ -124,6 +124,9 @@ class Schedule:
     peak_memory: NDArray[np.float64]
     requests: Requests
 
+    def __repr__(self) -> str:
+        return f"<Schedule: {len(self.device)} ops on {len(self.busy)} devices, {self.makespan * 1e3:.4g} ms>"
+
     @property
     def utilization(self) -> NDArray[np.float64]:
         """``float64[D]``, the share of the makespan that each device computes; zero if nothing takes time."""

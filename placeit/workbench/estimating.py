@@ -65,6 +65,11 @@ class Estimate(Shown):
     split: Answer | None
     errors: Mapping[str, Error | None]
 
+    def __repr__(self) -> str:
+        answers = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
+        times = ", ".join(f"{answer.name} {(answer.seconds or 0.0) * 1e3:.4g} ms" for answer in answers)
+        return f"<Estimate of {self.model}: {times or 'no device can run it'}>"
+
     @property
     def best(self) -> Answer:
         """The answer that takes the least time."""

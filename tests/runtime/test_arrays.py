@@ -49,6 +49,11 @@ def test_an_array_on_a_gpu_is_copied_where_the_host_reads_it() -> None:
     assert gpu_array("It", torch.from_numpy(VALUE)) is gpu_array("It", VALUE) is None
 
 
+def test_inputs_are_given_by_name() -> None:
+    with pytest.raises(UsageError, match="a dict of arrays by name, not list; the model's inputs are x"):
+        checked_inputs([VALUE], SPEC)  # type: ignore[arg-type]
+
+
 class Elsewhere(Exchanged):
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         raise BufferError("no copies")
