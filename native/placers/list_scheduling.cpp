@@ -79,7 +79,9 @@ Planner::Planner(const Tables& tables, Grid<const double> compute, Span<const do
 template <class Book>
 double Planner::fetch(std::size_t v, std::size_t device, const Book& book) {
     double ready = 0.0;
-    std::fill(sent_.begin(), sent_.end(), 0.0);
+    for (std::size_t i = tables_.op[v].in_first; i < tables_.op[v + 1].in_first; ++i) {
+        sent_[static_cast<std::size_t>(plan_.place[tables_.edge[tables_.in_edge[i]].tail])] = 0.0;
+    }
     for (std::size_t i = tables_.op[v].in_first; i < tables_.op[v + 1].in_first; ++i) {
         const std::size_t p = tables_.in_edge[i];
         const Edge& edge = tables_.edge[p];

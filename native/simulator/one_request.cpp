@@ -44,7 +44,7 @@ void OneRequest::take(const Network& network) {
     op_.resize(at(ops_));
     waiting_.resize(at(ops_));
     device_.resize(at(devices_));
-    channel_.resize(at(devices_) * at(devices_));
+    channel_.clear();
     transfer_.resize(at(edges_));
     moving_.resize(at(edges_));
     rank_.resize(at(ops_));
@@ -52,7 +52,7 @@ void OneRequest::take(const Network& network) {
     Index shared = 0;
     for (const Edge& edge : network.edge) shared = std::max(shared, edge.shared + 1);
     sent_ = Matrix<Sent>(at(shared), at(devices_));
-    events_.resize(at(ops_) + channel_.size() + 2);
+    events_.resize(at(ops_) + std::min(at(devices_) * at(devices_), at(edges_)) + 2);
     for (Index i = 0; i < ops_; ++i) {
         if (network.op[at(i)].indegree == 0) entries_.push_back(i);
         const std::uint32_t v = network.op[at(i)].order;
@@ -152,7 +152,7 @@ private:
                 }
             } else if (first == p) {
                 const Index c = d * devices_ + dst;
-                Line& line = w_.channel_[at(c)].line;
+                Line& line = channel(c).line;
                 if (line.empty()) w_.opened_[put++] = c;
                 line.add(fifo, {fifo ? 0 : urgency_of_transfer(p, dst), requests_++, what});
             }
@@ -178,6 +178,18 @@ private:
         } else {
             start_next(d);
         }
+    }
+
+    /// A channel, reset if nothing has used it in this run; with many devices, most are never used.
+    Channel& channel(Index c) {
+        Channel& found = w_.channel_[at(c)];
+        if (found.run != w_.run_) {
+            found.line.clear();
+            found.idle = {};
+            found.expected = false;
+            found.run = w_.run_;
+        }
+        return found;
     }
 
     /// Have a channel take the transfer that comes first, or add the event at which it is idle.
@@ -289,8 +301,10 @@ double OneRequest::run(Span<const Index> place, Span<const double> duration, Spa
         for (Index v = 0; v < ops_; ++v) waiting_[at(v)].urgency = Waiting::urgency_of(rank[at(v)]);
     }
     for (Line& line : device_) line.clear();
-    for (Channel& channel : channel_) {
-        if (contended) channel.reset();
+    if (contended && channel_.empty()) channel_.resize(at(devices_) * at(devices_));
+    if (++run_ == 0) {  // the numbers have all been used
+        for (Channel& channel : channel_) channel.run = 0;
+        run_ = 1;
     }
     std::fill(sent_.values().begin(), sent_.values().end(), Sent{-1, -1});
     const auto go = [&](auto is_fifo, auto is_contended, auto is_noisy) {

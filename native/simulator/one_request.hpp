@@ -55,15 +55,10 @@ private:
         Index device;
     };
     struct Channel {
-        Line line;      // transfers that wait
-        Event idle;     // when, and as which event, it has sent its current tensor
-        bool expected;  // whether there is an event for that
-
-        void reset() {
-            line.clear();
-            idle = {};
-            expected = false;
-        }
+        Line line;              // transfers that wait
+        Event idle;             // when, and as which event, it has sent its current tensor
+        bool expected;          // whether there is an event for that
+        std::uint32_t run = 0;  // the last run that used it
     };
     struct Sent {
         Index op, position;
@@ -77,7 +72,8 @@ private:
     std::vector<OpState> op_;       // [V]
     std::vector<Waiting> waiting_;  // [V]
     std::vector<Line> device_;      // [D] ops that have all their inputs
-    std::vector<Channel> channel_;  // [D * D]
+    std::vector<Channel> channel_;  // [D * D], or empty as long as no links are channels
+    std::uint32_t run_ = 0;         // number of the run, from 1 on
     std::vector<Event> transfer_;   // [E] when, and as which event, the transfer of a first position arrives
     std::vector<double> moving_;    // [E] seconds of the transfer that each edge needs if its ends are apart
     std::vector<double> rank_;      // [V]

@@ -69,10 +69,11 @@ def exclusive(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
     conflicts = np.frombuffer(table, np.bool_).reshape(devices, devices)
     found: dict[bytes, NDArray[np.bool_]] = {}
+    neighbours = [np.flatnonzero(row).tolist() for row in conflicts]
     for a, b in np.argwhere(np.triu(conflicts | np.eye(devices, dtype=bool))).tolist():
         members = np.zeros(devices, bool)
         members[[a, b]] = True
-        for other in range(devices):
+        for other in neighbours[a]:
             if conflicts[other, members].all():
                 members[other] = True
         found.setdefault(members.tobytes(), members)

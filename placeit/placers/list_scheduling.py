@@ -120,20 +120,23 @@ def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
         problem: the problem.
         apart: whether to leave out pairs of equal devices, which otherwise count as zero seconds.
     """
-    src, dst = problem.edges[:, 0], problem.edges[:, 1]
-    able = problem.feasible.astype(np.float64)
-    choices, can_receive = able.sum(axis=1), able[dst]
-    # sums over pairs: F[u] @ matrix @ F[v], with matrices that are zero on the diagonal
+    # many ops can run on the same devices: what depends on these alone is computed once for each pair of such sets
+    _, first, kind = np.unique(np.packbits(problem.feasible, axis=1), axis=0, return_index=True, return_inverse=True)
+    able = problem.feasible[first].astype(np.float64)
+    ends = kind.reshape(-1)[problem.edges]
+    pairs, pair = np.unique(ends @ [len(able), 1], return_inverse=True)
+    src, dst = np.divmod(pairs, len(able))
+    can_send, can_receive = able[src], able[dst]
+    senders, receivers = can_send.sum(axis=1), can_receive.sum(axis=1)
+    # sums over pairs of devices: F[u] @ matrix @ F[v], with matrices that are zero on the diagonal
     latency = ((able @ problem.latency)[src] * can_receive).sum(axis=1)
     seconds_per_byte = ((able @ (1.0 / problem.bandwidth))[src] * can_receive).sum(axis=1)
-    senders, receivers = choices[src], choices[dst]
-    seconds = latency + problem.edge_bytes * seconds_per_byte
+    counted = senders * receivers - ((can_send * can_receive).sum(axis=1) if apart else 0.0)
+    seconds = latency[pair] + problem.edge_bytes * seconds_per_byte[pair]
     if problem.cut.any():
-        can_send = able[src]
-        cut = problem.cut * (can_send * (receivers[:, None] - can_receive) + can_receive * (senders[:, None] - can_send))
-        seconds += cut.sum(axis=1)
-    pairs = senders * receivers - ((able[src] * can_receive).sum(axis=1) if apart else 0.0)
-    mean: NDArray[np.float64] = seconds / np.maximum(pairs, 1.0)  # without a pair there is no transfer: zero
+        often = can_send * (receivers[:, None] - can_receive) + can_receive * (senders[:, None] - can_send)
+        seconds += (problem.cut * often[pair]).sum(axis=1)
+    mean: NDArray[np.float64] = seconds / np.maximum(counted, 1.0)[pair]  # without a pair there is no transfer: zero
     return mean
 
 
