@@ -192,7 +192,7 @@ class Session(Workbench):
             serving,
         )
 
-        placement = placement if isinstance(placement, Placement) else Placement.load(placement)
+        placement = Placement.of(placement)
         if traffic is None:
             if watch is not None:
                 raise UsageError("Single requests have no server to watch: give 'traffic', or leave out 'watch'.")
@@ -205,7 +205,7 @@ class Session(Workbench):
 
     def serve(
         self,
-        placement: Placement,
+        placement: Placement | str | Path,
         *,
         in_flight: int | None = None,
         queue: int = QUEUE,
@@ -220,7 +220,7 @@ class Session(Workbench):
         Use the server as a context manager, inside the context of the session.
 
         Args:
-            placement: of the model's ops; the replica with the fewest requests in flight takes the next one.
+            placement: of the model's ops, or a file of one; the replica with the fewest requests in flight takes the next one.
             in_flight: most requests in flight at once on each replica; None for the placement's own (:func:`placeit.tune`), or
                 for as many as it needs for its highest throughput (:func:`placeit.planning.in_flight.in_service`), or has room
                 for.
@@ -248,6 +248,7 @@ class Session(Workbench):
         from placeit.serving.refinement import Limits
         from placeit.workbench.serving import adapting, executors, joining, refining, steps
 
+        placement = Placement.of(placement)
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
         tuned = placement.serving
         in_flight = tuned.in_flight if in_flight is None and tuned is not None else in_flight
@@ -273,7 +274,7 @@ class Session(Workbench):
 
     def sequence(
         self,
-        placement: Placement,
+        placement: Placement | str | Path,
         *,
         recompute: bool = False,
         on_loss: Literal["fail", "replace"] = "fail",
@@ -285,7 +286,7 @@ class Session(Workbench):
         the last of them. For sequences that come and go, start a server (:meth:`serve`), and open sequences there.
 
         Args:
-            placement: of the model's ops.
+            placement: of the model's ops, or a file of one.
             recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
             on_loss: whether requests fail or the model is placed anew after the loss of a device of another node
@@ -336,20 +337,20 @@ class Session(Workbench):
             return recording_runs.of_model(self)
         return recording_runs.of_run(self.home_of(report.placement), report, ops=ops)
 
-    def planned(self, placement: Placement) -> Recording:
+    def planned(self, placement: Placement | str | Path) -> Recording:
         """Return a recording of a placement that has not run: its plan, and its simulated schedule if costs are known."""
         from placeit.workbench import recording_runs
 
-        return recording_runs.of_plan(self._prepared.every(placement))
+        return recording_runs.of_plan(self._prepared.every(Placement.of(placement)))
 
-    def build(self, placement: Placement, path: str | Path, *, name: str | None = None) -> Manifest:
+    def build(self, placement: Placement | str | Path, path: str | Path, *, name: str | None = None) -> Manifest:
         """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.
 
         It has the segments as files, so running them needs no model, no conversion and no profiling. Before anything is written
         to the path, the bundle is run here and its outputs are compared with the reference.
 
         Args:
-            placement: of the model's ops, with its replicas.
+            placement: of the model's ops, with its replicas, or a file of one.
             path: path of the bundle: an archive if it ends in ``.placeit``, else a folder. Nothing may exist there.
             name: name of the model for people; None for the name of its file.
 
@@ -367,6 +368,7 @@ class Session(Workbench):
         from placeit.workbench.building import build, check_target
 
         check_target(Path(path))
+        placement = Placement.of(placement)
         return build(self._prepared.every(placement), Path(path), name=name or self.model.name, serving=placement.serving)
 
 

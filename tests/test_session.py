@@ -87,6 +87,25 @@ def test_a_placement_of_another_model_is_refused(session: Session) -> None:
         session.run(other)
 
 
+@pytest.mark.parametrize("groups", [[0], [], [[0, 1]], "more"])
+def test_devices_of_groups_are_checked(session: Session, groups: object) -> None:
+    count = len(session.grouping.groups)
+    with pytest.raises(PlacementError, match=f"this model's {count} groups is {count} device numbers, 0 to 1; got"):
+        session.placement([2] * count if groups == "more" else groups)  # type: ignore[arg-type]
+
+
+def test_a_file_of_a_placement_is_as_good_as_the_placement(session: Session, tmp_path: Path) -> None:
+    session.placement(np.zeros(len(session.grouping.groups), int)).save(tmp_path / "p.json")
+    inputs = session.model.random_inputs()
+    with session.serve(str(tmp_path / "p.json")) as server:
+        served = server.submit(inputs).result()
+    ran = session.run(tmp_path / "p.json", runs=1, inputs=inputs).outputs
+    assert all(np.array_equal(served[name], ran[name]) for name in ran)
+    assert session.planned(tmp_path / "p.json").plan is not None
+    session.build(tmp_path / "p.json", tmp_path / "app")
+    assert (tmp_path / "app").is_dir()
+
+
 def test_a_placement_that_tears_a_group_apart_names_the_op(session: Session) -> None:
     graph = session.model.graph
     group = np.bincount(session.grouping.group_of).argmax()

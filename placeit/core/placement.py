@@ -143,6 +143,11 @@ class Placement:
         return text if self.segments is None else text + ',\n  "segments": ' + json.dumps(self.segments.tolist())
 
     @classmethod
+    def of(cls, given: Placement | str | Path) -> Placement:
+        """Return a placement that is given as such or as the path of its file. Raises FileError or PlacementError."""
+        return given if isinstance(given, Placement) else cls.load(given)
+
+    @classmethod
     def load(cls, path: str | Path) -> Placement:
         """Read a placement. Raises FileError or PlacementError, naming the file, if it is not a placement."""
         return cls.from_dict(read_json(Path(path), "placeit-placement", (1, 2, 3)), path)

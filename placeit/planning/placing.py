@@ -138,9 +138,19 @@ class Placing:
         return of if (of[self.grouping.group_of] == of_op).all() else None
 
     def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
-        """Return the placement of ops, given each group's device, ``int32[G]``; with a plan, its segments are added."""
+        """Return the placement of ops, given each group's device, ``int32[G]``; with a plan, its segments are added.
+
+        Raises:
+            PlacementError: these are not the numbers of a device for each group.
+        """
         group_of, graph = self.grouping.group_of, self.grouping.graph
-        devices = np.asarray(groups, np.int32)[group_of]
+        chosen, count = np.asarray(groups, np.int32), len(self.grouping.groups)
+        if chosen.shape != (count,) or not ((chosen >= 0) & (chosen < len(self.devices))).all():
+            got = f"{', '.join(map(str, chosen.ravel()[:9].tolist()))}{', ...' if chosen.size > 9 else ''}"
+            raise PlacementError(
+                f"A placement of this model's {count} groups is {count} device numbers, 0 to {len(self.devices) - 1}; "
+                f"got {got or 'none'}."
+            )
         return Placement(
-            graph.names, devices, self.devices, graph.structure, None if plan is None else plan.segment_of[group_of]
+            graph.names, chosen[group_of], self.devices, graph.structure, None if plan is None else plan.segment_of[group_of]
         )
