@@ -7,13 +7,15 @@ INTERRUPTS ?= 1000
 NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH_CPU = --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+BASE = $(if $(wildcard .venv/.installed),.venv,build/base)
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu.2.28
 AARCH64 ?= yes
 # AARCH64_CXX (aarch64-linux-gnu-g++), or else zig from PyPI, compiles; what the build installs for itself stays of this machine
 FOR_AARCH64 = CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs proto wheel dist image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs proto wheel dist release image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -21,8 +23,9 @@ help: ## what a developer does all day
 setup: .venv/.installed native ## create .venv and install placeit with everything its tests need
 
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "What tests need is installed into .venv: 3 GB, with PyTorch for CPUs (TORCH=torch==2.13.0: as PyPI has it)"
 	$(PYTHON) -m venv .venv
-	$(INSTALL) torch==2.13.0
+	$(if $(TORCH),$(INSTALL) $(TORCH),$(INSTALL) $(TORCH_CPU) || $(INSTALL) torch==2.13.0)
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
@@ -60,6 +63,9 @@ dist: wheel ## what is published, in dist/: an sdist and wheels; checks them, an
 	$(BIN)/check-wheel-contents dist/*.whl
 	tools/check-wheel $(PYTHONS)
 
+release: dist ## check that version, changelog and commit belong together, and prepare dist/; the upload is a person's
+	tools/release
+
 image: setup ## the image of the Containerfile, by podman or docker; where neither works, hadolint checks the file
 	@if podman info >/dev/null 2>&1; then podman build --tag placeit .; \
 	elif docker info >/dev/null 2>&1; then docker build --file Containerfile --tag placeit .; \
@@ -71,8 +77,14 @@ licences: setup ## list the licences of what all extras bring; fail if one is GP
 	$(BIN)/pip-licenses --order=license --partial-match --packages $$($(BIN)/python tools/dependencies) \
 	  --fail-on='General Public;GPL;Noncommercial;Non-Commercial;Proprietary;UNKNOWN'
 
-demo: setup ## find and measure a placement of a small model on two emulated boards
-	$(BIN)/placeit demo build/demo
+demo: $(if $(wildcard .venv/.installed),setup,build/base) ## find and measure a placement of a small model on two emulated boards
+	$(BASE)/bin/placeit demo build/demo
+
+build/base: pyproject.toml constraints.txt
+	@echo "placeit is installed into $@, without extras: 400 MB"
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	@touch $@
 
 docs: setup ## the documentation as a site for a browser, in build/site; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
