@@ -76,7 +76,10 @@ def test_names_that_openvino_does_not_have_are_translated_or_refused(ir_file, tm
 @pytest.mark.parametrize("device", ["cuda:0", "edge1/CPU", "CPU@0-3", "", "cpu"])
 def test_other_devices_are_refused(device, ir_file, tmp_path):
     model = load(ir_file())
+    placement = scattered(model, 0, ("CPU", device))
     with pytest.raises(PlacementError, match="HETERO knows no others"):
+        export_hetero(model, placement, tmp_path / "placed.xml")
+    with pytest.raises(PlacementError, match="nothing is divided, and the file runs there as it is"):
         export_hetero(model, dict.fromkeys(model.graph.names, device), tmp_path / "placed.xml")
 
 
