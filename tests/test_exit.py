@@ -19,6 +19,17 @@ session = placeit.Session({path!r}, {device!r}, cache=None)
 session.profile()
 placement = session.placement([0] * len(session.grouping.groups))
 inputs = session.model.random_inputs()
+
+def repeat(call):
+    while True:
+        call()
+
+def call_in_threads():
+    import threading, time
+    for call in (lambda: executor.run(inputs), *2 * [lambda: server.submit(inputs).result()]):
+        threading.Thread(target=repeat, args=(call,), daemon=True).start()
+    time.sleep(0.05)
+
 {last}
 print("reached the end")
 """
@@ -28,6 +39,10 @@ ENDS = {
     "an executor": ("CPU@{0}", "executor = session.executor(session.plan_of(placement)); executor.run(inputs)"),
     "a server": ("ort:CPU@{0}", "server = session.serve(placement); server.submit(inputs).result()"),
     "a busy server": ("CPU@{0}", "server = session.serve(placement); kept = [server.submit(inputs) for _ in range(50)]"),
+    "threads": (
+        "CPU@{0}",
+        "executor = session.executor(session.plan_of(placement)); server = session.serve(placement); call_in_threads()",
+    ),
     "a cycle": ("CPU@{0}", "placement = [session]; placement.append(placement)"),
 }
 """What a program leaves open: its device, and its last line."""

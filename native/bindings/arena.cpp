@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bindings/lock.hpp"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -37,7 +39,7 @@ struct Delegate {
 struct Call final : Delegate {
     explicit Call(nb::callable what) : function(std::move(what)) {}
     bool operator()() const override {
-        const nb::gil_scoped_acquire gil;
+        const Held gil;
         try {
             result = function();
         } catch (nb::python_error& error) {
@@ -68,7 +70,7 @@ nb::object in_arena_of_one(const char* library, nb::typed<nb::callable, nb::obje
     if (!initialize || !execute || !threads || !terminate) return function();
     Call call(std::move(function));
     {
-        const nb::gil_scoped_release no_gil;
+        const Released no_gil;
         Arena arena;  // one for each call: threads that share an arena would run each other's functions
         initialize(arena);
         if (threads(&arena) == 1) {

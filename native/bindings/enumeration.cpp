@@ -6,6 +6,7 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/exclusive.hpp"
+#include "bindings/lock.hpp"
 #include "placers/enumerative.hpp"
 #include "placers/exact.hpp"
 
@@ -31,7 +32,7 @@ std::pair<std::size_t, std::int64_t> next(Exclusive<ExactSearch>& search, const 
     const auto rows = placements.grid("placements", {}, search.ops());
     if (std::isnan(bound)) throw nb::value_error("'bound' must not be NaN.");
     const Use use(search, "The search");
-    const nb::gil_scoped_release released;
+    const Released released;
     const auto [found, examined] = search.next(rows, bound, nodes);
     return {found, examined};
 }
@@ -53,7 +54,7 @@ void bind_enumeration(nb::module_& module) {
             const auto table = amounts("seconds", seconds.grid("seconds"), infinity);
             const auto written = devices.vector("devices", table.rows());
             if (table.columns() == 0) throw nb::value_error("'seconds' has no devices.");
-            const nb::gil_scoped_release released;
+            const Released released;
             spread(table, limit, written);
         },
         "seconds"_a, "limit"_a, "devices"_a,

@@ -77,7 +77,7 @@ public:
         if (std::exchange(told_, true)) return false;
         const auto call = owner_.calls.find(node_);
         if (!error.is_none() && call != owner_.calls.end()) call->second->error = error;
-        const nb::gil_scoped_release no_gil;
+        const Released no_gil;
         return owner_.report(node_, serial_, start, finish, error.is_none() ? 0 : 1);
     }
 
@@ -166,7 +166,7 @@ void bind_executor(nb::module_& module) {
         .def(
             "work",
             [](Lane& lane) {
-                const Unheld aside;
+                const Released unheld;
                 lane.work();
             },
             "Run queued work, until it is closed and nothing is left: for its thread.")
@@ -271,7 +271,7 @@ void bind_executor(nb::module_& module) {
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
                 const std::vector<Index> slots = first_slots(executor, requests, waiting);
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                const Aside aside;
+                const Released unheld(exiting);
                 return executor.run(slots, waiting, deadline, look);
             },
             "requests"_a, "waiting"_a, "deadline"_a,
@@ -280,7 +280,7 @@ void bind_executor(nb::module_& module) {
             "begin",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double time) {
                 const std::vector<Index> slots = first_slots(executor, requests, waiting);
-                const Aside aside;
+                const Released unheld(exiting);
                 executor.begin(slots, waiting, time);
             },
             "requests"_a, "waiting"_a, "time"_a,
@@ -289,14 +289,14 @@ void bind_executor(nb::module_& module) {
             "wait",
             [](PlanExecutor& executor, double deadline) {
                 if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                const Aside aside;
+                const Released unheld(exiting);
                 return executor.wait(deadline, look);
             },
             "deadline"_a, "Wait for the run to be over; stop it at the deadline.")
         .def(
             "watch",
             [](PlanExecutor& executor, double until) {
-                const Aside aside;
+                const Released unheld(exiting);
                 return executor.watch(until, look);
             },
             "until"_a, "Wait for the run to be over, until some time at most; return whether it is over.")
@@ -311,8 +311,8 @@ void bind_executor(nb::module_& module) {
                 return executor.admit(slot);  // with the interpreter's lock: taking it back takes longer than this
             },
             "slot"_a, "Begin a request in a slot; False if the run was stopped.")
-        .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<nb::gil_scoped_release>())
-        .def("stop", &PlanExecutor::stop, nb::call_guard<nb::gil_scoped_release>())
+        .def("admit_no_more", &PlanExecutor::admit_no_more, nb::call_guard<Released>())
+        .def("stop", &PlanExecutor::stop, nb::call_guard<Released>())
         .def("incidents", &PlanExecutor::incidents, "Return what has happened since the last call.")
         .def("running", &PlanExecutor::running, "Return the nodes that have started, and have not ended.")
         .def(
@@ -369,13 +369,14 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("begun_at", &PlanExecutor::begun_at)
         .def_prop_ro("ended_at", &PlanExecutor::ended_at);
 
-    module.def("exit", [] { exiting = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
+    module.def(
+        "exit", [] { exiting = exits = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
     module.def(
         "leave",
         [](double seconds, const nb::typed<nb::list, PlanExecutor>& running) {
             running.inc_ref();  // their memory is in use for as long as the process lives
-            leaving = true;
-            const nb::gil_scoped_release no_gil;
+            leaving = exits = true;
+            const Released no_gil;
             for (const double until = now() + seconds; entering > 0 && now() < until;) std::this_thread::yield();
         },
         "seconds"_a, "running"_a,

@@ -6,6 +6,7 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/exclusive.hpp"
+#include "bindings/lock.hpp"
 #include "placers/annealing.hpp"
 #include "placers/contiguous.hpp"
 #include "placers/earliest_finish.hpp"
@@ -64,7 +65,7 @@ void bind_list_scheduling(nb::module_& module) {
             const auto seconds = amounts("compute", compute.grid("compute", ops, devices_of(tables)), infinity);
             const auto later = amounts("onward", onward.grid("onward", ops, devices_of(tables)), infinity);
             const auto room = amounts("memory", memory.vector("memory", devices_of(tables)), infinity);
-            const nb::gil_scoped_release released;
+            const Released released;
             return insertion_schedule(tables, turns, seconds, later, room, links, plan);
         },
         "tables"_a, "order"_a, "compute"_a, "onward"_a, "memory"_a, "links"_a, "place"_a, "start"_a, "finish"_a,
@@ -77,7 +78,7 @@ void bind_list_scheduling(nb::module_& module) {
             const auto turns = order.vector("order", ops_of(tables));
             const auto draws = ordered("lots", lots.grid("lots", ops_of(tables), devices_of(tables)));
             const auto chosen = place.vector("place", ops_of(tables));
-            const nb::gil_scoped_release released;
+            const Released released;
             earliest_start_placement(tables, turns, draws, chosen);
         },
         "tables"_a, "order"_a, "lots"_a, "place"_a,
@@ -132,7 +133,7 @@ void bind_searches(nb::module_& module) {
             }
             const auto classes = device_classes(tables, kinds, between.size());
             const auto chosen = place.vector("place", ops_of(tables));
-            const nb::gil_scoped_release released;
+            const Released released;
             return contiguous_split(tables, turns, between, classes, cost, chosen);
         },
         "tables"_a, "order"_a, "borders"_a, "kinds"_a, "cost"_a, "place"_a,
@@ -145,7 +146,7 @@ void bind_searches(nb::module_& module) {
             const auto moved = ops.vector("ops");
             check_range("ops", moved, 0, tables.ops() - 1);
             const auto chosen = devices.vector("devices", moved.size());
-            const nb::gil_scoped_release released;
+            const Released released;
             earliest_finish_devices(tables, on, moved, chosen);
         },
         "tables"_a, "place"_a, "ops"_a, "devices"_a,
@@ -162,7 +163,7 @@ void bind_searches(nb::module_& module) {
             "run",
             [](Exclusive<Annealing>& self, std::int64_t first, std::int64_t last, std::int64_t steps) {
                 const Use use(self, "The search");
-                const nb::gil_scoped_release released;
+                const Released released;
                 self.run(first, last, steps);
             },
             "first"_a, "last"_a, "steps"_a, "Do moves first to last, excluded, of steps in all.")

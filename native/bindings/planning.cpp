@@ -4,6 +4,7 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/exclusive.hpp"
+#include "bindings/lock.hpp"
 #include "planning/groups.hpp"
 #include "planning/segment_search.hpp"
 #include "planning/segments.hpp"
@@ -56,7 +57,7 @@ Span<const std::int32_t> check_devices(const Groups& groups, const char* name, c
 double merge_groups(const Groups& groups, const Ints& devices, const Array<std::int32_t>& segment_of) {
     const auto place = check_devices(groups, "devices", devices);
     const auto segments = segment_of.vector("segment_of", groups.groups());
-    const nb::gil_scoped_release released;
+    const Released released;
     return Segmentation(groups).merge(place, segments);
 }
 
@@ -67,7 +68,7 @@ std::size_t divide_groups(const Groups& groups, const Array<std::int32_t>& segme
     const auto priced = seconds.vector("seconds");
     check_range("segment_of", segments, 0, static_cast<std::int64_t>(priced.size()) - 1);
     const auto rows = moves.grid("moves", groups.edge.size(), 3);
-    const nb::gil_scoped_release released;
+    const Released released;
     Segmentation found(groups);
     if (!found.divide(segments, static_cast<std::int32_t>(priced.size()), place)) {
         throw nb::value_error("'segment_of' has segments that wait for each other in a circle.");
@@ -94,7 +95,7 @@ void make_search(Exclusive<SegmentSearch>* self, const Groups& groups, const Int
         throw nb::type_error("'bit_generator' must be a numpy.random.BitGenerator.");
     }
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
-    const nb::gil_scoped_release released;
+    const Released released;
     new (self) Exclusive<SegmentSearch>(groups, std::move(room), std::move(place), steps, heat, *random);
 }
 
@@ -119,7 +120,7 @@ void bind_planning(nb::module_& module) {
             "advance",
             [](Exclusive<SegmentSearch>& self, std::int64_t steps) {
                 const Use use(self, "The search");
-                const nb::gil_scoped_release released;
+                const Released released;
                 self.advance(steps);
             },
             "steps"_a, "Try the next moves; the lock of the bit generator has to be held.")

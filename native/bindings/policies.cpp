@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/arrays.hpp"
+#include "bindings/lock.hpp"
 #include "policies/doppler.hpp"
 #include "policies/giph.hpp"
 #include "policies/hsdag.hpp"
@@ -137,7 +138,7 @@ void bind_doppler(nb::module_& module) {
             if (begins.empty()) throw nb::value_error("'ptr' is empty.");
             check_range("ptr", begins, 0, static_cast<std::int64_t>(ends.size()));
             check_range("to", ends, 0, static_cast<std::int64_t>(begins.size()) - 2);
-            const nb::gil_scoped_release released;
+            const Released released;
             return affinity(begins, ends, chances);
         },
         "ptr"_a, "to"_a, "chance"_a);
@@ -204,7 +205,7 @@ void bind_doppler(nb::module_& module) {
             const auto ranks = ordered("rank", rank.vector("rank", episodes.ops()));
             amount("unit", unit, MOST, 1.0 / MOST);
             const auto states = random.vector("random", episodes.count());
-            const nb::gil_scoped_release released;
+            const Released released;
             play(first, last, episodes, decisions, policies, played, stay, ranks, unit, states);
         },
         "first"_a, "last"_a, "tables"_a, "affinity"_a, "arrays"_a, "record"_a, "policy"_a, "manner"_a, "kept"_a, "rank"_a,
@@ -298,7 +299,7 @@ void bind_message_passing(nb::module_& module, const char* forward, const char* 
             const auto by = layers_of<const T>(weights, rows.columns());
             const auto terms = edges.grid("edges", by_level.src.size(), by.node_bias.size());
             const auto made = messages_of<T>(kept, rows.rows(), by.node_bias.size());
-            const nb::gil_scoped_release released;
+            const Released released;
             pass_forward<T>(by_level, by, terms, rows, made);
         },
         "order"_a, "layers"_a, "edges"_a, "embedding"_a, "messages"_a);
@@ -317,7 +318,7 @@ void bind_message_passing(nb::module_& module, const char* forward, const char* 
             const auto of_terms = of_edges.grid("of_edges", count, hidden);
             const auto found = embedding.grid("embedding", nodes, rows.columns());
             const auto made = messages_of<const T>(kept, nodes, hidden);
-            const nb::gil_scoped_release released;
+            const Released released;
             pass_backward<T>(by_level, by, terms, found, made, rows, of_terms, of);
         },
         "order"_a, "layers"_a, "edges"_a, "embedding"_a, "messages"_a, "gradient"_a, "of_edges"_a, "of_layers"_a);
@@ -340,7 +341,7 @@ void bind_hsdag(nb::module_& module) {
             const auto begins = ptr.vector("ptr", slopes.size() + 1), ends = others.vector("others");
             check_range("ptr", begins, 0, static_cast<std::int64_t>(ends.size()));
             check_range("others", ends, 0, static_cast<std::int64_t>(slopes.size()) - 1);
-            const nb::gil_scoped_release released;
+            const Released released;
             fractal_dimensions(begins, ends, slopes);
         },
         "ptr"_a, "others"_a, "dimension"_a);

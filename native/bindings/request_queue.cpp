@@ -99,8 +99,7 @@ void bind_request_queue(nb::module_& module) {
             "as the executor is. 'every': for a candidate, which takes one request in 'every', one at a time; else 0.")
         .def("open", &RequestQueue::open, "replica"_a,
              "Have the executor of a replica begin a run, and the replica take requests.")
-        .def("close", &RequestQueue::close, nb::call_guard<nb::gil_scoped_release>(), "replica"_a,
-             "Have a replica take no more requests.")
+        .def("close", &RequestQueue::close, nb::call_guard<Released>(), "replica"_a, "Have a replica take no more requests.")
         .def("retire", &RequestQueue::retire, "replica"_a,
              "Have a replica take no more requests; return whether none is in flight there.")
         .def("adopt", &RequestQueue::adopt, "replica"_a, "Have a candidate take as many requests as any other replica.")
@@ -111,7 +110,7 @@ void bind_request_queue(nb::module_& module) {
             [](RequestQueue& queue, const RequestQueue::One& submission) {
                 std::size_t bytes = 0;
                 for (const Memory& input : submission->tensors.inputs) bytes += input.bytes;
-                std::optional<nb::gil_scoped_release> released;  // the interpreter's lock, while they are copied
+                std::optional<Released> released;  // the interpreter's lock, while they are copied
                 if (bytes >= large) released.emplace();
                 return queue.put(submission);
             },
@@ -126,7 +125,7 @@ void bind_request_queue(nb::module_& module) {
             [](RequestQueue& queue, Submission& submission, double until) {
                 if (std::isnan(until)) throw nb::value_error("'until' must not be NaN.");
                 if (submission.over()) return true;
-                const Aside aside;
+                const Released unheld(exiting);
                 return queue.wait(submission, until, look);
             },
             "submission"_a, "until"_a, "Wait for the end of a request; return whether it is over.")
@@ -139,7 +138,7 @@ void bind_request_queue(nb::module_& module) {
         .def("in_slot", &RequestQueue::in_slot, "replica"_a, "slot"_a,
              nb::sig("def in_slot(self, replica: int, slot: int) -> Submission | None"),
              "Return the request in flight in a slot, or None.")
-        .def("drop", &RequestQueue::drop, nb::call_guard<nb::gil_scoped_release>(), "replica"_a, "slot"_a,
+        .def("drop", &RequestQueue::drop, nb::call_guard<Released>(), "replica"_a, "slot"_a,
              "Take the request in a slot out, as it has failed or was given up.")
         .def("reserve", &RequestQueue::reserve, "replica"_a,
              "Take a slot for a request that Python begins; -1 if none is free.")
@@ -151,7 +150,7 @@ void bind_request_queue(nb::module_& module) {
         .def(
             "wait_for_room",
             [](RequestQueue& queue, std::uint32_t seen, double until) {
-                const Aside aside;
+                const Released unheld(exiting);
                 queue.room.wait(seen, until);
             },
             "seen"_a, "until"_a, "Wait until 'room' is not 'seen', or a signal comes.")

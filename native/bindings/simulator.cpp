@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/arrays.hpp"
+#include "bindings/lock.hpp"
 #include "simulator/cost_model.hpp"
 #include "simulator/simulation.hpp"
 #include "simulator/throughput.hpp"
@@ -85,7 +86,7 @@ void bind_simulator(nb::module_& module) {
             const auto times = arrival_times(arrivals);
             const auto out = seconds.vector("seconds", batch.rows());
             check_slots(tables, slots, threads);
-            const nb::gil_scoped_release release;
+            const Released release;
             makespans(tables, batch, ranks, options, seed, times, slots, threads, out);
         },
         "tables"_a, "placements"_a, "priority"_a, "options"_a, "seed"_a, "arrivals"_a, "slots"_a, "threads"_a, "seconds"_a,
@@ -103,7 +104,7 @@ void bind_simulator(nb::module_& module) {
                                 log.grid("log", 2 * arrived.size(), at(tables.ops() + tables.edges()))};
             const auto bytes = peak.vector("peak", at(tables.devices()));
             check_slots(tables, slots);
-            const nb::gil_scoped_release release;
+            const Released release;
             return record_requests(tables, where, ranks, options, seed, arrived, slots, record, bytes);
         },
         "tables"_a, "place"_a, "priority"_a, "options"_a, "seed"_a, "arrivals"_a, "slots"_a, "times"_a, "log"_a, "peak"_a,
@@ -132,7 +133,7 @@ void bind_simulator(nb::module_& module) {
             const auto batch = placements.grid("placements", {}, at(tables.ops()));
             check_range("placements", batch.all(), 0, tables.devices() - 1);
             const auto out = seconds.vector("seconds", batch.rows());
-            const nb::gil_scoped_release release;
+            const Released release;
             seconds_per_request(tables, batch, out);
         },
         "tables"_a, "placements"_a, "seconds"_a, "Write the least seconds per request of each placement, float64[B].");

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from time import perf_counter
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from placeit import _core
 from placeit.core.errors import ExecutionError, PlaceitError
-from placeit.core.threads import EXITING
+from placeit.core.threads import CHECK_S, EXITING
 from placeit.planning.segments import Plan
 from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import failure_of
@@ -191,7 +192,7 @@ class Executor(PlanExecutor):
         self._check_known()
         self._check_open()
         self.pool.check_open()  # if it was closed before this run was there to be ended
-        _OPEN.check()
+        _OPEN.check_caller()
         slots = min(count, self.in_flight)
         checked = [slot for number in range(slots) if (slot := self._slots[number]).begin()]
         run = self._run = self._single
@@ -365,6 +366,12 @@ class _OpenExecutors:
         """Raise ExecutionError if the interpreter exits."""
         if EXITING.is_open:
             raise ExecutionError("Python exits, and nothing more can run.")
+
+    def check_caller(self) -> None:
+        """Do the same for the main thread; another one, which is a daemon, waits for ever, as Python itself has it."""
+        while EXITING.is_open and threading.current_thread() is not threading.main_thread():
+            time.sleep(CHECK_S)
+        self.check()
 
     def _end(self) -> None:
         EXITING.open()

@@ -1,0 +1,75 @@
+// The interpreter's lock, for threads that may outlive the interpreter.
+//
+// A thread that takes the lock once the interpreter exits is ended inside that call, which aborts the process where frames of
+// C++ are below. So such threads, which are daemons, wait for ever: those that wait for a run from `exiting` on, and all others
+// from `leaving` on. The thread that exits is the exception.
+#pragma once
+
+#include <Python.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <optional>
+#include <utility>
+
+namespace placeit {
+
+inline std::atomic<bool> exiting{false}, leaving{false};
+inline std::atomic<int> entering{0};        // threads that take the lock, or hold it for C++
+inline thread_local bool exits = false;     // whether this thread is the one that exits
+inline thread_local bool unlocked = false;  // whether this thread of Python has released the lock here
+
+/// Counts a thread that takes the lock, or keeps it from that.
+class Passage {
+public:
+    explicit Passage(const std::atomic<bool>& closed) {
+        ++entering;
+        if (!closed || exits) return;
+        --entering;
+        while (true) pause();
+    }
+    ~Passage() { --entering; }
+    Passage(const Passage&) = delete;
+    Passage& operator=(const Passage&) = delete;
+};
+
+/// Releases the lock while a thread waits or works; at the end, if `closed`, the thread waits for ever.
+class Released {
+public:
+    explicit Released(const std::atomic<bool>& closed = leaving) : closed_(closed), state_(PyEval_SaveThread()) {
+        unlocked = true;
+    }
+    ~Released() {
+        const Passage passage(closed_);
+        unlocked = false;
+        PyEval_RestoreThread(state_);
+    }
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+
+private:
+    const std::atomic<bool>& closed_;
+    PyThreadState* state_;
+};
+
+/// Holds the lock on any thread, which may hold it already.
+class Held {
+public:
+    Held() : unlocked_(std::exchange(unlocked, false)) {
+        if (unlocked_ || PyGILState_GetThisThreadState() == nullptr) passage_.emplace(leaving);
+        state_ = PyGILState_Ensure();
+    }
+    ~Held() {
+        PyGILState_Release(state_);
+        unlocked = unlocked_;
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+private:
+    bool unlocked_;
+    std::optional<Passage> passage_;
+    PyGILState_STATE state_;
+};
+
+}  // namespace placeit
