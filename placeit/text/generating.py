@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +19,17 @@ from placeit.backends.base import Model, TensorSpec
 from placeit.backends.folder import tokenizer_folder
 from placeit.core.errors import QueueFullError, UsageError
 from placeit.serving.convoy import KNOWN, step_inputs
-from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.serving.server import Answer, Outputs, Server
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
 
-__all__ = ["Piece", "TextModel", "Wanted"]
+__all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
 
 _LOGITS = "logits"
 _MOST_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
+AT_ONCE = 8
+"""Texts that are generated at the same time, by default."""
 
 
 @dataclass(frozen=True)
@@ -143,72 +146,133 @@ class TextModel:
             StateMemoryError: there is no memory for the state of another text.
             ExecutionError: a device fails, or computes no numbers.
         """
-        most = self.room(prompt, wanted)
-        with self._server.sequence() as sequence:
-            text = _Text(self, self._server, sequence, prompt, replace(wanted, most=most))
+        with contextlib.closing(self.generate_all([prompt], wanted)) as pieces:
+            for _, piece in pieces:
+                yield piece
+
+    def generate_all(
+        self, prompts: Sequence[Sequence[int]], wanted: Wanted = Wanted(), *, at_once: int = AT_ONCE
+    ) -> Generator[tuple[int, Piece], None, None]:
+        """Generate the texts that follow several prompts, side by side: the server joins their steps where the model allows it.
+
+        Yield a piece for each token, with the index of its text. Texts begin in the order of the prompts, and a text that is
+        shorter ends earlier. Closing the iterator ends all texts.
+
+        Args:
+            prompts: the tokens of each.
+            wanted: when a text ends, and how its tokens are chosen; the seed of text ``i``, from 0, is the seed plus ``i``.
+            at_once: most texts that are generated at the same time.
+
+        Raises:
+            UsageError: a prompt is empty or too long, or has a token that the model does not know, and no text has begun; or
+                ``at_once`` is less than 1.
+            StateMemoryError: there is no memory for the states of the texts.
+            ExecutionError: a device fails, or computes no numbers.
+        """
+        if at_once < 1:
+            raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
+        coming = deque(enumerate(self._each_wanted(prompts, wanted)))
+        running: dict[int, _Text] = {}
+        made: _Made = SimpleQueue()
+        waits = True
+        try:
+            while coming or running:
+                while coming and len(running) < at_once:
+                    number, one = coming.popleft()
+                    running[number] = _Text(number, self, self._server, prompts[number], one, made)
+                    running[number].submit()
+                number, piece = made.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                if piece is None:
+                    running[number].submit()
+                    continue
+                running[number].was_read()
+                if piece.end is not None:
+                    running.pop(number).close()
+                yield number, piece
+        except KeyboardInterrupt:
+            waits = False
+            raise
+        finally:
+            for text in running.values():
+                text.close(wait=waits)
+
+    def _each_wanted(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> list[Wanted]:
+        """Return what is wanted of each text, with its number of tokens and its seed. Raises UsageError."""
+        found = []
+        for number, prompt in enumerate(prompts):
             try:
-                yield from text.pieces()
-            finally:
-                text.close()
+                most = self.room(prompt, wanted)
+            except UsageError as error:
+                raise error if len(prompts) == 1 else UsageError(f"Prompt {number + 1}: {error}") from None
+            seed = wanted.sampling.seed
+            sampling = replace(wanted.sampling, seed=None if seed is None else seed + number)
+            found.append(replace(wanted, most=most, sampling=sampling))
+        return found
 
     def inputs_of(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
         """Return the inputs of the decoder for tokens that follow ``past`` others."""
         return step_inputs(tokens, past, self._inputs)
 
 
+_Made: TypeAlias = SimpleQueue[tuple[int, Piece | Exception | None]]
+"""What texts pass on to their reader, each with its number: pieces, an error, or None if the server's queue has no room."""
+
+
 class _Text:
     """A text in the making.
 
     The thread of the server that ends a step also chooses the token and submits the next step. So the steps of several texts
-    that have run together wait together, and no time passes in between.
+    that have run together wait together, and no time passes in between. The text is generated at most a few pieces ahead of
+    its reader.
 
     Args:
+        number: of the text.
         model: generates it.
         server: runs the model.
-        sequence: of the server, for this text alone.
         prompt: its tokens.
         wanted: with the number of tokens.
+        made: takes the pieces, with the number of the text.
+
+    Raises:
+        StateMemoryError: there is no memory for its state.
     """
 
-    def __init__(self, model: TextModel, server: Server, sequence: OpenSequence, prompt: Sequence[int], wanted: Wanted) -> None:
-        self._model, self._server, self._sequence, self._most = model, server, sequence, wanted.most
-        self._sampler, self._stops = Sampler(wanted.sampling), _Stops(wanted.stop)
+    def __init__(
+        self, number: int, model: TextModel, server: Server, prompt: Sequence[int], wanted: Wanted, made: _Made
+    ) -> None:
+        self._number, self._model, self._server, self._made = number, model, server, made
+        self._sampler, self._stops, self._most = Sampler(wanted.sampling), _Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
         self._new, self._past, self._count = list(prompt), 0, 0
-        self._made = SimpleQueue[Piece | Exception | None]()
         self._turn = threading.Lock()
+        self._unread = 0
         self._answer: Answer | None = None  # of the step in flight
         self._paused = self._closed = False
+        self._sequence = server.sequence()
 
-    def pieces(self) -> Generator[Piece, None, None]:
-        """Yield the pieces. The text is generated at most a few pieces ahead of its reader."""
-        self._submit()
-        while True:
-            piece = self._made.get()
-            if isinstance(piece, Exception):
-                raise piece
-            if piece is None:
-                self._submit()
-                continue
-            with self._turn:
-                resumes = self._paused and self._made.qsize() < _AHEAD
-                self._paused &= not resumes
-            if resumes:
-                self._submit()
-            yield piece
-            if piece.end is not None:
-                return
-
-    def close(self) -> None:
-        """End the text. Unless the caller is a thread of the server, wait for the step that runs."""
-        self._closed = True
-        answer = self._answer
-        if answer is not None and not answer.cancel() and not self._server.is_here:
-            answer.exception()
-
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Submit the next step: the first one, or one for which the server's queue had no room."""
         answer = self._answer = self._sequence.submit(self._model.inputs_of(self._new, self._past))
         answer.add_done_callback(self._ended)
+
+    def was_read(self) -> None:
+        """Go on, if the text waits for its reader, who has taken a piece."""
+        with self._turn:
+            self._unread -= 1
+            resumes = self._paused and self._unread < _AHEAD
+            self._paused &= not resumes
+        if resumes:
+            self.submit()
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the text, and release its state; ``wait`` for the step that runs, unless the caller is a thread of the server."""
+        self._closed = True
+        answer = self._answer
+        if wait and answer is not None and not answer.cancel() and not self._server.is_here:
+            answer.exception()
+        self._sequence.close(drain=False)
 
     def _ended(self, answer: Future[Outputs]) -> None:
         """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
@@ -217,13 +281,18 @@ class _Text:
         try:
             goes_on = self._chosen(answer.result())
             with self._turn:
-                self._paused = goes_on and self._made.qsize() >= _AHEAD
+                self._paused = goes_on and self._unread >= _AHEAD
             if goes_on and not self._paused:
-                self._submit()
+                self.submit()
         except QueueFullError:
-            self._made.put(None)  # the reader waits for room
+            self._made.put((self._number, None))  # the reader waits for room
         except Exception as error:  # noqa: BLE001 (it is for the reader)
-            self._made.put(error)
+            self._made.put((self._number, error))
+
+    def _pass_on(self, piece: Piece) -> None:
+        with self._turn:
+            self._unread += 1
+        self._made.put((self._number, piece))
 
     def _chosen(self, outputs: Outputs) -> bool:
         """Choose the token after a step, and pass on its piece; return whether the text goes on."""
@@ -231,15 +300,15 @@ class _Text:
         self._count += 1
         token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
         if token in self._model.tokenizer.ends:
-            self._made.put(Piece(self._stops.rest(), self._count, "stop"))
+            self._pass_on(Piece(self._stops.rest(), self._count, "stop"))
             return False
         text, stopped = self._stops.pass_on(self._decode(token))
         if stopped or self._count == self._most:
             text = text if stopped else text + self._stops.rest()
-            self._made.put(Piece(text, self._count, "stop" if stopped else "length"))
+            self._pass_on(Piece(text, self._count, "stop" if stopped else "length"))
             return False
         self._new = [token]
-        self._made.put(Piece(text, self._count))
+        self._pass_on(Piece(text, self._count))
         return True
 
 

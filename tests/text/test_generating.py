@@ -54,6 +54,30 @@ def test_the_most_likely_tokens_are_the_ones_of_the_uncut_model(model):
     assert (last.tokens, last.end) == (20, "length")
 
 
+def test_texts_that_are_generated_at_once_are_those_of_single_prompts(model, opened):
+    prompts = [model.tokenizer.encode(text) for text in ("Once", "a much longer prompt", "x", "Twice upon")]
+    for rules in (GREEDY, Sampling(seed=5)):
+        seeds = [None if rules.seed is None else rules.seed + number for number in range(len(prompts))]
+        single = [
+            list(model.generate(prompt, Wanted(12, sampling=replace(rules, seed=seed))))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        found = [[] for _ in prompts]
+        for number, piece in model.generate_all(prompts, Wanted(12, sampling=rules), at_once=2):
+            found[number].append(piece)
+            assert sum(bool(pieces) and pieces[-1].end is None for pieces in found) <= 2
+        assert found == single
+    assert opened[1].stats().sequences == 0
+
+
+def test_a_prompt_that_is_refused_is_named_before_any_text_begins(model):
+    prompts = [model.tokenizer.encode(text) for text in ("Once", "x" * 65)]
+    with pytest.raises(UsageError, match=r"Prompt 2: The prompt has 65 tokens"):
+        next(model.generate_all(prompts))
+    with pytest.raises(UsageError, match="at least 1"):
+        next(model.generate_all(prompts[:1], at_once=0))
+
+
 def test_a_text_ends_before_a_stop_text_that_comes_in_parts(model):
     prompt = model.tokenizer.encode("Once")
     pieces = [piece.text for piece in model.generate(prompt, Wanted(40, sampling=GREEDY))]
