@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from placeit.cli.command import write_result
 from placeit.cli.options import CheckedOptions
 from placeit.cli.placements import RematchOption, known, naming, to_run
+from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import StateMemoryError
 from placeit.core.extras import need
+from placeit.core.interrupts import INTERRUPTED
+from placeit.report.text import NOTHING, facts, rate, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.text.generating import Wanted
+    from placeit.session import Session
+    from placeit.text.generating import Piece, TextModel, Wanted
 
 __all__ = ["EXAMPLES", "generate_text"]
 
@@ -27,6 +35,8 @@ EXAMPLES = """\b
 Examples:
   placeit generate-text FOLDER "Once upon a time" -d CPU --context 1024
   placeit generate-text FOLDER "What is a graph?" --chat -p placement.json
+  placeit generate-text FOLDER "Once upon a time" "In a hole" "Far away" -p placement.json --tokens 100
+  placeit generate-text FOLDER --prompts prompts.txt --texts 4 -p placement.json --json
   placeit generate-text FOLDER "A list:" -p placement.json --temperature 0.8 --top-p 0.9 --seed 1 --stop ";"
 """
 
@@ -34,6 +44,8 @@ Examples:
 @dataclass(frozen=True)
 class TextOptions:
     """Options of a text: when it ends, and how its tokens are chosen."""
+
+    HEADING: ClassVar = "Text"
 
     tokens: Annotated[
         int | None,
@@ -54,7 +66,10 @@ class TextOptions:
         int, typer.Option("--top-k", metavar="N", min=0, help="Choose among the N most likely tokens; 0: all.")
     ] = 0
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of the choice; default: another each time.")
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", min=0, help="Seed of the choice, plus 1 for each further prompt; default: another each time."
+        ),
     ] = None
 
     def wanted(self) -> Wanted:
@@ -65,16 +80,50 @@ class TextOptions:
         return Wanted(self.tokens, self.stop or (), Sampling(self.temperature, self.top_p, self.top_k, self.seed))
 
 
+_HEADING = 60  # most columns of a prompt in the heading of its text
+
+
+@dataclass
+class _Text:
+    """A text that is generated."""
+
+    prompt: str
+    tokens: list[int]  # of the prompt
+    text: str = ""
+    piece: Piece | None = None  # the last one
+
+    @property
+    def ended(self) -> bool:
+        return self.piece is not None and self.piece.end is not None
+
+    @property
+    def count(self) -> int:
+        return 0 if self.piece is None else self.piece.tokens
+
+    def add(self, piece: Piece, longest: int) -> float:
+        """Take the next piece; return by how much the share that is done grows, of a text of ``longest`` tokens."""
+        before, self.piece = self.count, piece
+        self.text += piece.text
+        return ((longest if self.ended else self.count) - before) / longest
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "end": None if self.piece is None else self.piece.end,
+            "prompt_tokens": len(self.tokens),
+            "tokens": self.count,
+        }
+
+
 def generate_text(
     *,
     options: CheckedOptions,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue, or a message.", show_default=False)],
-    chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt as a message, by the model's chat template.")] = False,
     placement: Annotated[
         Path | None,
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of the model; default: whole, on --devices."),
     ] = None,
     rematch: RematchOption = None,
+    prompts: PromptOptions,
     text: TextOptions,
     terminal: Terminal,
 ) -> Output:
@@ -82,11 +131,14 @@ def generate_text(
 
     MODEL is a folder as model hubs have it, with the model (openvino_model.xml or model.onnx) and its tokenizer
     (tokenizer.json). The text is printed while it is generated.
+
+    The texts of several prompts are generated at the same time, and printed in the order of the prompts when they have ended.
+    Ctrl-C ends them all, and prints what there is of them.
     """
     need("Text", "text", "tokenizers", "jinja2")
-    from placeit.text.generating import TextModel
+    from placeit.text.generating import AT_ONCE, TextModel
 
-    wanted, live = text.wanted(), not (terminal.json or terminal.quiet)
+    wanted, asked = text.wanted(), prompts.read()
     what = to_run(options, placement, rematch)
     with contextlib.ExitStack() as stack:
         session, chosen = stack.enter_context(what.open())
@@ -95,30 +147,105 @@ def generate_text(
         with naming(what.path):
             server = stack.enter_context(session.serve(chosen))
         model = TextModel(server, session.model)
-        tokens = model.tokenizer.chat([{"role": "user", "content": prompt}]) if chat else model.tokenizer.encode(prompt)
-        parts: list[str] = []
+        encode = model.tokenizer.encode
+        every = [
+            _Text(one, model.tokenizer.chat([{"role": "user", "content": one}]) if prompts.chat else encode(one))
+            for one in asked
+        ]
+        head = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
+        if prompts.is_single:
+            return _one(model, every[0], wanted, terminal, head)
+        at_once = min(len(every), prompts.texts or AT_ONCE)
         begin = time.perf_counter()
-        first = begin
-        pieces = stack.enter_context(contextlib.closing(model.generate(tokens, wanted)))
+        interrupted = _generate(session, model, every, wanted, at_once, terminal)
+        took, stats = time.perf_counter() - begin, server.stats()
+        alone = next((one.why for one in server.stepping if one.why is not None), None)
+    tokens = sum(one.count for one in every)
+    data: dict[str, Any] = head | {
+        "texts": [{"prompt": one.prompt, **one.to_dict()} for one in every],
+        "at_once": at_once,
+        "tokens": tokens,
+        "seconds": took,
+        "tokens_per_s": tokens / took,
+        "steps": {str(rows): runs for rows, runs in sorted(stats.steps.items())},
+        "alone": alone,
+        "interrupted": interrupted,
+    }
+    shown = _nothing_more if terminal.quiet else partial(_summary, data=data)
+    return Output(data, shown, INTERRUPTED if interrupted else 0)
+
+
+def _one(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, head: Mapping[str, Any]) -> Output:
+    """Generate a text, and print it while it is generated."""
+    live = not (terminal.json or terminal.quiet)
+    first = begin = time.perf_counter()
+    with contextlib.closing(model.generate(text.tokens, wanted)) as pieces:
         for piece in pieces:
             first = time.perf_counter() if piece.tokens == 1 else first
-            parts.append(piece.text)
+            text.add(piece, model.context)
             if live:
                 write_result(piece.text)
-        took = time.perf_counter() - first
+    took = time.perf_counter() - first
     if live:
         write_result("\n")
-    data: dict[str, Any] = {
-        "model": str(options.model),
-        "placement_file": None if placement is None else str(placement),
-        "text": "".join(parts),
-        "end": piece.end,
-        "prompt_tokens": len(tokens),
-        "tokens": piece.tokens,
-        "first_token_s": first - begin,
-        "tokens_per_s": (piece.tokens - 1) / took if piece.tokens > 1 else None,
-    }
-    return Output(data, _nothing_more, answer=data["text"])
+    speed = {"first_token_s": first - begin, "tokens_per_s": (text.count - 1) / took if text.count > 1 else None}
+    return Output({**head, **text.to_dict(), **speed}, _nothing_more, answer=text.text)
+
+
+def _generate(
+    session: Session, model: TextModel, every: Sequence[_Text], wanted: Wanted, at_once: int, terminal: Terminal
+) -> bool:
+    """Generate texts, and print each when it and all before it have ended; return whether Ctrl-C has ended them."""
+    printed, done, longest = 0, 0.0, wanted.most or model.context
+    with contextlib.closing(model.generate_all([one.tokens for one in every], wanted, at_once=at_once)) as pieces:
+        try:
+            for place, one in enumerate(every):
+                with terminal.progress() as progress:
+                    while not one.ended:
+                        number, piece = next(pieces)
+                        done += every[number].add(piece, longest) / len(every)
+                        if progress is not None:
+                            progress(f"text {place + 1} of {len(every)}", done)
+                _print(one, place + 1, len(every), terminal)
+                printed = place + 1
+        except StateMemoryError as error:
+            if at_once == 1:
+                raise
+            raise StateMemoryError(
+                f"The states of {at_once} texts at the same time need more memory than there is for them: generate fewer with "
+                "--texts, or place the model for a shorter --context."
+            ) from error
+        except KeyboardInterrupt:
+            session.hurry()
+            for place, one in enumerate(every[printed:], printed):
+                if one.count:
+                    _print(one, place + 1, len(every), terminal)
+            return True
+    return False
+
+
+def _print(text: _Text, number: int, count: int, terminal: Terminal) -> None:
+    """Print a text under its number and its prompt."""
+    if not terminal.json:
+        prompt = json.dumps(shortened(text.prompt, _HEADING), ensure_ascii=False)
+        cut = "" if text.ended else ", cut short"
+        write_result(f"==> {number} of {count}{cut}: {prompt} <==\n{text.text}\n\n")
+
+
+def _summary(console: Console, data: Mapping[str, Any]) -> None:
+    """Print numbers of all texts."""
+    ended = sum(one["end"] is not None for one in data["texts"])
+    steps, runs = sum(int(rows) * count for rows, count in data["steps"].items()), sum(data["steps"].values())
+    joined = f"{steps / runs:.3g} texts in a step, on average" if runs else NOTHING
+    facts(
+        console,
+        {
+            "texts": f"{ended} of {len(data['texts'])}, ended by Ctrl-C" if data["interrupted"] else str(ended),
+            "tokens": str(data["tokens"]),
+            "tokens per second": rate(data["tokens_per_s"]),
+            "joined steps": joined if data["alone"] is None else f"none, as {data['alone']}",
+        },
+    )
 
 
 def _nothing_more(console: Console) -> None:

@@ -12,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from placeit.core.errors import FileError
 from placeit.core.interrupts import at_end
@@ -245,12 +246,12 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def read_text(path: Path) -> str:
-    """Read a text file of at most 512 MiB. Raises FileError, naming it."""
+def read_text(path: Path, stream: BinaryIO | None = None) -> str:
+    """Read a text file of at most 512 MiB, or an open ``stream`` that ``path`` names in messages. Raises FileError."""
     try:
         data = bytearray()
-        with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):  # a device may have no end
+        with path.open("rb") if stream is None else contextlib.nullcontext(stream) as opened:
+            while chunk := opened.read(_CHUNK):  # a device may have no end
                 data += chunk
                 if len(data) > _LARGEST_TEXT:
                     raise FileError(f"Cannot read {path}: it is larger than {_LARGEST_TEXT >> 20} MiB, and no such file is.")

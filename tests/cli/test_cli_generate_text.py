@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from placeit.cli.prompts import PromptOptions
+from placeit.core.errors import FileError, UsageError
+from placeit.core.interrupts import INTERRUPTED
+from placeit.text.generating import TextModel
 from tests.schema_check import check_schema
 from tests.small_texts import write_folder
 
@@ -43,3 +50,93 @@ def test_wishes_that_cannot_be_met_are_refused_in_a_sentence(cli: Any, folder: P
     (tmp_path / "openvino_model.bin").write_bytes((folder / "openvino_model.bin").read_bytes())
     missing = cli("generate-text", tmp_path, "Once", "-d", "CPU@0", "--context", 8)
     assert "tokenizer.json" in missing.stderr
+
+
+def test_texts_of_several_prompts_are_printed_in_their_order_with_a_summary(cli: Any, folder: Path, tmp_path: Path) -> None:
+    prompts, file = ["Once", "a much longer prompt", 'say "x"\n'], tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    options = ("-d", "CPU@0", "--context", 64, "--tokens", 20, "--stop", "z")
+    said = json.loads(cli("generate-text", folder, "--prompts", file, "--texts", 2, *options, "--json").stdout)
+    texts = said["texts"]
+    assert [one["prompt"] for one in texts] == prompts
+    assert (said["at_once"], said["interrupted"], said["alone"]) == (2, False, None)
+    assert said["tokens"] == sum(one["tokens"] for one in texts)
+    assert sum(int(rows) * runs for rows, runs in said["steps"].items()) == said["tokens"] - len(texts)
+    shown = cli("generate-text", folder, *prompts, *options).stdout
+    places = [shown.index(f"==> {number} of 3: {json.dumps(prompt)} <==\n") for number, prompt in enumerate(prompts, 1)]
+    assert places == sorted(places)
+    facts = dict(line.rsplit("  ", 1) for line in shown[shown.rindex("\n\n") :].split("\n") if line)
+    assert facts.pop("texts            ") == "3"
+    assert {name.strip() for name in facts} == {"tokens", "tokens per second", "joined steps"}
+    quiet = cli("generate-text", folder, *prompts, *options, "--quiet").stdout
+    assert shown.startswith(quiet)
+    assert quiet.count("==>") == 3
+
+
+def test_ctrl_c_prints_what_there_is_of_each_text(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = TextModel.generate_all
+
+    def interrupted(*args: Any, **options: Any) -> Iterator[Any]:
+        for place, piece in enumerate(generate(*args, **options)):
+            yield piece
+            if place == 5:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(TextModel, "generate_all", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        asked = ("generate-text", folder, "Once", "Twice", "-d", "CPU@0", "--context", 64, "--texts", 1)
+        result, machine = cli(*asked), cli(*asked, "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.exit_code, machine.exit_code) == (INTERRUPTED, INTERRUPTED)
+    assert '==> 1 of 2, cut short: "Once" <==\n' in result.stdout
+    assert "Twice" not in result.stdout
+    assert "0 of 2, ended by Ctrl-C" in result.stdout
+    said = json.loads(machine.stdout)
+    assert said["interrupted"]
+    assert [(one["tokens"], one["end"]) for one in said["texts"]] == [(6, None), (0, None)]
+
+
+def test_several_prompts_that_cannot_be_continued_are_refused_in_a_sentence(
+    cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(*words: object) -> str:
+        result = cli("generate-text", folder, *words, "-d", "CPU@0", "--context", 16)
+        assert result.exit_code
+        assert result.stdout == ""
+        return " ".join(result.stderr.split())
+
+    assert "give a prompt, or a file of prompts with --prompts" in refusal()
+    assert "give all of them in one way" in refusal("Once", "--prompts", tmp_path / "none.txt")
+    assert "'--texts'" in refusal("Once", "Twice", "--texts", 0)
+    assert "Prompt 2: The prompt has 17 tokens" in refusal("Once", "x" * 17, "Twice")
+    monkeypatch.setattr("placeit.serving.sequences.free_bytes", lambda: 10_000)
+    assert "generate fewer with --texts" in refusal("Once", "Twice")
+
+
+def prompts_of(path: Path, text: str | bytes) -> list[str]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return PromptOptions(prompts_file=path).read()
+
+
+def test_prompts_are_the_lines_of_a_file_or_of_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "prompts.txt"
+    assert prompts_of(file, "\ufeff Once\r\n\n1\u20282\n") == [" Once", "1\u20282"]
+    assert prompts_of(file, '"a\\nb"\n\n{"prompt": "c", "id": 1}\n') == ["a\nb", "c"]
+    assert prompts_of(file, '17\n"a"\n') == ["17", '"a"']
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Once\nTwice")))
+    assert PromptOptions(prompts_file=Path("-")).read() == ["Once", "Twice"]
+
+
+def test_files_without_prompts_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    file, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    with pytest.raises(UsageError, match=r"prompts.txt has no prompts: write one on each line"):
+        prompts_of(file, " \n\n")
+    with pytest.raises(FileError, match=r"prompts.txt: it is not a text file"):
+        prompts_of(file, b"Once\n\xff")
+    with pytest.raises(FileError, match="No such file"):
+        PromptOptions(prompts_file=tmp_path / "none.txt").read()
+    for path, text, number in ((file, '"a"\n\nb\n', 3), (lines, "a\n", 1), (lines, '{"text": "a"}', 1)):
+        with pytest.raises(UsageError, match=f"Line {number} of .* is not a prompt in JSON"):
+            prompts_of(path, text)
