@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from placeit.core.errors import UsageError
+from placeit.core.errors import FileError, UsageError
 from placeit.core.files import read_text
 
 __all__ = ["PromptOptions"]
@@ -62,6 +62,8 @@ class PromptOptions:
         if self.prompts_file is None:
             raise UsageError("There is nothing to continue: give a prompt, or a file of prompts with --prompts.")
         if str(self.prompts_file) == "-":
+            if sys.stdin is None:
+                raise FileError("Cannot read standard input, since it is closed: write the prompts to it, or give a file.")
             return _prompts(read_text(Path("standard input"), sys.stdin.buffer), "Standard input", json_lines=False)
         text = read_text(self.prompts_file)
         return _prompts(text, str(self.prompts_file), json_lines=self.prompts_file.suffix == ".jsonl")

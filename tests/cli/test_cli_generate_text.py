@@ -129,7 +129,7 @@ def test_prompts_are_the_lines_of_a_file_or_of_standard_input(tmp_path: Path, mo
     assert PromptOptions(prompts_file=Path("-")).read() == ["Once", "Twice"]
 
 
-def test_files_without_prompts_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
+def test_files_without_prompts_are_refused_with_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
     with pytest.raises(UsageError, match=r"prompts.txt has no prompts: write one on each line"):
         prompts_of(file, " \n\n")
@@ -140,3 +140,6 @@ def test_files_without_prompts_are_refused_with_what_is_wrong(tmp_path: Path) ->
     for path, text, number in ((file, '"a"\n\nb\n', 3), (lines, "a\n", 1), (lines, '{"text": "a"}', 1)):
         with pytest.raises(UsageError, match=f"Line {number} of .* is not a prompt in JSON"):
             prompts_of(path, text)
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(FileError, match="standard input, since it is closed"):
+        PromptOptions(prompts_file=Path("-")).read()
