@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import gzip
-import logging
 import re
 from collections.abc import Container, Mapping
 from time import perf_counter
@@ -27,14 +26,13 @@ from placeit.serve.http_answers import Pieces, takes_gzip
 from placeit.serve.http_connection import leaving
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import read, read_raw, written
-from placeit.serve.refusal import RefusedError, Status, check_token, invalid
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
 from placeit.serve.repository import Repository, known
 from placeit.serve.served_model import Call, ServedModel
 from placeit.serve.service import APART_BYTES, BRIEF_BYTES, Service
 
 __all__ = ["application"]
 
-_LOG = logging.getLogger("placeit")
 _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
@@ -208,8 +206,7 @@ async def _no_page(request: Request, error: Any) -> Response:
 
 
 async def _fail(_: Request, error: Exception) -> Response:
-    _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
-    return JSONResponse({"error": "This request has failed in the server, whose log says why."}, 500)
+    return JSONResponse({"error": str(told(error))}, 500)
 
 
 class _Direct:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hmac
+import logging
 
 from placeit.core.errors import (
     DeadlineError,
@@ -15,9 +16,9 @@ from placeit.core.errors import (
     UsageError,
 )
 
-__all__ = ["RefusedError", "Status", "check_token", "invalid", "refusal_of"]
+__all__ = ["RefusedError", "Status", "check_token", "invalid", "refusal_of", "told"]
 
-
+_LOG = logging.getLogger("placeit")
 _LONGEST = 1000  # most characters of a message, as gRPC sends it in a header
 
 
@@ -88,6 +89,14 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
         case _:
             status = Status.UNAVAILABLE if closed else Status.FAILED
     return RefusedError(status, str(error))
+
+
+def told(error: Exception) -> RefusedError:
+    """Return the refusal for an error of a request. Other errors than refusals are logged, and clients are not told why."""
+    if isinstance(error, RefusedError):
+        return error
+    _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
+    return RefusedError(Status.FAILED, "This request has failed in the server, whose log says why.")
 
 
 def check_token(authorization: bytes, token: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from time import perf_counter
@@ -17,9 +16,10 @@ from google.protobuf.message import DecodeError, Message
 from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import RefusedError, Status, check_token, invalid
+from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
 from placeit.serve.repository import Repository, known
 from placeit.serve.rpc_probes import probes
+from placeit.serve.rpc_stream import Methods, Streams
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import APART_BYTES, Service
 from placeit.serve.settings import check_unchanged, log_settings, trace_settings
@@ -31,7 +31,6 @@ from placeit.serving.answers import Outputs
 
 __all__ = ["Messages", "make_server"]
 
-_LOG = logging.getLogger("placeit")
 _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = ("ServerLive", "ServerReady")
 _ARRIVING: Final = 1024  # most requests that are arriving
@@ -86,6 +85,10 @@ def make_server(
     answers = _Answers(service, messages, repository)
     arriving, slow = Room(_ARRIVING, "requests are arriving"), Room(_SLOWLY, "requests are arriving slowly")
 
+    def check(context: Any) -> None:
+        if token is not None:
+            check_token(_authorization(context), token)
+
     async def received(context: Any) -> bytes:
         async with arriving.arrival(patience_s) as one:
             arriving.take(one, 1)
@@ -111,32 +114,39 @@ def make_server(
                 if name in _HEALTH:  # answered whatever arrives, and at once
                     sent = b""
                 else:
-                    if token is not None:
-                        check_token(_authorization(context), token)
+                    check(context)
                     sent = await received(context)
-                    if len(sent) >= APART_BYTES:
-                        _check_bounds(sent, kind.DESCRIPTOR)
-                found: bytes = (await answer(kind.FromString(sent), context)).SerializeToString()
+                found: bytes = (await answer(_parsed(sent, kind), context)).SerializeToString()
                 return found
-            except RefusedError as error:
-                code, why = error.status.grpc, str(error)
-            except DecodeError:
-                code, why = Status.INVALID.grpc, f"This is no {kind.DESCRIPTOR.name} in protobuf."
             except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
-                _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
-                code, why = Status.FAILED.grpc, "This request has failed in the server, whose log says why."
-            context.set_code(getattr(grpc.StatusCode, code))  # not abort(): its exception would keep the server alive
-            context.set_details(why)
-            return b""
+                _refuse(context, error)
+                return b""
 
         return method
+
+    methods = Methods(
+        messages.ModelStreamInferResponse,
+        lambda sent: _parsed(sent, messages.ModelInferRequest),
+        _named_sequence,
+        answers.infer,
+    )
+    streams = Streams(service, methods, most_bytes=most_bytes, patience_s=patience_s)
+
+    async def stream(_: Any, context: Any) -> None:
+        try:
+            check(context)
+            await streams.answer(context)
+        except Exception as error:  # noqa: BLE001 (clients are told only that the stream failed)
+            _refuse(context, error)
 
     # As if clients streamed their one request, which is the same to them: the server then decides when to read it, and for how
     # long. And without serializers that gRPC calls: it would send their exceptions to clients.
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
+        if not method.client_streaming
     }
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream)
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", most_bytes),
@@ -149,13 +159,25 @@ def make_server(
         options.append(("grpc.max_allowed_incoming_connections", connections))
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-
-    def check(context: Any) -> None:
-        if token is not None:
-            check_token(_authorization(context), token)
-
     server.add_generic_rpc_handlers(probes(service, _SERVICE, messages.pool, check))
     return server
+
+
+def _refuse(context: Any, error: Exception) -> None:
+    """End a call with the status for an error."""
+    refused = told(error)
+    context.set_code(getattr(grpc.StatusCode, refused.status.grpc))  # not abort(): its exception would keep the server alive
+    context.set_details(str(refused))
+
+
+def _parsed(sent: bytes, kind: Any) -> Any:
+    """Return a message of a class. Raises RefusedError if it is no such message, or would take many times its bytes."""
+    try:
+        if len(sent) >= APART_BYTES:
+            _check_bounds(sent, kind.DESCRIPTOR)
+        return kind.FromString(sent)
+    except DecodeError:
+        raise invalid(f"This is no {kind.DESCRIPTOR.name} in protobuf.") from None
 
 
 def _check_bounds(sent: bytes, kind: Any) -> None:
@@ -269,8 +291,25 @@ class _Answers:
         return json_format.ParseDict(values, getattr(self._messages, name)())
 
     async def ModelInfer(self, request: Any, context: Any) -> Message:  # noqa: N802
-        """Run a model."""
+        answer: Message = self._messages.ModelInferResponse()
+        await self.infer(request, context, answer)
+        return answer
+
+    async def infer(self, request: Any, context: Any, answer: Any, before: asyncio.Task[None] | None = None) -> None:
+        """Run a model.
+
+        Args:
+            request: the request.
+            context: of the call that it is in.
+            answer: the answer, to write into.
+            before: what has to end before; None if the request runs at once.
+
+        Raises:
+            RefusedError: the request is refused.
+        """
         with self._service.accepted(request.model_name, request.model_version) as call:
+            if before is not None:
+                await asyncio.wait([before])
             call.received = perf_counter()
             call.headers = headers_of(context.invocation_metadata()) if self._service.traced else None
             times = [context.time_remaining(), _timeout(request.parameters)]
@@ -283,13 +322,10 @@ class _Answers:
             call.model.named_once("output", [one.name for one in wanted])
             left = min((one for one in times if one is not None), default=None)
             outputs = await self._service.run(call, inputs, left, sequence=_sequence(request))
-            answer = self._messages.ModelInferResponse(
-                model_name=call.model.name, model_version=call.model.version, id=request.id
-            )
+            answer.model_name, answer.model_version, answer.id = call.model.name, call.model.version, request.id
             values = [(one, outputs[one.name]) for one in wanted]
             large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
             await self._service.by_size(large, self._write, answer, wanted, outputs)
-            return answer
 
     def _write(self, answer: Any, wanted: Sequence[Wanted], outputs: Outputs) -> None:
         """Write outputs into an answer, and into shared memory. Raises RefusedError."""
@@ -332,6 +368,15 @@ def _plain(parameters: Any) -> dict[str, object]:
 def _sequence(request: Any) -> Asked | None:
     """Return the sequence parameters of a request; None if it belongs to no sequence. Raises RefusedError."""
     return Asked.of(_plain(request.parameters), request.id)
+
+
+def _named_sequence(request: Any) -> tuple[str, int | str] | None:
+    """Return the model and the name of a request's sequence; None if it belongs to no sequence, or to a wrong one."""
+    try:
+        asked = _sequence(request)
+    except RefusedError:
+        return None
+    return None if asked is None else (request.model_name, asked.name)
 
 
 def _timeout(parameters: Any) -> float | None:

@@ -24,7 +24,7 @@ from placeit.serving.answers import Answer, Outputs
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 
-__all__ = ["APART_BYTES", "BRIEF_BYTES", "Service"]
+__all__ = ["APART_BYTES", "BRIEF_BYTES", "Service", "about_to_end"]
 
 _LOG = logging.getLogger("placeit")
 APART_BYTES: Final = 1 << 14
@@ -60,7 +60,7 @@ class Service:
     Attributes:
         models: the models that get requests.
         regions: shared memory that clients have registered.
-        draining: whether no more requests are accepted.
+        ending: set when no more requests are accepted.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Service:
         self._absent = {} if absent is None else absent
         if absent is None and not [*self.models]:
             raise UsageError("There is no model to serve.")
-        self.draining = False
+        self.ending = asyncio.Event()
         self._apart, self._brief = asyncio.Semaphore(_APART), asyncio.Semaphore(_APART)
         self._accepted = 0
         self._idle = asyncio.Event()
@@ -103,6 +103,11 @@ class Service:
     async def by_size(self, size: int, function: Callable[..., T], *args: Any) -> T:
         """Call a function that works on ``size`` bytes, on another thread if others would wait too long for it."""
         return function(*args) if size < APART_BYTES else await self.apart(function, *args, brief=size < BRIEF_BYTES)
+
+    @property
+    def draining(self) -> bool:
+        """True if no more requests are accepted."""
+        return self.ending.is_set()
 
     @property
     def traced(self) -> bool:
@@ -145,7 +150,7 @@ class Service:
         """
         call = Call(self.model(name, version), any_version=not version)
         if self.draining:
-            raise RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: ask another one.")
+            raise about_to_end()
         self._accepted += 1
         call.model.accepted += 1
         well = False
@@ -252,7 +257,7 @@ class Service:
 
     async def drain(self) -> None:
         """Accept no more requests, and wait until the accepted ones have ended."""
-        self.draining = True
+        self.ending.set()
         self._look()
         await self._idle.wait()
 
@@ -275,6 +280,11 @@ def _submit(inputs: Arrays, until: float, server: Server | Sequence) -> Answer:
         return server.submit(inputs, wait=False, start_within_s=left)
     except PlaceitError as error:
         raise refusal_of(error, closed=True) from error
+
+
+def about_to_end() -> RefusedError:
+    """Return the refusal of a server that accepts no more requests."""
+    return RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: ask another one.")
 
 
 def _late() -> RefusedError:

@@ -1,0 +1,163 @@
+"""Requests for inference over a stream of gRPC: Triton's ``ModelStreamInfer``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+
+from placeit.serve.arriving import Room
+from placeit.serve.refusal import RefusedError, Status, told
+from placeit.serve.service import Service, about_to_end
+
+__all__ = ["Methods", "Streams"]
+
+_IN_FLIGHT: Final = 64  # most requests of a stream in flight
+_IN_FLIGHT_BYTES: Final = 64 << 20  # bytes of a stream's requests in flight from which on no other one is read
+_READ: Final = 1024  # most streams that wait for a request
+_READ_BYTES: Final = 1 << 30  # most bytes that those streams may keep of requests that have not arrived whole
+_LEAST_READ: Final = 16  # streams that may wait for a request, however large requests are
+_ASKS_FINAL: Final = "triton_enable_empty_final_response"
+_IS_FINAL: Final = "triton_final_response"
+
+
+@dataclass(frozen=True)
+class Methods:
+    """What a stream needs of the protocol.
+
+    Attributes:
+        response: class of a stream's responses.
+        parse: returns the request in some bytes; raises RefusedError.
+        sequence: returns what names the sequence of a request; None if it belongs to no sequence, or to a wrong one.
+        infer: runs a request of a call, after another task has ended if there is one, and writes outputs into an answer.
+    """
+
+    response: Callable[[], Any]
+    parse: Callable[[bytes], Any]
+    sequence: Callable[[Any], Hashable | None]
+    infer: Callable[[Any, Any, Any, asyncio.Task[None] | None], Awaitable[None]]
+
+
+class Streams:
+    """The streams of a server.
+
+    A stream is read while few of its requests are in flight; otherwise, gRPC has its client wait. A stream may wait for its
+    next request without a time limit, unless too many do: a server cannot tell it from a stream whose request has half arrived.
+
+    Args:
+        service: whose end ends the streams.
+        methods: of the protocol.
+        most_bytes: of a request.
+        patience_s: seconds in which a client has to receive a response.
+    """
+
+    def __init__(self, service: Service, methods: Methods, *, most_bytes: int, patience_s: float) -> None:
+        self.service, self.methods, self.patience_s = service, methods, patience_s
+        most = min(_READ, max(_LEAST_READ, _READ_BYTES // most_bytes))
+        self.reading = Room(most, "streams wait for requests")
+
+    async def answer(self, context: Any) -> None:
+        """Answer the requests of a stream until its client sends no more.
+
+        Raises:
+            RefusedError: the stream ends for another reason.
+        """
+        await context.send_initial_metadata(())  # before the first response: if that is not received, no status could follow it
+        await _Stream(self, context).answer()
+
+
+class _Stream:
+    """A stream of requests; see :class:`Streams`."""
+
+    def __init__(self, streams: Streams, context: Any) -> None:
+        self._streams, self._context, self._methods = streams, context, streams.methods
+        self._running: dict[asyncio.Task[None], tuple[int, Hashable | None]] = {}  # their bytes and sequences, the oldest first
+        self._writing = asyncio.Lock()
+
+    async def answer(self) -> None:
+        end: RefusedError | None = None
+        ending = asyncio.ensure_future(self._streams.service.ending.wait())
+        try:
+            async with asyncio.TaskGroup() as group:  # if the client leaves, which cancels this task, it cancels the requests
+                try:
+                    while await self._next(group, ending):
+                        while self._is_full():
+                            await asyncio.wait(self._running, return_when="FIRST_COMPLETED")
+                except RefusedError as error:
+                    end = error  # for the client, after the answers of its requests
+        except* RefusedError as errors:
+            end = next(error for error in errors.exceptions if isinstance(error, RefusedError))
+        finally:
+            ending.cancel()
+        if end is not None:
+            raise end
+
+    def _is_full(self) -> bool:
+        return len(self._running) >= _IN_FLIGHT or sum(size for size, _ in self._running.values()) >= _IN_FLIGHT_BYTES
+
+    async def _next(self, group: asyncio.TaskGroup, ending: asyncio.Future[Any]) -> bool:
+        """Begin to serve the next request; return whether there was one. Raises RefusedError."""
+        sent = await self._received(ending)
+        if sent is None:
+            return False
+        sequence = None
+        try:
+            request = self._methods.parse(sent)
+        except Exception as error:  # noqa: BLE001 (it concerns this request only)
+            serving = self._write(self._refused(error))
+        else:
+            sequence = self._methods.sequence(request)
+            same = [task for task, (_, other) in self._running.items() if sequence is not None and other == sequence]
+            serving = self._serve(request, same[-1] if same else None)
+        task = group.create_task(serving)
+        self._running[task] = len(sent), sequence
+        task.add_done_callback(self._running.pop)
+        return True
+
+    async def _received(self, ending: asyncio.Future[Any]) -> bytes | None:
+        """Return the next request; None if the client sends no more. Raises RefusedError."""
+        room = self._streams.reading
+        async with room.arrival() as one:
+            room.take(one, 1)
+            coming = asyncio.ensure_future(self._context.read())
+            try:
+                await asyncio.wait([coming, ending], return_when="FIRST_COMPLETED")
+                if not coming.done():
+                    raise about_to_end()
+                sent = coming.result()
+            finally:
+                coming.cancel()
+        return None if sent is grpc.aio.EOF else sent
+
+    async def _serve(self, request: Any, before: asyncio.Task[None] | None) -> None:
+        """Answer a request, after the one before it in its sequence. Raises RefusedError."""
+        answer = self._methods.response()
+        try:
+            await self._methods.infer(request, self._context, answer.infer_response, before)
+        except Exception as error:  # noqa: BLE001 (it concerns this request only)
+            answer = self._refused(error, request.id)
+        if _ASKS_FINAL in request.parameters and request.parameters[_ASKS_FINAL].bool_param:
+            answer.infer_response.parameters[_IS_FINAL].bool_param = True
+        await self._write(answer)
+
+    def _refused(self, error: Exception, request: str = "") -> Any:
+        """Return the response for an error of a request."""
+        answer = self._methods.response()
+        answer.error_message = str(told(error))
+        answer.infer_response.id = request
+        return answer
+
+    async def _write(self, answer: Any) -> None:
+        """Send a response. Raises RefusedError if the client has gone, or does not receive it in time."""
+        await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response
+        try:
+            async with asyncio.timeout(self._streams.patience_s):
+                await self._context.write(answer.SerializeToString())
+        except TimeoutError:
+            raise RefusedError(Status.SLOW, "The client of this stream has not received its answers in time.") from None
+        except grpc.aio.InternalError:
+            raise RefusedError(Status.GONE, "The client has gone.") from None
+        self._writing.release()
