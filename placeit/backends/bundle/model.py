@@ -290,7 +290,7 @@ def _by_openvino(program: Any, precision: str, path: Path) -> _Runner:
 
     def infer(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         with explaining(f"OpenVINO cannot run a segment of {path}"):
-            answer = compiled.create_infer_request().infer([np.ascontiguousarray(value) for value in values])
+            answer = compiled.create_infer_request().infer([np.require(value, requirements="C") for value in values])
             return [np.array(answer[i]) for i in range(len(compiled.outputs))]
 
     return infer

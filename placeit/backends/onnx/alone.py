@@ -41,7 +41,7 @@ class OnnxAlone(FromOnnxFile, JoinedModel):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
         with contextlib.suppress(DeviceError):  # of the unchanged file; the model in memory has no repeated names, for example
-            return self.whole_file("onnx").reference(device, precision)
+            return self.of_file().reference(device, precision)
         return JoinedModel.reference(self, device, precision)
 
 

@@ -48,7 +48,7 @@ class OnnxModel(FromOnnxFile, JoinedModel):
         if self.states:
             return OpenVinoModel.reference(self, device, precision)
         try:
-            return self.whole_file("onnx").reference(device, precision)
+            return self.of_file().reference(device, precision)
         except DeviceError:  # of the unchanged file; the model in memory has no repeated names, for example
             if self.parts.covers:
                 with contextlib.suppress(DeviceError):

@@ -64,7 +64,9 @@ def ort_reference(
 
     def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
         with explaining(f"ONNX Runtime cannot run {path}"):
-            answers = session.run(list(outputs), {spec.name: np.ascontiguousarray(values[spec.name]) for spec in inputs})
+            answers = session.run(
+                list(outputs), {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs}
+            )
         return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
 
     return run

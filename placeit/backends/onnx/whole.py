@@ -29,10 +29,19 @@ class FromOnnxFile(OpenVinoModel):
     def whole_file(self, form: Format) -> Model:
         """Return the model that ONNX Runtime reads from the file if ``form`` is its format, else the model itself.
 
-        A model with state has other inputs than its file, so it is returned itself.
+        A model with state has other inputs than its file, so it is returned itself, and so is a model with an output that is
+        an input: ONNX Runtime (1.31) does not write such an output into memory of the caller.
         """
-        if form != "onnx" or self.states:
+        if (
+            form != "onnx"
+            or self.states
+            or not {spec.name for spec in self.inputs}.isdisjoint(spec.name for spec in self.outputs)
+        ):
             return self
+        return self.of_file()
+
+    def of_file(self) -> WholeOnnxModel:
+        """Return the model that ONNX Runtime reads from the file."""
         return WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
 
     @cached_property
@@ -47,7 +56,7 @@ class FromOnnxFile(OpenVinoModel):
             DeviceError: neither runtime can run it.
         """
         if self.rounds and has_onnxruntime() and not self.states:
-            return self.whole_file("onnx").reference(device, precision)
+            return self.of_file().reference(device, precision)
         return super().reference(device, precision)
 
 

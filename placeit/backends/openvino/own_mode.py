@@ -55,6 +55,9 @@ class OwnModeRunner:
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
             if mode.steady and len(self._timed_on) > 1:  # a queue gives the next request of a sequence to any infer request
                 self._requests, self._queue = [self._compiled.create_infer_request() for _ in self._requests], None
+            # an output that is an input is in the memory of that input, which is the caller's
+            nodes = (result.input_value(0).get_node() for result in model.ov_model.get_results())
+            self._shares = all(node.get_type_name() != "Parameter" for node in nodes)
             self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
             self.set_inputs(self._timed_on[0].inputs)
         self._length = _ROUNDS * len(self._requests)
@@ -105,7 +108,9 @@ class OwnModeRunner:
                     self._queue.start_async()
                 self._queue.wait_all()
             elif len(self._requests) == 1:
-                self._requests[0].infer(self._given, share_inputs=True, share_outputs=True)  # the fastest way to call it
+                self._requests[0].infer(
+                    self._given, share_inputs=self._shares, share_outputs=True
+                )  # the fastest way to call it
             else:
                 for request in self._requests:
                     request.start_async()
