@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from placeit.core.errors import ExecutionError, InfeasibleError
+from placeit.core.errors import ExecutionError, InfeasibleError, PlaceitError
 from placeit.measuring.incumbent import WORTH
 from placeit.optimizer.candidates import Beside, Candidate, known_value, measured_median
 from placeit.optimizer.certainty import MARGIN
@@ -18,6 +19,10 @@ from placeit.simulator.objectives.base import Objective
 __all__ = ["better_references", "chosen_of"]
 
 _AS_IT_IS = "plain ONNX Runtime, without placeit, is the best that was measured"
+_VARIES = (
+    "The model computes other outputs each time for the same inputs, so that none can be called right: have it read its random "
+    "numbers as an input, or give its random ops a seed."
+)
 _EQUAL = 1.1  # devices are equal if none takes more than this many times as long as another
 
 
@@ -44,6 +49,9 @@ def chosen_of(
     reasons += [f"{one.name}: {one.failed}" for one in order if one.failed is not None]
     order = [one for one in order if one.failed is None]
     if not order:
+        with contextlib.suppress(PlaceitError):
+            if search.session.reference.varies():
+                reasons = [_VARIES]
         raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
     if not search.session.cluster.executable:
         least = known_value(order[0])

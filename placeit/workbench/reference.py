@@ -48,6 +48,11 @@ class Reference:
             self._run = self._model.reference(device, "f32")
         return apart(functools.partial(self._run, inputs))  # on another thread, so that Ctrl-C ends the wait
 
+    def varies(self) -> bool:
+        """Return whether the model computes other outputs each time for the same inputs. Raises DeviceError."""
+        inputs = self._model.sample_inputs()
+        return OutputDifference.between(self(inputs), self(inputs)).max_rel > self._tolerance
+
     def check(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Compare the outputs of an executor with the model's, on two inputs (:class:`placeit.measuring.check.OutputCheck`).
 

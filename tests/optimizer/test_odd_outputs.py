@@ -1,4 +1,4 @@
-"""Searches for models whose inputs and outputs are unusual: an output that is an input, tensors without dimensions."""
+"""Searches for models with unusual outputs: one that is an input, one without dimensions, one that is random."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from placeit.backends import load
+from placeit.core.errors import ExecutionError
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
 from tests.steady import optimize
@@ -46,3 +47,9 @@ def test_a_tensor_without_dimensions_keeps_having_none(tmp_path: Path, device: s
         assert report.failed is None
         assert report.outputs["y"].shape == session.reference(inputs)["y"].shape == ()
         assert report.outputs["y"] == 9
+
+
+def test_a_model_that_draws_random_numbers_is_said_to(tmp_path: Path) -> None:
+    path = written(tmp_path / "random.onnx", [helper.make_node("RandomNormalLike", ["x"], ["y"])], [4, 4], "y")
+    with pytest.raises(ExecutionError, match="computes other outputs each time for the same inputs"):
+        optimize(path, f"ort:CPU@{CORE}", budget=2.0, cache=None)
