@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.placements import known, open_session
+from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.interrupts import INTERRUPTED
@@ -28,7 +30,7 @@ Examples:
   placeit tune model.onnx --devices CPU@0,CPU@1 --latency-limit p95=20ms
   placeit tune model.onnx -d CPU --latency-limit p99=50ms --rate 100 --budget 5m
   placeit tune model.onnx --input-shape x:1..64@1,1024 -d CPU --latency-limit p95=10ms
-  placeit tune model.onnx -p a.json -p b.json --latency-limit p95=20ms -o tuned.json
+  placeit tune model.onnx -p a.json -p b.json --latency-limit p95=20ms -o tuned.json --record tuning.json
 """
 
 
@@ -69,6 +71,10 @@ def tune(
             "--output", "-o", metavar="FILE", help="Where to write the placement and its settings; default: MODEL.tuned.json."
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Write all measurements to a recording (JSON), for 'placeit report'."),
+    ] = None,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
@@ -86,14 +92,17 @@ def tune(
 
     limit, files = LatencyLimit.parse(latency_limit), placement or []
     path = output or options.model.with_name(f"{options.model.name}.tuned.json")
-    check_outputs(path, inputs=[*options.files(), *files])
+    check_outputs(path, record, inputs=[*options.files(), *files])
     with terminal.progress() as progress, open_session(options, files, by_segments=True) as (session, placements):
         for one in placements:
             known(session, one, progress)
         given = {str(file): one for file, one in zip(files, placements, strict=True)}
         found = tuned(session, limit, rate=rate, placements=given or None, budget=budget, seed=seed, progress=progress)
+        recorded = None if record is None else replace(session.recording(), tuning=found.to_dict())
     chosen = found.chosen
     written = [] if chosen is None else [OutputFile(path, "the placement", lambda: chosen.placement.save(path))]
+    if recorded is not None:
+        written += files_of(recorded, {"recording": record})
 
     def show(console: Console) -> None:
         _show(console, found)
@@ -102,9 +111,12 @@ def tune(
             command = ["placeit", "serve", str(options.model), "-p", str(path)]
             devices = [] if options.devices is None else ["-d", options.devices]
             text.facts(console, {"placement": str(path), "next": [*command, *devices]})
+        if record is not None:
+            text.facts(console, {"recording": str(record), "page": ["placeit", "report", str(record)]})
 
     code = INTERRUPTED if found.interrupted else FAILED if chosen is None else 0
     data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
+    data["recording_file"] = None if record is None else str(record)
     return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
 
 

@@ -71,6 +71,7 @@ class Recording(Drawn):
         costs: the JSON of ``placeit profile --json``; None if costs were not profiled.
         search: the JSON of ``placeit optimize --json``, with curves of learning and the story of the search; None if there
             was no search.
+        tuning: the JSON of ``placeit tune --json``; None if no server was tuned.
     """
 
     made: str
@@ -94,6 +95,7 @@ class Recording(Drawn):
     samples: tuple[Series, ...] = ()
     costs: Mapping[str, Any] | None = None
     search: Mapping[str, Any] | None = None
+    tuning: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Recording of {self.model.name}, {self.made}: {len(self.requests)} requests, {len(self.spans)} spans>"
@@ -120,6 +122,8 @@ def read_recording(path: str | Path) -> Recording:
             raise FileError(f"{path} is not a {_FORMAT} file: it has no '{name}'.")
     digests = data.pop("digests")
     del data["format"], data["version"]
+    if isinstance(digests, dict) and not {"tuning"} & {*data, *digests}:  # of placeit before it tuned servers
+        data["tuning"], digests["tuning"] = None, _digest(_text("tuning", None))
     try:
         recording = record(Recording, data, strict=True)
         _check(recording)

@@ -304,7 +304,9 @@ def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
 
 def decision(recording: Recording) -> str:
     """Return a sentence that says what was decided, or what a request takes."""
-    search = recording.search or {}
+    tuning, search = recording.tuning, recording.search or {}
+    if tuning is not None and isinstance(tuning.get("reason"), str):
+        return f"{name_of(tuning.get('chosen') or 'Nothing')} is chosen: {printable(tuning['reason'])}."
     chosen = search.get("chosen")
     if isinstance(chosen, Mapping) and isinstance(search.get("reason"), str):
         return f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."

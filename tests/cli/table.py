@@ -67,7 +67,7 @@ ROWS = (
     Row("serve", "MODEL -p PLACEMENT -d DEVICES --port 0", "model.onnx --port 99999", "'--port'", elsewhere=True),
     Row(
         "tune",
-        "MODEL -d DEVICES -p PLACEMENT --latency-limit p95=1s --budget 1s -o tuned.json",
+        "MODEL -d DEVICES -p PLACEMENT --latency-limit p95=1s --budget 1s -o tuned.json --record tuning.json",
         "model.onnx --latency-limit p95=1s --rate fast",
         "'--rate'",
         longer="--latency-limit p95=1s --no-cache --budget 5s -o tuned.json",

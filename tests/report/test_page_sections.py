@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from placeit.core.placement import Placement, Serving
 from placeit.profiler.recorded import RecordedEvent
 from placeit.profiler.recording import Recording
 from placeit.report.layers import draw
 from placeit.report.page.document import render
+from placeit.tuning import Configuration, LatencyLimit, OperatingPoint, Tuned
 from tests.report.made_recordings import a_front, a_recording, a_search
 
 
@@ -65,6 +69,34 @@ def test_a_front_of_latency_and_energy_is_drawn_and_listed() -> None:
         assert said in page
     assert "Latency and energy" not in sections(render(replace(a_recording(10), search=a_search() | {"pareto": None})))
     assert "Latency and energy" not in sections(render(replace(a_recording(10), search=a_search() | {"pareto": [{}, 3]})))
+
+
+def tuned(*, chosen: bool = True) -> dict[str, object]:
+    """What a recording keeps of a server that was tuned: two configurations that were measured, and one that failed."""
+    points = tuple(OperatingPoint(at, 0.01, 0.02, 0.03, (0.015, 0.025), 99, kept=at < 20) for at in (10.0, 20.0))
+    one = Placement(("op",), np.zeros(1, np.int32), ("CPU@0",), serving=Serving(2, 8))
+    several = (
+        Configuration("<whole>, 2 in flight", "whole", one, 30.0, (29.0, 31.0), points),
+        Configuration("split, 1 in flight", "split", one, 25.0, (24.0, math.inf), points[:1]),
+        Configuration("lost", "lost", one, failed="there is no memory"),
+    )
+    chose = several[0] if chosen else None
+    return Tuned("m.onnx", LatencyLimit(95, 0.02), None, several, 6, chose, interrupted=False).to_dict()
+
+
+def test_latencies_of_a_tuned_server_are_drawn_and_listed() -> None:
+    page = render(replace(a_recording(10), tuning=tuned()))
+    assert sections(page)[0] == "Latency by rate"
+    for said in (
+        "The limit is 20.0 ms for p95",
+        "&lt;whole&gt;, 2 in flight is chosen",
+        "15.0 ms .. 25.0 ms",
+        "there is no memory",
+    ):
+        assert said in page
+    assert "Nothing is chosen: none keeps" in render(replace(a_recording(10), tuning=tuned(chosen=False)))
+    for damaged in ({}, {"limit": {}}, {"limit": {"percentile": 95, "seconds": 1}, "configurations": [3, {"points": [{}]}]}):
+        render(replace(a_recording(10), tuning=damaged))
 
 
 def test_measured_joules_decide_and_those_of_the_model_have_a_column() -> None:

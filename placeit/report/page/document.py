@@ -21,13 +21,14 @@ from placeit.report.page.prediction import prediction
 from placeit.report.page.requests import requests
 from placeit.report.page.section import Picture, Table
 from placeit.report.page.timeline import timeline
+from placeit.report.page.tuning import tuning_section
 from placeit.report.page.utilization import samples, utilization
 from placeit.report.shown import decision, name_of
 
 __all__ = ["render"]
 
 _SECTIONS = (
-    *(candidate_section, front_section, timeline, utilization, graph, costs, prediction, learning),
+    *(candidate_section, tuning_section, front_section, timeline, utilization, graph, costs, prediction, learning),
     *(links, requests, events, samples, environment),
 )
 
