@@ -35,7 +35,7 @@ def report(
 
     The page is one HTML file, which needs no network: the decision and its candidates, timelines, utilisation, the task
     graph, the times of ops, and what the simulator said, as far as the recording has them. 'placeit profile' with a
-    placement makes a recording, and so do --record of 'placeit optimize' and 'placeit run'.
+    placement makes a recording, and so does --record of 'placeit optimize', 'placeit run' and 'placeit tune'.
     """
     from placeit.profiler.recording import read_recording
     from placeit.report.page import check_page, write_page
