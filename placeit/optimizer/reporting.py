@@ -25,6 +25,8 @@ from placeit.runtime.runtime import Runtime
 
 __all__ = ["Report", "optimized"]
 
+_CORRELATED = 5  # fewest placements whose correlation means anything
+
 
 class Report(Stage):
     """Choose the answer, say why, and find the front of latency and energy if it was asked for."""
@@ -118,8 +120,8 @@ def optimized(
         if not pairs or session.costs.shared
         else {
             "mape": mape(predicted, actual),
-            "pearson": pearson(predicted, actual),
-            "spearman": spearman(predicted, actual),
+            "pearson": pearson(predicted, actual) if len(pairs) >= _CORRELATED else None,
+            "spearman": spearman(predicted, actual) if len(pairs) >= _CORRELATED else None,
         },
         asked_s=asked,
         spent_s=sum(one.seconds for one in spent),

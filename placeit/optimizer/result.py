@@ -116,7 +116,7 @@ class Optimized(Drawn):
             NaN if the budget was too short to profile, and for throughput.
         service: capacity and load of the chosen one, for throughput; None for other objectives.
         simulator_error: ``mape``, ``pearson`` and ``spearman`` of the simulator on the measured candidates, each None where
-            it is not defined; None if nothing was measured.
+            it is not defined, correlations also below five candidates; None if nothing was measured.
         asked_s: budget in seconds.
         spent_s: seconds that the whole search took.
         spending: steps and placers that ``spent_s`` went into; their seconds add up to it.

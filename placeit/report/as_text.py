@@ -268,8 +268,12 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
         else f"{text.seconds(found.bound_s)} on {', '.join(found.cluster.names)}, ignoring cut costs, {costs}",
         "simulator": None
         if errors is None
-        else f"mean error {text.percent(errors.get('mape'))}, Pearson {_figure(errors.get('pearson'))}, "
-        f"Spearman {_figure(errors.get('spearman'))}",
+        else ", ".join(
+            [
+                f"mean error {text.percent(errors.get('mape'))}",
+                *(f"{name.title()} {value:.3f}" for name in ("pearson", "spearman") if (value := errors.get(name)) is not None),
+            ]
+        ),
         "budget": f"{found.spent_s:.1f} s of {found.asked_s:g} s{', ended by Ctrl-C' if found.interrupted else ''}",
         "compiling": machine.compiling(found.compiling),
         "pinned": ", ".join(f"{ops} to {device}" for ops, device in found.pins.items()) or None,
@@ -383,7 +387,3 @@ def _simulator_error(candidate: Candidate) -> str:
 
 def _rate(candidate: Candidate) -> str:
     return text.rate(None if candidate.measured is None else 1 / candidate.measured.median)
-
-
-def _figure(value: float | None) -> str:
-    return text.NOTHING if value is None else f"{value:.3f}"

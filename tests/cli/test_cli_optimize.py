@@ -50,7 +50,7 @@ def test_the_table_says_what_was_chosen_and_why(cli: Any, tiny: Path, cores: Seq
     assert result.exit_code == 0, result.stderr
     for core in cores:
         assert f"speed-up over {core}" in result.stdout
-    for fact in ("chosen ", "why ", "simulator ", "Pearson", "budget ", "placement  "):
+    for fact in ("chosen ", "why ", "simulator ", "mean error", "budget ", "placement  "):
         assert fact in result.stdout
     assert tiny.with_name("tiny.onnx.placement.json").exists()
 
