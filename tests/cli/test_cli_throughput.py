@@ -66,7 +66,7 @@ def test_replicas_are_run_as_placements_and_compared(cli: Any, tiny: Path, place
     on = [Placement(whole.op_names, np.full(len(whole), d, np.int32), cores, whole.graph_hash) for d in range(2)]
     replicas = placement.with_name("replicas.json")
     Placement(on[0].op_names, on[0].devices, cores, whole.graph_hash, replicas=(on[1],)).save(replicas)
-    result = cli("compare", tiny, "-p", replicas, "-p", placement, "--objective", "throughput", "--runs", 6)
+    result = cli("compare", tiny, "-p", replicas, "-p", placement, "--objective", "throughput", "--runs", 6, "--wide")
     assert result.exit_code == 0, result.stderr
     said = " ".join(result.stdout.split())
     for part in (f"{cores[0]} 8, {cores[1]} 8", "requests/s", "Times are seconds per request"):
