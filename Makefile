@@ -80,7 +80,7 @@ licences: setup ## list the licences of what all extras bring; fail if one is GP
 demo: $(if $(wildcard .venv/.installed),setup,build/base) ## find and measure a placement of a small model on two emulated boards
 	$(BASE)/bin/placeit demo build/demo
 
-build/base: pyproject.toml constraints.txt
+build/base: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(shell find placeit -name '*.py')
 	@echo "placeit is installed into $@, without extras: 400 MB"
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .

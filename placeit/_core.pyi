@@ -417,10 +417,15 @@ def exit() -> None:
     Have threads that wait for runs wait for ever, as the interpreter exits.
     """
 
-def leave(seconds: float, running: list[Executor]) -> None:
+def keep(running: list[Executor]) -> None:
     """
-    Have threads of lanes wait for ever where they would run Python code, as the interpreter exits. Wait some seconds at
-    most for those that run some, and keep the executors that have not ended.
+    Keep executors whose runs have not ended for as long as the process lives.
+    """
+
+def leave(seconds: float) -> None:
+    """
+    Have threads wait for ever where they would take the interpreter's lock, as the interpreter exits; wait some seconds at
+    most for those that hold it.
     """
 
 def spend() -> int:

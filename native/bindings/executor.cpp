@@ -372,16 +372,19 @@ void bind_executor(nb::module_& module) {
     module.def(
         "exit", [] { exiting = exits = true; }, "Have threads that wait for runs wait for ever, as the interpreter exits.");
     module.def(
+        "keep", [](const nb::typed<nb::list, PlanExecutor>& running) { running.inc_ref(); }, "running"_a,
+        "Keep executors whose runs have not ended for as long as the process lives.");
+    module.def(
         "leave",
-        [](double seconds, const nb::typed<nb::list, PlanExecutor>& running) {
-            running.inc_ref();  // their memory is in use for as long as the process lives
+        [](double seconds) {
             leaving = exits = true;
-            const Released no_gil;
+            const Released unheld;
             for (const double until = now() + seconds; entering > 0 && now() < until;) std::this_thread::yield();
         },
-        "seconds"_a, "running"_a,
-        "Have threads of lanes wait for ever where they would run Python code, as the interpreter exits. Wait some seconds at\n"
-        "most for those that run some, and keep the executors that have not ended.");
+        "seconds"_a,
+        "Have threads wait for ever where they would take the interpreter's lock, as the interpreter exits; wait some seconds "
+        "at\n"
+        "most for those that hold it.");
     module.def(
         "spend", [] { return reinterpret_cast<std::uintptr_t>(&spend); },
         "Return the address of an entry that keeps its thread busy. Its argument is the address of int64[3]: nanoseconds\n"

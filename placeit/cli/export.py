@@ -98,7 +98,7 @@ def export(
         facts = {
             "written": f"{output} and {output.with_suffix('.bin').name}",
             "device": device,
-            "ops": text.ops_by_device(chosen.counts()),
+            "ops": chosen.ops_by_device,
         }
         text.facts(console, facts)
         console.print("\nTo run it:\n")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "generate_text"]
 
+_COLUMNS = 60  # most columns of a prompt above its text
+
 EXAMPLES = """\b
 Examples:
   placeit generate-text FOLDER "Once upon a time" -d CPU --context 1024
@@ -78,9 +80,6 @@ class TextOptions:
         from placeit.text.sampling import Sampling
 
         return Wanted(self.tokens, self.stop or (), Sampling(self.temperature, self.top_p, self.top_k, self.seed))
-
-
-_HEADING = 60  # most columns of a prompt in the heading of its text
 
 
 @dataclass
@@ -227,7 +226,7 @@ def _generate(
 def _print(text: _Text, number: int, count: int, terminal: Terminal) -> None:
     """Print a text under its number and its prompt."""
     if not terminal.json:
-        prompt = json.dumps(shortened(text.prompt, _HEADING), ensure_ascii=False)
+        prompt = json.dumps(shortened(text.prompt, _COLUMNS), ensure_ascii=False)
         cut = "" if text.ended else ", cut short"
         write_result(f"==> {number} of {count}{cut}: {prompt} <==\n{text.text}\n\n")
 

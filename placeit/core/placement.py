@@ -88,9 +88,8 @@ class Placement:
     serving: Serving | None = None
 
     def __repr__(self) -> str:
-        where = ", ".join(f"{device} {ops}" for device, ops in self.counts().items() if ops)
         more = f", {len(self.every)} replicas" if self.replicas else ""
-        return f"<Placement of {len(self)} ops{more}: {where or 'nowhere'}>"
+        return f"<Placement of {len(self)} ops{more}: {self.ops_by_device or 'nowhere'}>"
 
     @property
     def every(self) -> tuple[Placement, ...]:
@@ -109,6 +108,11 @@ class Placement:
         used = np.concatenate([one.devices for one in self.every])
         counts = np.bincount(used, minlength=len(self.device_names)).tolist()
         return dict(zip(self.device_names, counts, strict=True))
+
+    @property
+    def ops_by_device(self) -> str:
+        """The number of ops on each device that has ops, as text: ``CPU@0 120, CPU@1 58``."""
+        return ", ".join(f"{device} {ops}" for device, ops in self.counts().items() if ops)
 
     def save(self, path: str | Path) -> None:
         """Write the placement as JSON, one op per line, so that ``diff`` can compare two placements.

@@ -232,7 +232,7 @@ EXITING = Gate()
 def _leave(process: int) -> None:
     EXITING.open()
     if os.getpid() == process:  # a fork has none of the threads
-        _core.leave(_EXIT_PATIENCE_S, [])
+        _core.leave(_EXIT_PATIENCE_S)
 
 
 atexit.register(_leave, os.getpid())

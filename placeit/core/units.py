@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "parse_duration", "parse_quantity"]
+__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "milliseconds", "parse_duration", "parse_quantity"]
 
 Dimension: TypeAlias = Literal["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -108,6 +108,11 @@ def about_seconds(value: float) -> str:
         if value >= 2 * length:
             return f"{value / length:.0f} {unit}"
     return f"{max(0.0, value):.0f} s"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, as text: ``0.1634 ms``."""
+    return f"{seconds * 1e3:.4g} ms"
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

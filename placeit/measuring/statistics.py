@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import ExecutionError
+from placeit.core.units import milliseconds
 
 __all__ = ["FEWEST", "Measurement", "Ratio", "faster", "faster_in_any_opening", "median_interval", "summed_up"]
 
@@ -53,8 +54,8 @@ class Measurement:
     runs: int = 0
 
     def __repr__(self) -> str:
-        bounds = "" if np.isinf(self.ci_high) else f" ({self.ci_low * 1e3:.4g} .. {self.ci_high * 1e3:.4g} ms)"
-        return f"<Measurement of {self.name}: {self.median * 1e3:.4g} ms{bounds}, {self.runs or len(self.samples)} runs>"
+        bounds = "" if np.isinf(self.ci_high) else f" ({milliseconds(self.ci_low)} .. {milliseconds(self.ci_high)})"
+        return f"<Measurement of {self.name}: {milliseconds(self.median)}{bounds}, {self.runs or len(self.samples)} runs>"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.placement import Placement
+from placeit.core.units import milliseconds
 from placeit.devices.own_modes import OwnMode
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import Measurement, Ratio
@@ -83,14 +84,12 @@ class Candidate:
     state: State = field(default_factory=Proposed)
 
     def __repr__(self) -> str:
-        counts = self.placement.counts()
-        where = ", ".join(f"{device} {ops}" for device, ops in counts.items() if ops)
-        facts = [] if self.simulated_s is None else [f"simulated {self.simulated_s * 1e3:.4g} ms"]
+        facts = [] if self.simulated_s is None else [f"simulated {milliseconds(self.simulated_s)}"]
         if self.measured is not None:
-            facts.append(f"measured {self.measured.median * 1e3:.4g} ms")
+            facts.append(f"measured {milliseconds(self.measured.median)}")
         if (why := self.failed or self.not_run) is not None:
             facts.append(why)
-        return f"<Candidate {self.name} ({self.placer}): {'; '.join([where, *facts])}>"
+        return f"<Candidate {self.name} ({self.placer}): {'; '.join([self.placement.ops_by_device, *facts])}>"
 
     @property
     def runs(self) -> Ran | None:

@@ -15,6 +15,7 @@ from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
+from placeit.core.units import milliseconds
 from placeit.planning.coarsen import Grouping
 from placeit.planning.profiled import Profiled
 from placeit.simulator.simulate import Schedule, schedule
@@ -139,7 +140,7 @@ class Plan:
 
     def __repr__(self) -> str:
         used = sorted({self.problem.device_names[segment.device] for segment in self.segments})
-        return f"<Plan of {len(self.segments)} segments on {', '.join(used)}; simulated {self.schedule.makespan * 1e3:.4g} ms>"
+        return f"<Plan of {len(self.segments)} segments on {', '.join(used)}; simulated {milliseconds(self.schedule.makespan)}>"
 
     @cached_property
     def placement(self) -> NDArray[np.int32]:

@@ -184,7 +184,7 @@ def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> No
     rows = [
         (
             f"{number} *" if one.candidate.name == found.chosen.name else str(number),
-            text.ops_by_device(one.candidate.placement.counts()),
+            one.candidate.placement.ops_by_device,
             text.seconds(one.latency_s),
             text.amount(one.energy_j, "J", least=-3),
             one.latency_from if one.latency_from == one.energy_from else f"{one.latency_from}, energy {one.energy_from}",
@@ -355,7 +355,7 @@ def _devices(candidate: Candidate) -> str:
     """Return the devices of a candidate with their ops; of a reference, the devices that OpenVINO has used."""
     if candidate.reference is not None:
         return ", ".join(candidate.used) or text.NOTHING
-    return text.ops_by_device(candidate.placement.counts())
+    return candidate.placement.ops_by_device
 
 
 def _name(candidate: Candidate | Unplanned) -> str:

@@ -32,7 +32,7 @@ def estimate(console: Console, found: Estimate) -> None:
             answer.name,
             "cannot run there" if answer.seconds is None else text.seconds(answer.seconds),
             ", ".join(text.amount(used, "B") for used in answer.memory.values()),
-            "" if answer.placement is None else text.ops_by_device(answer.placement.counts()),
+            "" if answer.placement is None else answer.placement.ops_by_device,
         )
         for answer in answers
     ]

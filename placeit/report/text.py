@@ -21,7 +21,6 @@ __all__ = [
     "error",
     "facts",
     "interval",
-    "ops_by_device",
     "paragraph",
     "percent",
     "printable",
@@ -154,11 +153,6 @@ def show_failures(console: Console, failed: Mapping[str, str | None], *, title: 
 def shape(sizes: Sequence[int | str]) -> str:
     """Format a tensor's sizes: ``1x3x224x224``, ``1x[1..512@128]``, ``scalar``."""
     return "x".join(f"[{size}]" if isinstance(size, str) else str(size) for size in sizes) or "scalar"
-
-
-def ops_by_device(counts: Mapping[str, int]) -> str:
-    """Format the number of ops on each device that has ops: ``CPU@0 120, CPU@1 58``."""
-    return ", ".join(f"{device} {ops}" for device, ops in counts.items() if ops)
 
 
 def table(

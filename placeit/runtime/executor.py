@@ -384,7 +384,7 @@ class _OpenExecutors:
         until = time.monotonic() + _EXIT_PATIENCE_S
         while time.monotonic() < until and not all(engine.over for engine in engines):
             time.sleep(1e-3)
-        _core.leave(_EXIT_PATIENCE_S, [engine for engine in engines if not engine.over])
+        _core.keep([engine for engine in engines if not engine.over])
 
 
 _OPEN = _OpenExecutors()

@@ -42,7 +42,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit import _core
 from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
-from placeit.core.units import about_bytes
+from placeit.core.units import about_bytes, milliseconds
 from placeit.simulator.scheduler import EXECUTED_RULES, Rules, deadlock
 from placeit.simulator.tables import compiled
 
@@ -125,7 +125,7 @@ class Schedule:
     requests: Requests
 
     def __repr__(self) -> str:
-        return f"<Schedule: {len(self.device)} ops on {len(self.busy)} devices, {self.makespan * 1e3:.4g} ms>"
+        return f"<Schedule: {len(self.device)} ops on {len(self.busy)} devices, {milliseconds(self.makespan)}>"
 
     @property
     def utilization(self) -> NDArray[np.float64]:

@@ -258,7 +258,7 @@ class _Text:
         answer.add_done_callback(self._ended)
 
     def was_read(self) -> None:
-        """Go on, if the text waits for its reader, who has taken a piece."""
+        """Resume the text if it was paused, as its reader has taken a piece."""
         with self._turn:
             self._unread -= 1
             resumes = self._paused and self._unread < _AHEAD

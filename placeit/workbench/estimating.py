@@ -14,6 +14,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
+from placeit.core.units import milliseconds
 from placeit.core.views import Shown
 from placeit.placers.heft import Heft
 from placeit.planning.placing import Placing
@@ -67,7 +68,7 @@ class Estimate(Shown):
 
     def __repr__(self) -> str:
         answers = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
-        times = ", ".join(f"{answer.name} {(answer.seconds or 0.0) * 1e3:.4g} ms" for answer in answers)
+        times = ", ".join(f"{answer.name} {milliseconds(answer.seconds or 0.0)}" for answer in answers)
         return f"<Estimate of {self.model}: {times or 'no device can run it'}>"
 
     @property
