@@ -81,7 +81,7 @@ demo: $(if $(wildcard .venv/.installed),setup,build/base) ## find and measure a 
 	$(BASE)/bin/placeit demo build/demo
 
 build/base: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(shell find placeit -name '*.py')
-	@echo "placeit is installed into $@, without extras: 400 MB"
+	@echo "placeit is installed into $@, without extras: 360 MB"
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
 	@touch $@
