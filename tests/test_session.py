@@ -106,6 +106,16 @@ def test_a_file_of_a_placement_is_as_good_as_the_placement(session: Session, tmp
     assert (tmp_path / "app").is_dir()
 
 
+def test_a_closed_session_runs_nothing(cache: Cache) -> None:
+    with Session(inception_like(), two_on_one_core(), cache=cache) as session:
+        session.profile()
+        placement = session.placement(np.zeros(len(session.grouping.groups), int))
+        session.run(placement, runs=1)
+    for attempt in (lambda: session.run(placement, runs=1), lambda: session.serve(placement), session.optimize):
+        with pytest.raises(UsageError, match="The session is closed"):
+            attempt()
+
+
 def test_a_placement_that_tears_a_group_apart_names_the_op(session: Session) -> None:
     graph = session.model.graph
     group = np.bincount(session.grouping.group_of).argmax()

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ class Comparison(Shown):
 @searching()
 def compare(
     session: Workbench,
-    placements: Mapping[str, Placement],
+    placements: Mapping[str, Placement | str | Path],
     *,
     objective: str = "latency",
     runs: int = 30,
@@ -152,7 +153,8 @@ def compare(
 
     Args:
         session: the model on the devices, profiled (:meth:`placeit.Session.profile`).
-        placements: by name. The groups that they divide must have been split (:meth:`placeit.Session.divide`).
+        placements: each, or the path of its file, by name. The groups that they divide must have been split
+            (:meth:`placeit.Session.divide`).
         objective: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency, only the first
             replica of a placement runs.
         runs: number of rounds. In each round every candidate runs once, or for a while if a run takes less than 50 ms.
@@ -169,6 +171,8 @@ def compare(
         KeyboardInterrupt: Ctrl-C before anything was measured; a later Ctrl-C only ends the race.
         ExecutionError: all candidates failed; gives the reason of each.
     """
+    if not isinstance(session, Workbench):
+        raise UsageError(f"compare() takes a session that was profiled (placeit.Session(model, devices)), not {session!r}.")
     check_length(runs, duration, warmup)
     check_compared(objective, rate)
     wanted = get_objective(objective, session.cluster, rate=rate)
@@ -177,7 +181,7 @@ def compare(
     races.watch_machine()
     if duration is not None:
         races.duration = duration
-    problem = _enter(races, placements)
+    problem = _enter(races, {name: Placement.of(given) for name, given in placements.items()})
     interrupted = False
     try:
         races.race(

@@ -68,7 +68,7 @@ class Workbench:
         self._runtime: Runtime | None = None
         self._costs = costs
         self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
-        self._hurried = False
+        self._hurried = self._closed = False
         self._reference: Reference | None = None
         self._others: dict[tuple[Device, str], Workbench] = {}
 
@@ -80,8 +80,8 @@ class Workbench:
         self.close()
 
     def close(self) -> None:
-        """Stop every thread, and release the compiled segments. The caller closes executors."""
-        self._reference = None
+        """Stop every thread, and release the compiled segments; nothing runs afterwards. The caller closes executors."""
+        self._reference, self._closed = None, True
         with contextlib.ExitStack() as stack:
             for other in self._others.values():
                 other._hurried |= self._hurried
@@ -134,7 +134,14 @@ class Workbench:
 
     @property
     def runtime(self) -> Runtime:
-        """Devices and links, opened on first use. Raises DeviceError if some device exists in simulation only."""
+        """Devices and links, opened on first use.
+
+        Raises:
+            DeviceError: some device exists in simulation only.
+            UsageError: the session is closed.
+        """
+        if self._closed:
+            raise UsageError("The session is closed, with its devices: use it inside its 'with' block, or open another one.")
         if self._runtime is None:
             self._runtime = Runtime(
                 self.model,

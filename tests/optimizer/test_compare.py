@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,8 +50,17 @@ def test_placements_race_against_every_single_device(session: Session) -> None:
     assert files == dict.fromkeys(found.singles) | {"mine": "mine"}
 
 
+def test_a_file_of_a_placement_is_compared(session: Session, tmp_path: Path) -> None:
+    session.profile()
+    session.placement(np.arange(len(session.grouping.groups)) % 2).save(tmp_path / "mine.json")
+    found = placeit.compare(session, {"mine": tmp_path / "mine.json"}, runs=1, warmup=1)
+    assert "mine" in {candidate.name for candidate in found.candidates}
+
+
 def test_what_cannot_be_compared_is_said(session: Session) -> None:
     groups = np.zeros(len(session.grouping.groups), np.int32)
+    with pytest.raises(UsageError, match=r"takes a session that was profiled .*, not 'model.onnx'"):
+        placeit.compare("model.onnx", {})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"call the session's profile\(\) first"):
         placeit.compare(session, {})
     session.profile()
