@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.learning.workloads import tensor_program
-from placeit.measuring.check import OutputDifference
+from placeit.measuring.check import OutputCheck, OutputDifference
 from placeit.profiler.cache import Cache
 from placeit.runtime.drivers import drive
 from placeit.session import Session
@@ -102,6 +103,43 @@ def test_imaginary_parts_count() -> None:
 def test_the_worse_of_two_errors_keeps_every_reason() -> None:
     wrong, unsure = OutputDifference(np.inf, np.inf, "why"), OutputDifference(0.5, 0.25, None, "not")
     assert wrong.worse(unsure) == unsure.worse(wrong) == OutputDifference(np.inf, np.inf, "why", "not")
+
+
+class Computes:
+    """An executor that computes a function."""
+
+    def __init__(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        self.function = function
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        self.last = {"y": self.function(inputs["x"])}
+        return self.last
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        return self.last
+
+    def blank(self, _: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "tolerance", "wrong"),
+    [
+        (1e5, 2**-22, 1e-3, False),  # as two roundings of the inputs
+        (1e5, 1e-3, 1e-3, True),
+        (1e5, 2**-22, 0.0, True),  # a user who tolerates nothing
+        (1.0, 1e-2, 1e-3, True),
+        (1.0, 2**-22, 1e-3, False),
+    ],
+)
+def test_outputs_that_rounding_moves_as_far_are_not_wrong(gain: float, error: float, tolerance: float, *, wrong: bool) -> None:
+    uncut = Computes(lambda x: np.sin(gain * x.astype(float)))
+    samples = [{"x": np.random.default_rng(seed).random(100, np.float32) + np.float32(1)} for seed in (0, 1)]
+    check = OutputCheck(samples[0], samples[1:], uncut.run, tolerance)
+    found = check(Computes(lambda x: np.sin(gain * (1 + error) * x.astype(float))))
+    assert (found.wrong(tolerance) is not None) == wrong
+    assert (found.not_checked is not None) == (gain > 1 and not wrong)
+    assert (found.rounding > tolerance) == (gain > 1 and not wrong)
 
 
 def report_of(model: Any, cluster: Cluster, cache: Cache, inputs: Any = None) -> Any:

@@ -7,9 +7,10 @@ inputs whose outputs differ, and a write after a device has reported the end of 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = [
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
 """Largest ``max_rel`` of right outputs: by precision, by type of a tensor, and by type that is sent between nodes."""
 _DEVIATIONS = 4.0  # standard deviations: fewer than one of 10,000 normally distributed values is beyond
+_ROUNDING = 2.0**-23  # relative change of a value of float32 by one rounding
+_AMPLIFIED = 4.0  # segments round in more places than the inputs, by which the effect of rounding is found
 _MOST_ROUNDING = 0.1  # the tolerance of int8 and bfloat16: wrong outputs usually differ by more
 RUNS = 2  # runs of an executor in a check, each on other inputs
 _DISTINCT = 0.01  # share of an output's largest value that tells two outputs apart; rounding errors are smaller
@@ -87,6 +90,8 @@ class OutputDifference:
         alike: ``max_rel`` against the whole model in the precision of the devices; None if that is float32.
         not_finite: share of an output's values that are NaN, or the same infinity, on both sides, so that no difference can be
             taken; the worst of all outputs.
+        rounding: ``max_rel`` of the whole model against itself, on inputs that differ by a rounding in float32; 0 if this was
+            not measured, which it is for larger differences than the tolerance.
     """
 
     max_abs: float
@@ -95,6 +100,7 @@ class OutputDifference:
     not_checked: str | None = None
     not_finite: float = 0.0
     alike: float | None = None
+    rounding: float = 0.0
 
     @classmethod
     def between(cls, outputs: Arrays, reference: Arrays) -> OutputDifference:
@@ -109,7 +115,10 @@ class OutputDifference:
         return worst
 
     def wrong(self, tolerance: float) -> str | None:
-        """Explain why outputs are wrong, given the largest accepted ``max_rel``; None if they are right."""
+        """Explain why outputs are wrong, given the largest accepted ``max_rel``; None if they are right.
+
+        A difference is not wrong either if rounding moves the outputs of the uncut model as far (:attr:`rounding`).
+        """
         coarse = ""
         if self.alike is not None and self.alike <= tolerance:
             coarse = (
@@ -118,7 +127,7 @@ class OutputDifference:
             )
         if self.fault is not None:
             return f"Its outputs are wrong: {self.fault}.{coarse}"
-        if self.max_rel <= tolerance:
+        if self.max_rel <= max(tolerance, _AMPLIFIED * self.rounding):
             return None
         return (
             f"Its outputs are wrong: they are off by {self.max_rel:.1e} of the uncut model's largest, and the tolerance is "
@@ -134,6 +143,7 @@ class OutputDifference:
             self.not_checked or other.not_checked,
             max(self.not_finite, other.not_finite),
             max((one for one in (self.alike, other.alike) if one is not None), default=None),
+            max(self.rounding, other.rounding),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,6 +154,7 @@ class OutputDifference:
             "fault": self.fault,
             "not_checked": self.not_checked,
             "not_finite": self.not_finite,
+            "rounding": self.rounding,
             "same_precision": self.alike if self.alike is not None and np.isfinite(self.alike) else None,
         }
 
@@ -198,7 +209,7 @@ class Checkable(Protocol):
 
 
 class OutputCheck:
-    """Checks executors of one model; the reference runs only during construction.
+    """Checks executors of one model. The reference runs during construction, and once more if some outputs differ.
 
     Args:
         inputs: the inputs that a check leaves in place in an executor.
@@ -249,6 +260,23 @@ class OutputCheck:
         # a run and the run before it need different inputs; races run on `inputs`, so these are not the first of a check
         self.runs = (second, (inputs, self.expected))
         self._alike = [None if alike is None else alike(given) for given, _ in self.runs]
+        self._reference, self._tolerance = reference, tolerance
+
+    @functools.cached_property
+    def _rounding(self) -> float:
+        """How far outputs of the uncut model move when the inputs are rounded once more; 0 if they move without that."""
+        rng, worst = np.random.default_rng(0), 0.0
+        for inputs, expected in self.runs:
+            near = {
+                name: (value.astype(float) * (1 + _ROUNDING * rng.choice((-1, 1), value.shape))).astype(value.dtype)
+                if value.dtype in (np.float32, np.float64)
+                else value
+                for name, value in inputs.items()
+            }
+            if OutputDifference.between(self._reference(inputs), expected).max_rel > self._tolerance:
+                return 0.0
+            worst = max(worst, OutputDifference.between(self._reference(near), expected).max_rel)
+        return worst if np.isfinite(worst) else 0.0
 
     def __call__(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
         """Run an executor on both inputs and compare its outputs.
@@ -274,7 +302,12 @@ class OutputCheck:
             late = late or _changed(executor.outputs(), outputs)
             sentinel = 1 - sentinel
             late = _late(executor, sentinel, pause) or late
-        return worst if late is None else worst.worse(_infinite(late))
+        if late is not None:
+            return worst.worse(_infinite(late))
+        if worst.fault is None and 0 < self._tolerance < worst.max_rel <= _AMPLIFIED * self._rounding:
+            why = f"rounding the inputs moves the outputs of the uncut model by {self._rounding:.1e} of the largest as well"
+            return replace(worst, rounding=self._rounding, not_checked=worst.not_checked or why)
+        return worst
 
 
 def _late(executor: Checkable, sentinel: int, seconds: float) -> str | None:

@@ -131,7 +131,7 @@ class Journal:
             values=tuple(known.values),
             cost=known.cost,
             segment_s=None if known.segment_s is None else known.segment_s.tolist(),
-            output_error=_Error(error.max_abs, error.max_rel, error.not_checked),
+            output_error=_Error(error.max_abs, error.max_rel, error.not_checked, error.rounding),
             replicas=tuple(_Placed(one.devices.tolist(), one.segment_of.tolist()) for one in known.replicas),
         )
         self._append(plain(line) | {"output_error": error.to_dict()}, "ab")
@@ -206,6 +206,7 @@ class _Error:
     max_abs: Seconds
     max_rel: Seconds
     not_checked: str | None
+    rounding: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def _known(found: _Line, edges: NDArray[np.int32], shape: tuple[int, int]) -> Kn
         found.values,
         found.cost,
         None if found.segment_s is None else np.array(found.segment_s),
-        OutputDifference(error.max_abs, error.max_rel, None, error.not_checked),
+        OutputDifference(error.max_abs, error.max_rel, None, error.not_checked, rounding=error.rounding),
         others,
     )
 

@@ -395,7 +395,10 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     check_guarded(address, token)
     _attempt = Attempt(ray, address, token)
     if not _attempt.wait(_CONNECTS_S):
-        raise DeviceError(f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs.")
+        raise DeviceError(
+            f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs, or has another "
+            "address, which 'ray start' printed."
+        )
     ended, _attempt = _attempt, None
     ended.check()
     _current = made
