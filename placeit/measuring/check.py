@@ -27,6 +27,7 @@ __all__ = [
     "OutputDifference",
     "check_tolerance",
     "other_inputs",
+    "rounded_inputs",
     "tolerance_of",
     "tolerance_of_rounding",
 ]
@@ -265,17 +266,11 @@ class OutputCheck:
     @functools.cached_property
     def _rounding(self) -> float:
         """How far outputs of the uncut model move when the inputs are rounded once more; 0 if they move without that."""
-        rng, worst = np.random.default_rng(0), 0.0
+        worst = 0.0
         for inputs, expected in self.runs:
-            near = {
-                name: (value.astype(float) * (1 + _ROUNDING * rng.choice((-1, 1), value.shape))).astype(value.dtype)
-                if value.dtype in (np.float32, np.float64)
-                else value
-                for name, value in inputs.items()
-            }
             if OutputDifference.between(self._reference(inputs), expected).max_rel > self._tolerance:
                 return 0.0
-            worst = max(worst, OutputDifference.between(self._reference(near), expected).max_rel)
+            worst = max(worst, OutputDifference.between(self._reference(rounded_inputs(inputs)), expected).max_rel)
         return worst if np.isfinite(worst) else 0.0
 
     def __call__(self, executor: Checkable, *, after: bool = False) -> OutputDifference:
@@ -322,6 +317,17 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
         if value.tobytes() != before[name].tobytes():
             return f"the output '{name}' changed after the run had ended"
     return None
+
+
+def rounded_inputs(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
+    """Return inputs whose values of float32 and float64 are larger or smaller by a rounding in float32, at random."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (value.astype(float) * (1 + _ROUNDING * rng.choice((-1, 1), value.shape))).astype(value.dtype)
+        if value.dtype in (np.float32, np.float64)
+        else value
+        for name, value in inputs.items()
+    }
 
 
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:

@@ -72,9 +72,8 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
         raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
     if wanted.typical:
         name = next(iter(wanted.typical))
-        raise ModelError(
-            f"{path}: the sizes of input '{name}' cannot stay open, as OpenVINO cannot read the model: give one size for each."
-        )
+        message = f"{path}: the sizes of input '{name}' cannot stay open: {why}. Give one size for each."
+        raise OpenSizesError(message, {}, partial, advised=True)
     return _Reading(path, proto, wanted.partial).model(why)
 
 
