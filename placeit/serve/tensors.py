@@ -74,7 +74,8 @@ def sent_as(spec: TensorSpec, datatype: str) -> str:
         return _BF16
     if datatype != wanted:
         unknown = "" if datatype in DATATYPES.values() else ", a type that no model has here"
-        raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.")
+        advice = " Turn texts into numbers, such as tokens, before you send them." if datatype == "BYTES" else ""
+        raise invalid(f"The input '{spec.name}' is sent as {datatype}{unknown}; the model takes {wanted}.{advice}")
     return spec.dtype
 
 

@@ -25,10 +25,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from placeit.backends.base import TensorSpec
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
+from placeit.serve.refusal import RefusedError
+from placeit.serve.rpc import Messages
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import Service
+from placeit.serve.tensors import of_contents
 from placeit.serving.server import Server
 from tests.serve.network_server import SHAPE, call, open_on_a_core, values
 from tests.serve.test_clients import PROTOCOLS, client_of, tensors
@@ -152,6 +156,34 @@ def test_fp32_may_be_sent_as_bf16(client: Any, protocol: str) -> None:
     half.set_data_from_numpy(given["in_float32"])
     found = client.infer("types", [half, *sent]).as_numpy("out_float32")
     np.testing.assert_array_equal(found, given["in_float32"].T)
+
+
+def test_bf16_has_no_numbers_in_json_and_no_typed_values(network: Callable[..., NetworkServer]) -> None:
+    made = network()
+    asked = asking()
+    one = next(one for one in asked["inputs"] if one["name"] == "in_float32")
+    one["datatype"] = "BF16"
+    status, answer, _ = call(made, INFER, json.dumps(asked))
+    assert (status, answer["error"]) == (400, "The input 'in_float32' is BF16: send it in binary form, or as FP32.")
+    spec = TensorSpec("x", "x", SHAPE, "bfloat16")
+    with pytest.raises(RefusedError, match="'x' is BF16, which has no typed contents: send it raw"):
+        of_contents(Messages().InferTensorContents(fp32_contents=[0.5] * 6), spec)
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_texts_are_refused_and_the_next_request_is_answered(client: Any, protocol: str, binary: bool) -> None:
+    """No device passes tensors of texts; clients are told the status of the protocol for a wrong type."""
+    texts = PROTOCOLS[protocol].InferInput("in_float32", SHAPE, "BYTES")
+    said = np.full(SHAPE, b"two", np.object_)
+    given = values(4)
+    rest = {name: value for name, value in given.items() if name != "in_float32"}
+    texts.set_data_from_numpy(said, **({"binary_data": binary} if protocol == "http" else {}))
+    with pytest.raises(InferenceServerException, match="sent as BYTES, a type that no model has here") as error:
+        client.infer("types", [texts, *tensors(client, rest)])
+    assert "such as tokens" in error.value.message()
+    assert error.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+    found = client.infer("types", tensors(client, given))
+    np.testing.assert_array_equal(found.as_numpy("out_float16"), given["in_float16"].T)
 
 
 def test_settings_can_be_read_and_not_changed(client: Any) -> None:
