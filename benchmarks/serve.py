@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, two_cores
 from benchmarks._serve_child import serve
-from placeit.serve.rpc import Messages
+from placeit.serve.rpc_messages import Messages
 
 TURNS, QUICK_TURNS = 3000, 300
 REQUESTS, QUICK_REQUESTS = 10_000, 500

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from placeit.core.errors import FileError
 from placeit.core.files import temporary_folder
-from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
+from placeit.core.protobuf import LENGTH_DELIMITED, field_head, message_fields
 
 if TYPE_CHECKING:
     import onnx
@@ -122,7 +122,7 @@ def _without_weights(path: Path) -> onnx.ModelProto:
                     last = len(numbers) == 1
                     inner = emptied(start, stop, count) if last else rewritten(start, stop, numbers[1:])
                     count += 1
-                    made.append(_varint(number << 3 | LENGTH_DELIMITED) + _varint(len(inner)) + inner)
+                    made.append(field_head(number, len(inner)) + inner)
                 else:
                     made.append(data[at:stop])
                 at = stop
@@ -135,14 +135,6 @@ def _without_weights(path: Path) -> onnx.ModelProto:
         for key, value in (("location", path.name), ("offset", str(offset)), ("length", str(size))):
             weight.external_data.add(key=key, value=value)
     return model
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
 
 
 def note_folder(model: onnx.ModelProto, folder: str | None) -> None:

@@ -1,11 +1,11 @@
-"""Read the fields of messages in protobuf's wire format, without a description of the messages and without copies."""
+"""Fields of messages in protobuf's wire format, without a description of the messages and without copies."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
 
-__all__ = ["LENGTH_DELIMITED", "message_fields"]
+__all__ = ["LENGTH_DELIMITED", "field_head", "message_fields"]
 
 LENGTH_DELIMITED = 2
 """Wire type of texts, bytes, messages and packed numbers."""
@@ -48,3 +48,16 @@ def message_fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple
             case _:
                 return
         yield tag >> 3, tag & 7, start, min(at, end)
+
+
+def field_head(number: int, size: int) -> bytes:
+    """Return what stands before the bytes of a text, bytes or message: the number of its field, and its size in bytes."""
+    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])

@@ -29,7 +29,8 @@ from placeit.serve.infer_json import read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
 from placeit.serve.repository import Repository, known
 from placeit.serve.served_model import Call, ServedModel
-from placeit.serve.service import APART_BYTES, BRIEF_BYTES, Service
+from placeit.serve.service import BRIEF_BYTES, Service
+from placeit.serve.wanted import work
 
 __all__ = ["application"]
 
@@ -171,20 +172,19 @@ async def _infer(service: Service, call: Call, request: Request, body: bytes | m
             raise RefusedError(Status.INVALID, f"The header {_HEADER} is '{said}'; the body has {len(body)} bytes.")
         size = int(said)
     if said is not None and not size:
-        asked = read_raw(model, body)
+        asked = await service.by_size(0, read_raw, model, body, copied=len(body))
     else:
         if size > _JSON_BYTES:
             raise RefusedError(
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
-        asked = await service.by_size(size, read, model, body, size)
+        asked = await service.by_size(size, read, model, body, size, copied=len(body) - size)
     inputs = asked.inputs
     if asked.borrowed:
         inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed, brief=True)}
     outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
-    values = [(one, outputs[one.name]) for one in asked.outputs]
-    large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
-    head, tail = await service.by_size(large, written, call.model, asked, outputs, service.regions)
+    write = functools.partial(written, call.model, asked, outputs, service.regions)
+    head, tail = await service.by_size(function=write, **work(asked.outputs, outputs))
     if not tail:
         if len(head) < _PIECE_BYTES:
             return Response(head, media_type="application/json")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.resources import files
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
-from google.protobuf.message import DecodeError, Message
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
-from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
+from placeit.serve.refusal import RefusedError, check_token, invalid, told
 from placeit.serve.repository import Repository, known
+from placeit.serve.rpc_messages import SERVICE, Messages, Received, encoded, parsed
 from placeit.serve.rpc_probes import probes
 from placeit.serve.rpc_stream import Methods, Streams
 from placeit.serve.served_model import ServedModel
@@ -26,39 +26,16 @@ from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
 from placeit.serve.tracing import headers_of
-from placeit.serve.wanted import Wanted, check_priority
+from placeit.serve.wanted import Wanted, check_priority, work
 from placeit.serving.answers import Outputs
 
-__all__ = ["Messages", "make_server"]
+__all__ = ["make_server"]
 
-_SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = ("ServerLive", "ServerReady")
 _ARRIVING: Final = 1024  # most requests that are arriving
 _SLOWLY: Final = 16  # most requests that are arriving for longer than _SLOW_S: each may keep all bytes of a request
 _SLOW_S: Final = 0.25
 _STREAMS: Final = 256  # most requests of a connection at a time
-_FIELDS: Final = 4096  # most fields of a request, as each of them takes many times its bytes
-_TYPED_BYTES: Final = (
-    16 << 20
-)  # most bytes of a request besides raw contents, as values that are read take many times their bytes
-
-
-class Messages:
-    """The protocol's message classes, by name, in a separate pool, as a process may also use a client of the protocol."""
-
-    def __init__(self) -> None:
-        found = descriptor_pb2.FileDescriptorSet.FromString(files("placeit.serve").joinpath("open_inference.pb").read_bytes())
-        pool = descriptor_pool.DescriptorPool()
-        for file in found.file:
-            pool.Add(file)
-        self.methods = {method.name: method for method in pool.FindServiceByName(_SERVICE).methods}
-        self.pool = pool
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the class of a message."""
-        found = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"inference.{name}"))
-        setattr(self, name, found)
-        return found
 
 
 def make_server(
@@ -107,7 +84,7 @@ def make_server(
         return found
 
     def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
-        answer = getattr(answers, name)
+        answer = answers.ModelInfer if name == "ModelInfer" else answers.plain(name)
 
         async def method(_: Any, context: Any) -> bytes:
             try:
@@ -116,7 +93,7 @@ def make_server(
                 else:
                     check(context)
                     sent = await received(context)
-                found: bytes = (await answer(_parsed(sent, kind), context)).SerializeToString()
+                found: bytes = await answer(await parsed(service, sent, kind), context)
                 return found
             except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
                 _refuse(context, error)
@@ -126,7 +103,7 @@ def make_server(
 
     methods = Methods(
         messages.ModelStreamInferResponse,
-        lambda sent: _parsed(sent, messages.ModelInferRequest),
+        lambda sent: parsed(service, sent, messages.ModelInferRequest),
         _named_sequence,
         answers.infer,
     )
@@ -158,8 +135,8 @@ def make_server(
     if connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", connections))
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    server.add_generic_rpc_handlers(probes(service, _SERVICE, messages.pool, check))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers(probes(service, SERVICE, messages.pool, check))
     return server
 
 
@@ -168,46 +145,6 @@ def _refuse(context: Any, error: Exception) -> None:
     refused = told(error)
     context.set_code(getattr(grpc.StatusCode, refused.status.grpc))  # not abort(): its exception would keep the server alive
     context.set_details(str(refused))
-
-
-def _parsed(sent: bytes, kind: Any) -> Any:
-    """Return a message of a class. Raises RefusedError if it is no such message, or would take many times its bytes."""
-    try:
-        if len(sent) >= APART_BYTES:
-            _check_bounds(sent, kind.DESCRIPTOR)
-        return kind.FromString(sent)
-    except DecodeError:
-        raise invalid(f"This is no {kind.DESCRIPTOR.name} in protobuf.") from None
-
-
-def _check_bounds(sent: bytes, kind: Any) -> None:
-    """Refuse a message that would take many times its bytes, before it is parsed.
-
-    Args:
-        sent: the message.
-        kind: its descriptor.
-
-    Raises:
-        RefusedError: it has too many fields, or too many bytes that are no raw contents.
-    """
-    count, typed = 0, len(sent)
-    todo = [(0, len(sent), kind)]
-    while todo:
-        at, end, kind = todo.pop()
-        fields = kind.fields_by_number
-        for number, wire, start, stop in message_fields(sent, at, end):
-            count += 1
-            if count > _FIELDS:
-                raise invalid(f"This request has more than {_FIELDS} fields: send tensors as raw contents.")
-            field = fields.get(number)
-            if field is None or wire != LENGTH_DELIMITED:
-                continue
-            if field.message_type is not None:
-                todo.append((start, stop, field.message_type))
-            elif field.name == "raw_input_contents":
-                typed -= stop - start
-    if typed > _TYPED_BYTES:
-        raise RefusedError(Status.TOO_LARGE, f"At most {_TYPED_BYTES} bytes of a request may be other than raw contents.")
 
 
 def _authorization(context: Any) -> bytes:
@@ -290,23 +227,36 @@ class _Answers:
     def _filled(self, name: str, values: dict[str, Any]) -> Message:
         return json_format.ParseDict(values, getattr(self._messages, name)())
 
-    async def ModelInfer(self, request: Any, context: Any) -> Message:  # noqa: N802
-        answer: Message = self._messages.ModelInferResponse()
-        await self.infer(request, context, answer)
+    def plain(self, name: str) -> Callable[[Received, Any], Awaitable[bytes]]:
+        """Return a method of a name, which takes messages without tensors, and returns bytes."""
+        method = getattr(self, name)
+
+        async def answer(sent: Received, context: Any) -> bytes:
+            found: bytes = (await method(sent.message, context)).SerializeToString()
+            return found
+
         return answer
 
-    async def infer(self, request: Any, context: Any, answer: Any, before: asyncio.Task[None] | None = None) -> None:
+    async def ModelInfer(self, sent: Received, context: Any) -> bytes:  # noqa: N802
+        return await encoded(self._service, *await self.infer(sent, context))
+
+    async def infer(
+        self, sent: Received, context: Any, before: asyncio.Task[None] | None = None
+    ) -> tuple[Any, list[memoryview]]:
         """Run a model.
 
         Args:
-            request: the request.
+            sent: the request.
             context: of the call that it is in.
-            answer: the answer, to write into.
             before: what has to end before; None if the request runs at once.
+
+        Returns:
+            The answer, without its tensors, and their bytes.
 
         Raises:
             RefusedError: the request is refused.
         """
+        request = sent.message
         with self._service.accepted(request.model_name, request.model_version) as call:
             if before is not None:
                 await asyncio.wait([before])
@@ -314,21 +264,24 @@ class _Answers:
             call.headers = headers_of(context.invocation_metadata()) if self._service.traced else None
             times = [context.time_remaining(), _timeout(request.parameters)]
             borrowed = any("shared_memory_region" in tensor.parameters for tensor in request.inputs)
-            size = max(0 if request.raw_input_contents else request.ByteSize(), APART_BYTES if borrowed else 0)
-            inputs = await self._service.by_size(size, _inputs, call.model, request, self._service.regions)
+            size = max(sent.typed, APART_BYTES if borrowed else 0)
+            copied = sum(map(len, sent.raw))
+            inputs = await self._service.by_size(size, _inputs, call.model, sent, self._service.regions, copied=copied)
             check_priority(_plain(request.parameters))
             wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
             wanted = wanted or [Wanted(name) for name in call.model.outputs]
             call.model.named_once("output", [one.name for one in wanted])
             left = min((one for one in times if one is not None), default=None)
             outputs = await self._service.run(call, inputs, left, sequence=_sequence(request))
-            answer.model_name, answer.model_version, answer.id = call.model.name, call.model.version, request.id
-            values = [(one, outputs[one.name]) for one in wanted]
-            large = sum(value.nbytes for one, value in values if one.is_large(value, APART_BYTES))
-            await self._service.by_size(large, self._write, answer, wanted, outputs)
+            answer = self._messages.ModelInferResponse(
+                model_name=call.model.name, model_version=call.model.version, id=request.id
+            )
+            write = partial(self._written, answer, wanted, outputs)
+            return answer, await self._service.by_size(function=write, **work(wanted, outputs))
 
-    def _write(self, answer: Any, wanted: Sequence[Wanted], outputs: Outputs) -> None:
-        """Write outputs into an answer, and into shared memory. Raises RefusedError."""
+    def _written(self, answer: Any, wanted: Sequence[Wanted], outputs: Outputs) -> list[memoryview]:
+        """Describe outputs in an answer, and return their bytes, unless they are in shared memory. Raises RefusedError."""
+        raw: list[memoryview] = []
         for one in wanted:
             value = one.of_value(outputs[one.name])
             tensor = answer.outputs.add(name=one.name, datatype=datatype_of(value), shape=value.shape)
@@ -336,14 +289,16 @@ class _Answers:
             for name, said in (stored or {}).items():
                 kind = "string_param" if isinstance(said, str) else "int64_param"
                 setattr(tensor.parameters[name], kind, said)
-            answer.raw_output_contents.append(b"" if stored else to_bytes(value).tobytes())
+            raw.append(memoryview(b"") if stored else to_bytes(value))
+        return raw
 
 
-def _inputs(model: ServedModel, request: Any, regions: Regions) -> dict[str, Array]:
+def _inputs(model: ServedModel, received: Received, regions: Regions) -> dict[str, Array]:
     """Read the tensors of a request. Raises RefusedError."""
+    request, raw = received.message, received.raw
     model.named_once("input", [tensor.name for tensor in request.inputs])
     parts = [Part.of(_plain(tensor.parameters)) for tensor in request.inputs]
-    raw, sent = request.raw_input_contents, parts.count(None)
+    sent = parts.count(None)
     if raw and len(raw) != sent:
         raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each has to have its own.")
     inputs: dict[str, Array] = {}

@@ -11,6 +11,7 @@ import grpc.aio
 
 from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, told
+from placeit.serve.rpc_messages import Received, encoded
 from placeit.serve.service import Service, about_to_end
 
 __all__ = ["Methods", "Streams"]
@@ -21,6 +22,7 @@ _READ: Final = 1024  # most streams that wait for a request
 _READ_BYTES: Final = 1 << 30  # most bytes that those streams may keep of requests that have not arrived whole
 _LEAST_READ: Final = 16  # streams that may wait for a request, however large requests are
 _ASKS_FINAL: Final = "triton_enable_empty_final_response"
+_ANSWER: Final = 2  # number of the field of a response that is the answer
 _IS_FINAL: Final = "triton_final_response"
 
 
@@ -30,15 +32,16 @@ class Methods:
 
     Attributes:
         response: class of a stream's responses.
-        parse: returns the request in some bytes; raises RefusedError.
+        parse: returns the request in some bytes, with its tensors; raises RefusedError.
         sequence: returns what names the sequence of a request; None if it belongs to no sequence, or to a wrong one.
-        infer: runs a request of a call, after another task has ended if there is one, and writes outputs into an answer.
+        infer: runs a request of a call, after another task has ended if there is one, and returns the answer, without its
+            tensors, and their bytes.
     """
 
     response: Callable[[], Any]
-    parse: Callable[[bytes], Any]
+    parse: Callable[[bytes], Awaitable[Received]]
     sequence: Callable[[Any], Hashable | None]
-    infer: Callable[[Any, Any, Any, asyncio.Task[None] | None], Awaitable[None]]
+    infer: Callable[[Received, Any, asyncio.Task[None] | None], Awaitable[tuple[Any, list[memoryview]]]]
 
 
 class Streams:
@@ -105,11 +108,11 @@ class _Stream:
             return False
         sequence = None
         try:
-            request = self._methods.parse(sent)
+            request = await self._methods.parse(sent)
         except Exception as error:  # noqa: BLE001 (it concerns this request only)
             serving = self._write(self._refused(error))
         else:
-            sequence = self._methods.sequence(request)
+            sequence = self._methods.sequence(request.message)
             same = [task for task, (_, other) in self._running.items() if sequence is not None and other == sequence]
             serving = self._serve(request, same[-1] if same else None)
         task = group.create_task(serving)
@@ -132,30 +135,34 @@ class _Stream:
                 coming.cancel()
         return None if sent is grpc.aio.EOF else sent
 
-    async def _serve(self, request: Any, before: asyncio.Task[None] | None) -> None:
+    async def _serve(self, sent: Received, before: asyncio.Task[None] | None) -> None:
         """Answer a request, after the one before it in its sequence. Raises RefusedError."""
-        answer = self._methods.response()
+        request = sent.message
+        final = _ASKS_FINAL in request.parameters and request.parameters[_ASKS_FINAL].bool_param
         try:
-            await self._methods.infer(request, self._context, answer.infer_response, before)
+            answer, raw = await self._methods.infer(sent, self._context, before)
+            if final:
+                answer.parameters[_IS_FINAL].bool_param = True
+            found = await encoded(self._streams.service, answer, raw, within=_ANSWER)
         except Exception as error:  # noqa: BLE001 (it concerns this request only)
-            answer = self._refused(error, request.id)
-        if _ASKS_FINAL in request.parameters and request.parameters[_ASKS_FINAL].bool_param:
-            answer.infer_response.parameters[_IS_FINAL].bool_param = True
-        await self._write(answer)
+            found = self._refused(error, request.id, final=final)
+        await self._write(found)
 
-    def _refused(self, error: Exception, request: str = "") -> Any:
+    def _refused(self, error: Exception, request: str = "", *, final: bool = False) -> bytes:
         """Return the response for an error of a request."""
         answer = self._methods.response()
         answer.error_message = str(told(error))
         answer.infer_response.id = request
-        return answer
+        if final:
+            answer.infer_response.parameters[_IS_FINAL].bool_param = True
+        return bytes(answer.SerializeToString())
 
-    async def _write(self, answer: Any) -> None:
+    async def _write(self, answer: bytes) -> None:
         """Send a response. Raises RefusedError if the client has gone, or does not receive it in time."""
         await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response
         try:
             async with asyncio.timeout(self._streams.patience_s):
-                await self._context.write(answer.SerializeToString())
+                await self._context.write(answer)
         except TimeoutError:
             raise RefusedError(Status.SLOW, "The client of this stream has not received its answers in time.") from None
         except grpc.aio.InternalError:

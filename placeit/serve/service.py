@@ -31,6 +31,7 @@ APART_BYTES: Final = 1 << 14
 """Bytes of JSON, or of tensors that become JSON, from which on another thread has to read and write it: about 2 ms of work."""
 BRIEF_BYTES: Final = 1 << 18
 """Bytes of JSON up to which reading and writing it is brief."""
+_COPIED: Final = 64  # bytes that are copied or checked in the time of one byte of JSON
 _APART = 2  # functions that run apart at a time
 _EXTENSIONS = (
     "binary_tensor_data",
@@ -100,8 +101,16 @@ class Service:
         async with self._brief if brief else self._apart:
             return await asyncio.to_thread(function, *args)
 
-    async def by_size(self, size: int, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that works on ``size`` bytes, on another thread if others would wait too long for it."""
+    async def by_size(self, size: int, function: Callable[..., T], *args: Any, copied: int = 0) -> T:
+        """Call a function on another thread, if others would wait too long for it.
+
+        Args:
+            size: bytes of JSON, or of tensors that become JSON, that it works on.
+            function: the function.
+            *args: its arguments.
+            copied: bytes that it may copy or check besides.
+        """
+        size += copied // _COPIED
         return function(*args) if size < APART_BYTES else await self.apart(function, *args, brief=size < BRIEF_BYTES)
 
     @property

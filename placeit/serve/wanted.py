@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from placeit.serve.refusal import invalid
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, to_bytes
 
-__all__ = ["Wanted", "check_priority"]
+__all__ = ["Wanted", "check_priority", "work"]
 
 _CLASSES: Final = 10_000  # most classes of an output, as each becomes a text
 
@@ -43,10 +43,6 @@ class Wanted:
             raise invalid("'binary_data' has to be true or false in this request.")
         return cls(name, binary_data, classes, Part.of(parameters))
 
-    def is_large(self, value: Array, most: int) -> bool:
-        """Return whether another thread has to write a value, as more than ``most`` bytes of it are converted or copied."""
-        return value.nbytes >= most and (not self.binary or self.classes > 0 or self.part is not None)
-
     def of_value(self, value: Array) -> Array:
         """Return an output, or its classes."""
         return _classes(value, self.classes) if self.classes else value
@@ -58,6 +54,21 @@ class Wanted:
             RefusedError: there is no such region, or it is too small.
         """
         return None if self.part is None else regions.store(self.name, to_bytes(value), self.part).to_dict()
+
+
+def work(wanted: Iterable[Wanted], outputs: Mapping[str, Array]) -> dict[str, int]:
+    """Return how many bytes of outputs become text or are written to shared memory, and how many are copied besides.
+
+    They are the arguments ``size`` and ``copied`` of :meth:`placeit.serve.service.Service.by_size`.
+    """
+    found = {"size": 0, "copied": 0}
+    for one in wanted:
+        value = outputs[one.name]
+        if not one.binary or one.classes > 0 or one.part is not None:
+            found["size"] += value.nbytes
+        elif not value.flags.c_contiguous:
+            found["copied"] += value.nbytes
+    return found
 
 
 def _classes(value: Array, most: int) -> Array:

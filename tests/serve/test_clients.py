@@ -20,7 +20,7 @@ from placeit.core.placement import Placement
 from placeit.core.version import __version__
 from placeit.serve.network import NetworkServer
 from placeit.serve.refusal import RefusedError
-from placeit.serve.rpc import Messages
+from placeit.serve.rpc_messages import Messages
 from placeit.serve.served_model import ServedModel
 from placeit.serve.tensors import DATATYPES, of_contents
 from placeit.serving.server import Server

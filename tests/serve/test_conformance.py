@@ -14,7 +14,7 @@ import yaml
 from google.protobuf import descriptor_pb2
 
 from placeit.serve.network import NetworkServer
-from placeit.serve.rpc import Messages
+from placeit.serve.rpc_messages import Messages
 from tests.serve.network_server import call
 from tests.serve.test_hostile import asking
 

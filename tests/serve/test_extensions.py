@@ -29,7 +29,7 @@ from placeit.backends.base import TensorSpec
 from placeit.profiler.cache import Cache
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
-from placeit.serve.rpc import Messages
+from placeit.serve.rpc_messages import Messages
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import Service
 from placeit.serve.tensors import of_contents

@@ -10,7 +10,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from placeit.serve.rpc import Messages
+from placeit.serve.rpc_messages import Messages
 
 
 def test_the_compiled_protocol_is_that_of_its_text(tmp_path: Path) -> None:
