@@ -329,7 +329,8 @@ def _joined(model: ServedModel) -> Iterator[str]:
     """Say how many rows, or steps of texts, run as one on each replica of a model, if its batch size is open."""
     for batches in model.server.batches:
         if batches.most:
-            yield f"batches: {model.name}: up to {batches.most} rows"
+            padded = "" if batches.padding is None else ", shorter texts padded"
+            yield f"batches: {model.name}: up to {batches.most} rows{padded}"
         elif batches.why is not None:
             yield f"batches: {model.name}: none, as {batches.why}"
     for stepping in model.server.stepping:

@@ -6,9 +6,10 @@ compared with single requests: when a server starts, and at times while it serve
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from placeit.core.errors import PlaceitError
 from placeit.measuring.check import OutputDifference
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Outputs, Pending
+from placeit.serving.padding import Padding
 
 __all__ = ["Batch", "Batches", "Joining", "Probe", "Prober", "best_size", "rows_of", "why_fixed"]
 
@@ -39,11 +41,13 @@ class Batches:
         most: most rows of a batch; 0 if requests are not joined.
         seconds: median seconds of a run, by the number of its rows, as far as they were measured.
         why: why requests are not joined; None if they are.
+        padding: how requests of different lengths are joined; None if they are not.
     """
 
     most: int = 0
     seconds: Mapping[int, float] = field(default_factory=dict)
     why: str | None = None
+    padding: Padding | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,14 @@ class Joining:
         tolerance: largest relative difference of right outputs.
         most: most rows of a batch; None for the number that is measured to be best on each executor.
         delay_s: seconds that a request may wait for others while a device is free.
+        padding: how requests of different lengths are joined, on executors where that is right; None for not at all.
     """
 
     samples: tuple[Arrays, Arrays]
     tolerance: float
     most: int | None = None
     delay_s: float = 0.0
+    padding: Padding | None = None
 
     def on(self, executor: PlanExecutor) -> Batches:
         """Run batches of 1, 2, 4 ... requests on an idle executor, compare their outputs, and return the best size.
@@ -76,7 +82,9 @@ class Joining:
         if most < 2 * rows:
             return Batches(why=f"two requests of {rows} rows are more than the {most} that a batch may have")
         try:
-            return _Sweep(executor, self.samples, self.tolerance, rows).best(most // rows, measured=self.most is None)
+            sweep = _Sweep(executor, self.samples, self.tolerance, rows)
+            found = sweep.best(most // rows, measured=self.most is None)
+            return replace(found, padding=self.padding if found.most and sweep.pads(self.padding) else None)
         except (PlaceitError, MemoryError) as error:
             return Batches(why=f"batches cannot be run: {error}")
 
@@ -105,6 +113,23 @@ class _Sweep:
             why = f"in a batch, a request takes {share:.2f} of its time alone, which has to be at most {_GAIN}"
             return Batches(0, seconds, why)
         return Batches(chosen * self._rows, seconds)
+
+    def pads(self, padding: Padding | None) -> bool:
+        """Return whether requests of different lengths, which are joined, have the outputs of single requests."""
+        length = next(iter(self._samples[0].values())).shape[1] if padding is not None else 0
+        shorter = length - max(1, length // 4)
+        if padding is None or shorter < padding.least:
+            return False
+        cut = [{name: value[:, :shorter] for name, value in one.items()} for one in self._samples]
+        for longer, other in ((self._samples[0], cut[1]), (self._samples[1], cut[0])):
+            batch = Batch([Pending(one, math.inf, rows=self._rows) for one in (longer, other)], padding)
+            parts = batch.divided(self._executor.run(batch.inputs))
+            singles = (self._executor.run(longer), self._executor.run(other))
+            if parts is None or any(
+                _difference(part, single, self._tolerance) for part, single in zip(parts, singles, strict=True)
+            ):
+                return False
+        return True
 
     def _grown(self, most: int) -> list[int]:
         """Return the sizes to time: doubled while the time per row falls, batches are right, and there is time and memory."""
@@ -160,7 +185,8 @@ class Batch:
     """Requests that an executor runs as one, with the interface of an item of :class:`placeit.runtime.feed.Feed`.
 
     Args:
-        requests: with the same names and shapes of inputs, except for the number of rows.
+        requests: with the same names and shapes of inputs, except for the number of rows, and their lengths with ``padding``.
+        padding: how requests of different lengths are joined; None if all lengths are equal.
 
     Attributes:
         inputs: of all requests, by name: their rows one after the other.
@@ -170,26 +196,39 @@ class Batch:
     on: Literal["host"] = "host"
     slot = None
 
-    def __init__(self, requests: Sequence[Pending]) -> None:
-        self.requests = requests
-        self.inputs = _stacked([request.inputs for request in requests])
+    def __init__(self, requests: Sequence[Pending], padding: Padding | None = None) -> None:
+        self.requests, self._padding = requests, padding
+        given: Sequence[Arrays] = [request.inputs for request in requests]
+        self._lengths = [next(iter(one.values())).shape[1] if padding is not None else 0 for one in given]
+        self._longest = max(self._lengths)
+        if padding is not None:
+            given = [padding.padded(one, self._longest) for one in given]
+        self.inputs = _stacked(given)
         self._ends = np.cumsum([request.rows for request in requests]).tolist()
         self.rows: int = self._ends[-1]
 
     def divided(self, outputs: Mapping[str, NDArray[Any]]) -> list[Outputs] | None:
-        """Return the outputs of each request; None if an output does not have a row for each row of the inputs."""
+        """Return the outputs of each request; None if an output has not as many rows as the inputs, or another length."""
         if any(not value.ndim or len(value) != self.rows for value in outputs.values()):
             return None
-        return [self._part(k, outputs) for k in range(len(self.requests))]
+        by_length = () if self._padding is None else self._padding.outputs
+        if any(outputs[name].shape[1] != self._longest for name in by_length):
+            return None
+        return [self._part(k, outputs, by_length) for k in range(len(self.requests))]
 
     def probe(self, number: int, outputs: Sequence[Outputs]) -> Probe:
         """Return one of the requests, to run again alone, with the outputs that the batch had for it."""
         number %= len(self.requests)
-        return Probe(self._part(number, self.inputs), {name: np.array(value) for name, value in outputs[number].items()})
+        inputs = self._part(number, self.inputs, () if self._padding is None else self.inputs)
+        return Probe(inputs, {name: np.array(value) for name, value in outputs[number].items()})
 
-    def _part(self, k: int, values: Arrays) -> Outputs:
-        begin = self._ends[k - 1] if k else 0
-        return {name: np.array(value[begin : self._ends[k]]) for name, value in values.items()}
+    def _part(self, k: int, values: Arrays, by_length: Collection[str]) -> Outputs:
+        """Return the rows of a request, cut to its length where a name is in ``by_length``."""
+        rows = slice(self._ends[k - 1] if k else 0, self._ends[k])
+        return {
+            name: np.array(value[rows, : self._lengths[k]] if name in by_length else value[rows])
+            for name, value in values.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,13 +277,21 @@ def why_fixed(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> st
     return None
 
 
-def rows_of(inputs: Arrays) -> tuple[int, Any]:
+def rows_of(inputs: Arrays, padding: Padding | None = None) -> tuple[int, Any]:
     """Return the number of rows of a request, and a value that is equal for requests that it may be joined with.
 
     The value is None if its inputs have different numbers of rows.
+
+    Args:
+        inputs: by name.
+        padding: how requests of different lengths are joined; None if they are not.
     """
     rows = {value.shape[0] if value.ndim else 0 for value in inputs.values()}
-    return max(rows), tuple((name, value.shape[1:]) for name, value in inputs.items()) if len(rows) == 1 else None
+    if len(rows) > 1:
+        return max(rows), None
+    if padding is not None:
+        return max(rows), padding.like(inputs)
+    return max(rows), tuple((name, value.shape[1:]) for name, value in inputs.items())
 
 
 def _stacked(several: Sequence[Arrays]) -> dict[str, NDArray[Any]]:

@@ -23,6 +23,7 @@ from placeit.serving.answering import Answering
 from placeit.serving.answers import Answer, Pending, fail, late
 from placeit.serving.batching import rows_of
 from placeit.serving.line import Line
+from placeit.serving.padding import Padding
 
 __all__ = ["NewRequest", "Queueing"]
 
@@ -88,7 +89,7 @@ class Queueing(Answering):
             request.future.arrived = new.arrived
         request.line = new.line
         if any(replica.batches.most for replica in self._replicas) and new.line is None and new.on == "host":
-            request.rows, request.like = rows_of(checked)
+            request.rows, request.like = rows_of(checked, self.padding)
         until = deadline if new.timeout is None else min(deadline, now + new.timeout)
         if not new.wait or self.is_here:
             until = -math.inf
@@ -141,6 +142,12 @@ class Queueing(Answering):
                 self._waiting.remove(request)
                 raise
         return None
+
+    @property
+    def padding(self) -> Padding | None:
+        """How requests of different lengths are joined, if all replicas join them."""
+        found = {replica.batches.padding for replica in self._replicas if replica.able}
+        return found.pop() if len(found) == 1 else None
 
     def _submit(self, request: Pending) -> None:
         """Put a request into the compiled queue; with the lock."""

@@ -118,8 +118,9 @@ class ReplicaThread(Replica):
             if len(requests) == 1:
                 return requests[0]
             with contextlib.suppress(Exception):  # there is no memory for their rows together
-                if all(rows_of(request.inputs) == (request.rows, request.like) for request in requests):
-                    return Batch(requests)
+                padding = self._server.padding
+                if all(rows_of(request.inputs, padding) == (request.rows, request.like) for request in requests):
+                    return Batch(requests, padding)
             self._server.again(self, only=requests)  # or a caller has given an array another shape
         return None
 

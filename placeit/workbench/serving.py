@@ -18,6 +18,7 @@ from placeit.measuring.check import OutputDifference, other_inputs
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.batching import Joining, why_fixed
 from placeit.serving.load_run import RateReport, keep_busy, offer
+from placeit.serving.padding import Padding
 from placeit.serving.refinement import Limits
 from placeit.serving.server import Server
 from placeit.serving.stepping import Steps
@@ -116,7 +117,8 @@ def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> 
     for other in other_inputs(model, first, given=model.given is not None):
         alike = all(other[name].shape == value.shape for name, value in first.items())
         if alike and not all(np.array_equal(other[name], value) for name, value in first.items()):
-            return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s)
+            padding = Padding.of(model.inputs, model.outputs)
+            return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s, padding)
     return None
 
 
