@@ -39,10 +39,15 @@ def write_folder(folder: Path, *, bytes_known: int = 256) -> Path:
 
 @contextmanager
 def served(
-    model: Path, devices: str = "CPU@0", *, batch: int | None = None, state_memory: float | None = None
+    model: Path,
+    devices: str = "CPU@0",
+    *,
+    batch: int | None = None,
+    state_memory: float | None = None,
+    context: int = CONTEXT,
 ) -> Iterator[tuple[Session, Server]]:
     """Serve the decoder of a folder or a file, in as many parts as there are devices."""
-    with Session(model, devices, inputs=Inputs(context=CONTEXT, batch=batch), cache=None) as session:
+    with Session(model, devices, inputs=Inputs(context=context, batch=batch), cache=None) as session:
         groups, parts = len(session.grouping.groups), len(session.cluster.devices)
         part = np.arange(groups) * parts // groups
         segments = part[session.grouping.group_of].astype(np.int32)

@@ -78,13 +78,13 @@ class Executor(PlanExecutor):
         self._blended: tuple[list[Ran], list[Moved]] | None = None  # replaces the last run in the first slot
         _OPEN.add(self)
 
-    def open_slot(self) -> Slot:
+    def open_slot(self, *, beside: Slot | None = None) -> Slot:
         """Make a slot for a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`."""
         self._check_open()
         with self._lock:
             number = self._slots.reserve()
         try:
-            slot = Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=True)
+            slot = Slot(self.book, self.pool, self.plan, self.programs, number, keep_state=True, beside=beside)
             check_keeping(slot, self.book, self.plan, self.pool)
             with self._lock:
                 self._check_open()

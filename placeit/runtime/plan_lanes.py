@@ -144,10 +144,15 @@ class PlanLanes(ABC):
             used[segment.device] += weights
         return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
 
-    def open_slot(self) -> Slot:
+    def open_slot(self, *, beside: Slot | None = None) -> Slot:  # noqa: ARG002
         """Make a slot for the requests of one sequence, each of which continues from the state that the one before has left.
 
         These requests have the slot's number in :meth:`serve`. Other requests may run during this call.
+
+        Args:
+            beside: another slot of the sequence, which shares its state, and allows more than one request at once
+                (:attr:`placeit.runtime.slots.Slot.at_once`): the next request may begin in one slot while a request runs in the
+                other. Each device runs them in the order in which they begin. None for the first slot of a sequence.
 
         Raises:
             UsageError: devices of the plan do not keep state.

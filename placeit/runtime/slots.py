@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
+from placeit.runtime.alternating import Alternating
 from placeit.runtime.blank import is_blank
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import (
@@ -24,6 +25,7 @@ from placeit.runtime.devices.base import (
     Program,
     Rebinds,
     RuntimeDevice,
+    ServesSlots,
     SharesMemory,
     WritesTo,
 )
@@ -54,12 +56,15 @@ class Slot:
         programs: programs of its segments; None for a segment that computes nothing.
         number: number of the slot.
         keep_state: whether each request continues from the state in which the one before has left its segments.
+        beside: another slot of the same sequence, which shares its state; it its :attr:`at_once` is greater than 1.
 
     Attributes:
         inputs: inputs of the model, by name.
         outputs: outputs of the model, by name.
         instances: instance of each segment; None for a segment that computes nothing.
         copies: source device, source buffer and destination buffer of each transfer (tensor, destination device).
+        at_once: most requests of a sequence that may be in flight, each in another slot that shares its state: as many as there
+            are devices, or 1 if an instance cannot run with the buffers of several slots.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Slot:
         number: int,
         *,
         keep_state: bool = False,
+        beside: Slot | None = None,
     ) -> None:
         self.number = number
         self._keeping: list[tuple[str, KeepsState]] = []
@@ -106,10 +112,9 @@ class Slot:
                 self.instances.append(None)
             else:
                 with pool.on(d):
-                    instance = pool.devices[d].instance(program)
-                if isinstance(instance, KeepsState):
-                    instance.keep_state(keep=keep_state)
-                    self._keeping.append((pool.devices[d].name, instance))
+                    instance = self._instance(
+                        pool.devices[d], program, keep_state, None if beside is None else beside.instances[s]
+                    )
                 if isinstance(instance, WritesTo) and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
@@ -153,6 +158,22 @@ class Slot:
         self.outputs = {name: Exit(buffer, self._writing(bound, buffer, fixed)) for name, buffer in outputs.items()}
         run_ahead = next((device.run_ahead for device in pool.devices if isinstance(device, RunsAhead)), None)
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
+        used = {segment.device for segment in plan.programs}
+        alone = self.renew is not None or any(isinstance(pool.devices[d], ServesSlots) for d in used)
+        self.at_once = 1 if alone or any(isinstance(one, KeepsState) for one in self.instances) else len(used)
+
+    def _instance(self, device: RuntimeDevice, program: Program, keep: bool, beside: Instance | None) -> Instance:
+        """Make the instance of a segment; ``beside``: the instance in another slot that shares the state."""
+        if isinstance(beside, Alternating):
+            return beside.beside([device.allocate(spec) for spec in program.outputs])
+        made = device.instance(program)
+        if isinstance(made, KeepsState):
+            made.keep_state(keep=keep)
+            self._keeping.append((device.name, made))
+            outputs = [made.output(i) for i in range(len(program.outputs))]
+            if keep and isinstance(made, Rebinds) and all(type(one) is HostBuffer for one in outputs):
+                return Alternating(made, outputs)  # type: ignore[arg-type]
+        return made
 
     def _reading(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
         """Return a function that has segments read another buffer for a model input; None if some reader cannot."""
@@ -285,7 +306,7 @@ def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -
     stateful = book.model.stateful
     for segment, instance in zip(plan.segments, slot.instances, strict=True):
         held = sorted(stateful.intersection(book.op_names(segment)))
-        if held and not isinstance(instance, KeepsState):
+        if held and not isinstance(instance, KeepsState | Alternating):
             raise UsageError(
                 f"{pool.devices[segment.device].name} does not keep the state of op '{held[0]}' from one request to the "
                 "next: place it on a device that OpenVINO drives, or on a core set of ONNX Runtime or PyTorch."

@@ -57,10 +57,11 @@ class Admitting(Queueing):
         return []
 
     def _is_ready(self, request: Pending, replica: Replica) -> bool:
-        """Make a request that a replica has taken ready to run; end it with the error, and return False, if it cannot run."""
+        """Make a request that a replica has taken ready to run. If it cannot run, end it or put it back, and return False."""
         try:
-            if request.line is not None:
-                self.sequences.make_ready(request.line, request, replica)
+            if request.line is not None and not self.sequences.make_ready(request.line, request, replica):
+                self.again(replica, only=[request])
+                return False
         except SequenceError as error:
             self.failed(replica, request, error, begun=False)
         except Exception as error:  # noqa: BLE001 (it concerns this sequence alone, unless the executor is lost)
@@ -140,7 +141,7 @@ class Admitting(Queueing):
         request.explored = replica.exploring
         replica.flying.append(request)
         if request.line is not None:
-            request.line.flying, request.settled = True, False
+            request.line.flying[request] = None
         self._since = 0 if replica.exploring else self._since + 1
 
     def patience(self) -> float:
@@ -180,7 +181,7 @@ class Admitting(Queueing):
             self._let_go(replica, flying, why)
             for request in flying:
                 request.riding, request.like = False, request.like if only is None else None
-                if request.line is not None and not request.settled:
+                if request.line is not None and request in request.line.flying:
                     request.failure = self.sequences.interrupted(request.line, request, why)
             broken = [request for request in left if request.failure is not None and not (self._over or request.replay)]
             again = [request for request in left if request.failure is None and not (self._over or request.replay)]

@@ -154,7 +154,7 @@ class Answering(Turns):
             False if it had ended before.
         """
         if request.line is not None and math.isfinite(ended):
-            self.sequences.measure(request.line)
+            self.sequences.measure(request.line, request.inputs)
         with self._lock:
             if request.over:
                 self.repeated += 1

@@ -89,7 +89,6 @@ class Pending:
     position: int = 0  # its number among the requests of its sequence, from 1
     resets: int = 0  # how often its sequence had been reset when it was submitted
     started: bool = False  # whether an executor has it
-    settled: bool = True  # False while its sequence counts it as in flight
     rows: int = 0  # rows of its inputs, where requests are joined
     like: Any = None  # equal for requests that may be joined; None if it runs alone
     riding: bool = False  # whether it runs in a batch, or a joined step, that another request leads
@@ -100,7 +99,7 @@ class Pending:
     alone: bool = False  # whether no other request was in flight beside it
     number: int = 0  # its number among the requests that have begun
     explored: bool = False  # whether a candidate runs it
-    failure: PlaceitError | None = None  # the error with which it leaves the queue; None if its deadline was over
+    failure: PlaceitError | None = None  # the error with which it leaves the queue, or ends; None if there is no such error
     over: bool = False  # whether it has ended, well or not
     submission: _core.Submission | None = None  # in the compiled queue; None if it is not there
     on: Literal["host", "device"] = "host"  # where its outputs are wanted
@@ -108,14 +107,15 @@ class Pending:
 
     @property
     def slot(self) -> int | None:
-        """Number of its sequence's slot in the executor; None without a sequence or a slot."""
-        return None if self.line is None or self.line.slot is None else self.line.slot.number
+        """Number of the slot of its sequence that it runs in; None without a sequence, and before it is ready."""
+        slot = None if self.line is None else self.line.flying.get(self)
+        return None if slot is None else slot.number
 
     def uncounted(self, error: BaseException) -> None:
         """Have its sequence go on after the server failed to count the request; the state of the sequence counts as lost."""
-        if self.line is not None and not self.settled:
+        if self.line is not None and self in self.line.flying:
             self.line.failed(failure_of("a request was not counted", error), for_good=True)
-            self.line.flying, self.settled = False, True
+            self.line.flying.pop(self, None)
 
 
 def too_late() -> ExecutionError:

@@ -1,4 +1,4 @@
-"""Record of a sequence: the slot that holds its state, its requests in flight, and its state after a failure."""
+"""Record of a sequence: the slots that share its state, its requests in flight, and its state after a failure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from placeit.runtime.slots import Slot
 __all__ = ["Company", "Home", "Line"]
 
 _TOKENS = "input_ids"
+_UNMEASURED = 16  # requests by which the measurement of a state may be late, as it needs a moment without requests in flight
 
 
 class Home(Protocol):
@@ -63,17 +64,33 @@ class Company(Protocol):
         ...
 
 
+class Flying(Protocol):
+    """A request in flight, as the record of its sequence uses it.
+
+    Attributes:
+        inputs: by name.
+        failure: the error with which it ends, as a request before it has failed; None if there is no such error.
+    """
+
+    inputs: Arrays
+    failure: PlaceitError | None
+
+
 @dataclass(eq=False)
 class Line:
-    """Record of a sequence, of which one request runs at a time. The caller holds the server's lock.
+    """Record of a sequence. The caller holds the server's lock.
+
+    Several requests are in flight only if their slots share the state: each device then runs them in order.
 
     Attributes:
         number: of the sequence, from 1.
         recompute: whether inputs are kept since the last reset, to recompute a state that was lost.
         replica: the replica whose executor has the slot; None if there is no slot.
         slot: keeps the state; None before the sequence has a slot, and after the slot was lost.
+        more: further slots that share the state, for requests that begin while others are in flight.
+        alone: whether no request begins while another is in flight, as there was no room for a further slot.
         convoy: has the state as a row among rows of other sequences; None if the slot has the state.
-        flying: whether a request of the sequence is in flight.
+        flying: the requests in flight, in order, with their slots; None for a request that is not ready yet.
         moving: token of the thread that copies or resets the state just now; None if no thread does.
         holds: positions of requests. A request at a higher position than one of them has to wait.
         noted: gate for threads that wait for a request, a copy or a reset to end; None if no thread waits.
@@ -89,16 +106,19 @@ class Line:
         least: bytes of the initial state, by device name.
         runs: number of requests that have run since the last reset.
         bytes: bytes of the state, by device name: the last measurement, and the expected growth since then.
-        growth: bytes that a request is expected to add to the state, by device name.
-        measured: number of runs at the last measurement, and the bytes that were measured, by device name.
+        units: tokens that have run since the last reset or, for a model without tokens, requests.
+        growth: bytes that a token, or such a request, is expected to add to the state, by device name.
+        measured: runs and units at the last measurement, and the bytes that were measured, by device name.
     """
 
     number: int
     recompute: bool = False
     replica: Home | None = None
     slot: Slot | None = None
+    more: list[Slot] = field(default_factory=list)
+    alone: bool = False
     convoy: Company | None = None
-    flying: bool = False
+    flying: dict[Flying, Slot | None] = field(default_factory=dict)
     moving: object = None
     holds: list[int] = field(default_factory=list)
     noted: Gate | None = None
@@ -114,8 +134,9 @@ class Line:
     least: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     bytes: Counter[str] = field(default_factory=Counter)
+    units: int = 0
     growth: Counter[str] = field(default_factory=Counter)
-    measured: tuple[int, Counter[str]] = (0, Counter())
+    measured: tuple[int, int, Counter[str]] = (0, 0, Counter())
 
     def check_open(self) -> None:
         """Raise SequenceError if the sequence is closed."""
@@ -128,14 +149,58 @@ class Line:
             raise StateLostError(self.number, self.lost)
 
     def may_begin(self, position: int) -> bool:
-        """Return whether the waiting request at a position of the sequence may begin."""
-        return not self.busy and self.moving is None and all(position <= hold for hold in self.holds)
+        """Return whether the waiting request at a position of the sequence may begin, as none is in flight."""
+        return not self.busy and self._is_free(position)
+
+    def may_follow(self, position: int, resets: int) -> bool:
+        """Return whether a waiting request may begin while others are in flight.
+
+        A state that was lost cannot be recomputed while other requests run, and it is measured only while none runs.
+
+        Args:
+            position: of the request in the sequence.
+            resets: number of resets before it was submitted.
+        """
+        known = self.convoy is None and resets == self.begun and self.runs < 2 * self.measured[0] + _UNMEASURED
+        return known and 0 < len(self.flying) < self.at_once and self._is_free(position)
+
+    @property
+    def at_once(self) -> int:
+        """Most requests that may be in flight."""
+        return 1 if self.slot is None or self.recompute or self.alone else self.slot.at_once
+
+    def _is_free(self, position: int) -> bool:
+        return self.moving is None and all(position <= hold for hold in self.holds)
 
     @property
     def busy(self) -> bool:
         """True if a run uses the state."""
         convoy = self.convoy
-        return self.flying or (convoy is not None and convoy.flying)
+        return bool(self.flying) or (convoy is not None and convoy.flying)
+
+    @property
+    def coming(self) -> Counter[str]:
+        """Bytes that the requests in flight are expected to add to the state, by device name."""
+        units = sum(_units(request.inputs) for request in [*self.flying])
+        return Counter({device: units * size for device, size in self.growth.items()})
+
+    @property
+    def free_slot(self) -> Slot | None:
+        """A slot in which no request is in flight; None if all are taken."""
+        slots = () if self.slot is None else (self.slot, *self.more)
+        return next((slot for slot in slots if slot not in self.flying.values()), None)
+
+    def following(self, request: Flying) -> list[Flying]:
+        """Return the requests in flight that continue from the state that a request leaves."""
+        flying = [*self.flying]
+        return flying[flying.index(request) + 1 :] if request in flying else []
+
+    def let_go(self) -> list[Slot]:
+        """Return all slots, which the sequence has no longer."""
+        slots = [] if self.slot is None else [self.slot, *self.more]
+        self.replica = self.slot = None
+        self.more.clear()
+        return slots
 
     @property
     def states(self) -> Mapping[str, Any] | None:
@@ -174,26 +239,34 @@ class Line:
 
     def empty(self) -> None:
         """Record the size of the initial state as the size of the state."""
-        self.runs, self.bytes, self.growth, self.measured = 0, self.least.copy(), Counter(), (0, self.least)
+        self.runs, self.units, self.bytes, self.growth = 0, 0, self.least.copy(), Counter()
+        self.measured = 0, 0, self.least
 
     def copy(self, other: Line) -> None:
         """Copy the record of another sequence's state."""
         self.fresh, self.inputs, self.ran, self.least = other.fresh, other.inputs.copy(), other.ran, other.least
         self.tokens = other.tokens
-        self.runs, self.bytes, self.growth, self.measured = other.runs, other.bytes.copy(), other.growth, other.measured
+        self.runs, self.units, self.growth, self.measured = other.runs, other.units, other.growth, other.measured
+        self.bytes = other.bytes.copy()
 
-    def grown(self, found: Counter[str] | None) -> None:
-        """Record a run, and the bytes of the state after it, by device name; None if they were not measured."""
+    def grown(self, inputs: Arrays, found: Counter[str] | None) -> None:
+        """Record a run.
+
+        Args:
+            inputs: of the run, by name.
+            found: bytes of the state after it, by device name; None if they were not measured.
+        """
         self.runs += 1
+        self.units += _units(inputs)
         if self.convoy is not None:
             self.growth, self.bytes = self.convoy.column, self.convoy.bytes
-            self.measured = self.runs, self.bytes
+            self.measured = self.runs, self.units, self.bytes
         elif found is None:
-            self.bytes = self.bytes + self.growth
+            self.bytes = self.bytes + Counter({device: _units(inputs) * size for device, size in self.growth.items()})
         else:
-            runs, before = self.measured
-            self.growth = Counter({name: (found[name] - before[name]) // (self.runs - runs) for name in found})
-            self.bytes, self.measured = found, (self.runs, found)
+            _, units, before = self.measured
+            self.growth = Counter({name: (found[name] - before[name]) // max(1, self.units - units) for name in found})
+            self.bytes, self.measured = found, (self.runs, self.units, found)
 
     @property
     def due(self) -> bool:
@@ -208,7 +281,7 @@ class Line:
             replay: whether the request ran a kept input again.
         """
         self.fresh = False
-        self.tokens += sum(inputs[_TOKENS].shape[-1:]) if _TOKENS in inputs else 0
+        self.tokens += _units(inputs) if _TOKENS in inputs else 0
         if self.recompute:
             if not replay:
                 self.inputs.append({name: np.array(value) for name, value in inputs.items()})
@@ -226,3 +299,7 @@ class Line:
             self.empty()
         elif self.lost is None and not (self.fresh and self.slot is None):
             self.lost = str(why)
+
+
+def _units(inputs: Arrays) -> int:
+    return sum(inputs[_TOKENS].shape[-1:]) if _TOKENS in inputs else 1

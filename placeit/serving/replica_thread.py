@@ -169,6 +169,9 @@ class ReplicaThread(Replica):
     def _ended(
         self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
     ) -> None:
+        if item.failure is not None:  # a request before it in the sequence has failed while this one was in flight
+            self._server.failed(self, item, item.failure)
+            return
         ended = perf_counter()
         self.failures = 0
         try:

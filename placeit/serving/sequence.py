@@ -20,7 +20,8 @@ class Sequence:
     """A sequence of requests, made by :meth:`placeit.serving.server.Server.sequence`. Use it as a context manager.
 
     Its first request starts from the model's initial state, and each later one from the state that the previous request left.
-    The requests run in the order in which they are submitted, beside the requests of other sequences. Any thread may submit.
+    The requests run in the order in which they are submitted, beside the requests of other sequences. Where devices allow it,
+    a request enters a device when the request before it has left the device for the next one. Any thread may submit.
 
     A sequence to which no reference is left is closed.
     """
@@ -45,6 +46,11 @@ class Sequence:
     def state_bytes(self) -> int:
         """Size of its state, in bytes."""
         return self.line.bytes.total()
+
+    @property
+    def at_once(self) -> int:
+        """Most of its requests that may be in flight, each on another device. Further requests wait."""
+        return self.line.at_once
 
     def submit(
         self,

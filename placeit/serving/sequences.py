@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
+from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateLostError, StateMemoryError
 from placeit.core.threads import CHECK_S, Gate
 from placeit.core.units import about_bytes
@@ -127,39 +128,63 @@ class Sequences:
         steps = list[Pending]()
         for line in self._waiting.lines:
             request = self._waiting.first(line)
-            if line.replica in (replica, None) and request is not None and line.may_begin(request.position):
+            if request is None or line.replica not in (replica, None):
+                continue
+            if line.may_begin(request.position):
                 if line.behind and request.resets == line.begun:
                     return [Pending(line.inputs[line.ran], math.inf, line=line, resets=line.begun, replay=True)]
                 request.step = replica.stepping is not None and replica.stepping.is_step(line, request)
                 if not request.step:
                     return [request]
                 steps.append(request)
+            elif self._may_follow(line, request, replica):
+                return [request]
         if replica.stepping is None or not steps:
             return []
         lines = sum(line.replica is replica for line in self._lines.values())
         return replica.stepping.choose(steps, replica.steps, lines, lambda more: self._lacks(replica, more) is None)
 
-    def make_ready(self, line: Line, request: Pending, replica: Replica) -> None:
-        """Bring the slot of a sequence to the state that a request continues from; on the replica's thread."""
+    def _may_follow(self, line: Line, request: Pending, replica: Replica) -> bool:
+        """Return whether a waiting request may begin while others of its sequence are in flight; with the lock."""
+        joined = replica.stepping is not None and replica.stepping.may_join(request)
+        return line.may_follow(request.position, request.resets) and not joined and self.bytes <= _NEAR * self.most
+
+    def make_ready(self, line: Line, request: Pending, replica: Replica) -> bool:
+        """Have a request run in a slot of its sequence, in the state that it continues from; on the replica's thread.
+
+        Returns:
+            False if the request has to wait for those in flight, as there is no room for a further slot.
+        """
         if line.slot is None:
             self._settle(line, replica, here=True)
-        self._carry_out_resets(line, request.resets)
-        if not request.step:
-            line.separate()
+        if len(line.flying) == 1:
+            self._carry_out_resets(line, request.resets)
+            if not request.step:
+                line.separate()
         line.check_known()
         with self._lock:
-            self._check_room(line, replica, line.growth)
+            self._check_room(line, replica, line.coming)
+        slot = line.free_slot
+        if slot is None:
+            try:
+                slot = replica.executor.open_slot(beside=line.slot)
+            except PlaceitError:
+                line.alone = True
+                return False
+            line.more.append(slot)
+        line.flying[request] = slot
+        return True
 
-    def measure(self, line: Line) -> None:
-        """Record the size of a state after a run; on the replica's thread, while no request of the sequence runs."""
+    def measure(self, line: Line, inputs: Arrays) -> None:
+        """Record the size of a state after a run, or its likely size while other requests run; on the replica's thread."""
         with self._lock:
-            due = line.due or self.bytes > _NEAR * self.most
+            due = len(line.flying) <= 1 and (line.due or self.bytes > _NEAR * self.most)
         found = None
         if due and line.slot is not None and line.convoy is None:
             with contextlib.suppress(Exception):  # the next request reports the error
                 found = line.slot.state_bytes()
         with self._lock:
-            line.grown(found)
+            line.grown(inputs, found)
 
     def released(self, line: Line, request: Pending, failure: PlaceitError | None, *, well: bool) -> None:
         """Record that a request is no longer in flight, with the ``failure`` if it failed after it had begun. With the lock."""
@@ -167,14 +192,17 @@ class Sequences:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
             line.failed(failure, for_good=request.replay)
-        line.flying, request.settled = False, True
+            for other in line.following(request):
+                other.failure = StateLostError(line.number, str(failure))
+        line.flying.pop(request, None)
         line.note()
 
     def interrupted(self, line: Line, request: Pending, why: PlaceitError | None) -> SequenceError | None:
         """Record that a request in flight has to begin again; return the error if it cannot, else None. With the lock."""
         if request.started:
             line.failed(why or interruption())
-        line.flying, request.started, request.settled = False, False, True
+        request.started = False
+        line.flying.pop(request, None)
         line.note()
         return None if line.lost is None else StateLostError(line.number, line.lost)
 
@@ -183,7 +211,7 @@ class Sequences:
         for line in self._lines.values():
             if line.replica is replica:
                 line.leave()
-                line.replica = line.slot = None
+                line.let_go()
                 line.least = Counter()
                 line.failed(why)
                 line.empty()
@@ -338,8 +366,9 @@ def _is_on(line: Line, replicas: Collection[Home]) -> bool:
 
 
 def _release(line: Line) -> None:
-    """Release the slot of a sequence, if it has one."""
+    """Release the slots of a sequence."""
     line.leave()
-    if line.replica is not None and line.slot is not None:
-        line.replica.executor.close_slot(line.slot)
-    line.replica = line.slot = None
+    home = line.replica
+    for slot in line.let_go():
+        if home is not None:
+            home.executor.close_slot(slot)

@@ -132,16 +132,19 @@ class Stepping:
         """Join no more steps; with the lock."""
         self.most, self.why = 0, why
 
+    def may_join(self, request: Pending) -> bool:
+        """Return whether a request of a sequence with other requests in flight may be a step once these have ended."""
+        return self.most > 0 and not request.single and request.inputs[TOKENS].shape == (1, 1)
+
     def is_step(self, line: Line, request: Pending) -> bool:
         """Return whether a request is a step of one token that may be joined."""
         shapes = {name: value.shape for name, value in request.inputs.items()}
         return (
-            self.most > 0
-            and not (line.fresh or request.single or line.slot is None)
+            self.may_join(request)
+            and not (line.fresh or line.slot is None)
             and line.lost is None
             and request.resets == line.begun
             and all(shape[:1] == (1,) for shape in shapes.values())
-            and shapes[TOKENS] == (1, 1)
             and shapes[MASK] == (1, line.tokens + 1)
             and not request.inputs[BEAMS].any()
         )

@@ -28,6 +28,7 @@ __all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
 _LOGITS = "logits"
 _MOST_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
+_CHUNK = 128  # tokens of a prompt that a device computes while the next device computes those before: enough to keep it busy
 AT_ONCE = 8
 """Texts that are generated at the same time, by default."""
 
@@ -83,7 +84,7 @@ class TextModel:
     Attributes:
         tokenizer: its tokenizer.
         context: tokens of the longest text.
-        step: tokens of the longest prompt.
+        step: most tokens that the decoder reads in a step; longer prompts take several.
         vocabulary: number of different tokens.
 
     Raises:
@@ -120,11 +121,6 @@ class TextModel:
             raise UsageError(
                 f"The prompt has the token {max(prompt)}, and the model knows {self.vocabulary}: leave out special tokens of "
                 f"other models, or give the tokenizer of this one in {self.tokenizer.folder}."
-            )
-        if len(prompt) > self.step:
-            raise UsageError(
-                f"The prompt has {len(prompt)} tokens, and the model is placed for steps of at most {self.step}: shorten the "
-                "prompt, or place the model for longer ones."
             )
         room = self.context - len(prompt) + 1  # the last token need not be read again
         if room < 1 or (wanted.most or 1) > room:
@@ -248,14 +244,21 @@ class _Text:
         self._new, self._past, self._count = list(prompt), 0, 0
         self._turn = threading.Lock()
         self._unread = 0
-        self._answer: Answer | None = None  # of the step in flight
+        self._answers: list[Answer] = []  # of the step in flight, or of the prompt's chunks
         self._paused = self._closed = False
         self._sequence = server.sequence()
 
     def submit(self) -> None:
-        """Submit the next step: the first one, or one for which the server's queue had no room."""
-        answer = self._answer = self._sequence.submit(self._model.inputs_of(self._new, self._past))
-        answer.add_done_callback(self._ended)
+        """Submit the next step: the first one, or one for which the server's queue had no room.
+
+        A long prompt is submitted in chunks, so that several devices compute it at the same time.
+        """
+        longest = self._model.step if self._sequence.at_once == 1 else min(self._model.step, _CHUNK)
+        self._answers = []
+        while now := self._new[:longest]:
+            self._answers.append(self._sequence.submit(self._model.inputs_of(now, self._past)))
+            self._new, self._past = self._new[longest:], self._past + len(now)
+        self._answers[-1].add_done_callback(self._ended)
 
     def was_read(self) -> None:
         """Resume the text if it was paused, as its reader has taken a piece."""
@@ -269,9 +272,10 @@ class _Text:
     def close(self, *, wait: bool = True) -> None:
         """End the text, and release its state; ``wait`` for the step that runs, unless the caller is a thread of the server."""
         self._closed = True
-        answer = self._answer
-        if wait and answer is not None and not answer.cancel() and not self._server.is_here:
-            answer.exception()
+        left = [answer for answer in self._answers if not answer.cancel()]
+        if wait and not self._server.is_here:
+            for answer in left:
+                answer.exception()
         self._sequence.close(drain=False)
 
     def _ended(self, answer: Future[Outputs]) -> None:
@@ -279,6 +283,9 @@ class _Text:
         if self._closed:
             return
         try:
+            for chunk in self._answers:
+                if chunk.done():  # or a chunk behind it was refused
+                    chunk.result()
             goes_on = self._chosen(answer.result())
             with self._turn:
                 self._paused = goes_on and self._unread >= _AHEAD
@@ -296,7 +303,6 @@ class _Text:
 
     def _chosen(self, outputs: Outputs) -> bool:
         """Choose the token after a step, and pass on its piece; return whether the text goes on."""
-        self._past += len(self._new)
         self._count += 1
         token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
         if token in self._model.tokenizer.ends:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 
-from placeit.core.errors import ExecutionError, FileError, ModelError, UsageError
+from placeit.core.errors import ExecutionError, FileError, ModelError, StateMemoryError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampler, Sampling
@@ -127,14 +127,44 @@ def resized(model, **limits):
     return replace(model, inputs=tuple(inputs))
 
 
-def test_a_prompt_fits_in_a_step_and_a_text_in_the_context(opened):
-    session, server = opened
-    model = TextModel(server, resized(session.model, input_ids=((1, 1), (1, 8))))
-    assert (model.step, model.context) == (8, CONTEXT)
-    _, last = whole(model.generate([5] * 8, Wanted(sampling=GREEDY)))
-    assert last.tokens == CONTEXT - 8 + 1 or last.end == "stop"
-    with pytest.raises(UsageError, match="9 tokens, and the model is placed for steps of at most 8"):
-        next(model.generate([5] * 9))
+def requests(server, text):
+    before = server.stats().outcomes["succeeded"]
+    pieces = list(text)
+    return pieces, server.stats().outcomes["succeeded"] - before
+
+
+@pytest.fixture(scope="module")
+def exact(model, tmp_path_factory):
+    """A folder with the model whose caches have all bits, so that chunks of a prompt do not change what follows."""
+    folder = write_folder(tmp_path_factory.mktemp("exact"))
+    with_caches = openvino.Core().read_model(model.tokenizer.folder / "openvino_model.xml").clone()
+    with_caches.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    openvino.save_model(with_caches, folder / "openvino_model.xml", compress_to_fp16=False)
+    return folder
+
+
+@pytest.mark.two_cores
+def test_a_long_prompt_is_computed_in_chunks_on_several_devices_and_at_once_on_one(exact):
+    prompt, wanted, found = [token % 250 for token in range(300)], Wanted(8, sampling=GREEDY), []
+    for devices, longest, steps in (("CPU@0", None, 1), ("CPU@0,CPU@1", None, 3), ("CPU@0", 50, 6)):
+        with served(exact, devices, context=320) as (session, server):
+            limits = {} if longest is None else {"input_ids": ((1, 1), (1, longest))}
+            model = TextModel(server, resized(session.model, **limits))
+            pieces, ran = requests(server, model.generate(prompt, wanted))
+            assert ran == steps + len(pieces) - 1
+            found.append(pieces)
+            with pytest.raises(UsageError, match="321 tokens and 1 are to follow; the model has a context of 320"):
+                next(model.generate([5] * 321))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_chunk_without_memory_ends_the_text_with_its_error(model):
+    with served(model.tokenizer.folder, "CPU@0,CPU@1", context=320, state_memory=50e3) as (session, server):
+        texts = TextModel(server, session.model)
+        with pytest.raises(StateMemoryError, match="has no room"):
+            list(texts.generate([5] * 300, Wanted(8, sampling=GREEDY)))
+        assert server.stats().sequences == 0
+        assert whole(texts.generate([5] * 20, Wanted(2, sampling=GREEDY)))[1].tokens
 
 
 def test_models_that_are_not_placed_for_a_text_are_refused_when_they_are_opened(opened):

@@ -1,0 +1,69 @@
+"""Instances that keep state, and run with the buffers of several slots in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from placeit.runtime.devices.base import Buffer, Rebinds
+
+__all__ = ["Alternating"]
+
+
+class _Runnable(Rebinds, Protocol):
+    """An instance that runs on the calling thread."""
+
+    def bind(self, index: int, buffer: Buffer) -> None: ...
+
+    def output(self, index: int) -> Buffer: ...
+
+    def run(self) -> None: ...
+
+
+class Alternating:
+    """The buffers of one slot for an instance, which runs with the buffers of several slots of a sequence in turn.
+
+    So a device can run the next request of the sequence on the same state while another device still reads what the request
+    before has written. Runs of the instance must not overlap. Buffers of a slot may be changed while the instance runs with the
+    buffers of another slot.
+
+    Args:
+        instance: the instance.
+        outputs: buffers of its outputs.
+        last: shared by the slots: the one whose buffers the instance used last; None for the first slot.
+    """
+
+    rebinds = True  # may read and write other buffers from one run to the next
+
+    def __init__(self, instance: _Runnable, outputs: Sequence[Buffer], last: list[Alternating | None] | None = None) -> None:
+        self._instance, self._outputs = instance, [*outputs]
+        self._bound: dict[int, Buffer] = {}
+        self._last: list[Alternating | None] = [None] if last is None else last
+        self._changed = True
+
+    def beside(self, outputs: Sequence[Buffer]) -> Alternating:
+        """Return the buffers of another slot for the same instance."""
+        return Alternating(self._instance, outputs, self._last)
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` in this slot from now on."""
+        self._bound[index], self._changed = buffer, True
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` in this slot from now on."""
+        self._outputs[index], self._changed = buffer, True
+
+    def output(self, index: int) -> Buffer:
+        """Return the buffer that output ``index`` is written to."""
+        return self._outputs[index]
+
+    def run(self) -> None:
+        """Run with the buffers of this slot. Raises RuntimeError or DeviceError."""
+        if self._changed or self._last[0] is not self:
+            self._last[0] = None
+            for index, buffer in enumerate(self._outputs):
+                self._instance.write_to(index, buffer)
+            for index, buffer in self._bound.items():
+                self._instance.bind(index, buffer)
+            self._last[0], self._changed = self, False
+        self._instance.run()
