@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from examples.decoder import TINY, write_decoder
-from placeit import Inputs, Session
+from placeit import Constraints, Inputs, Session
 from placeit.serving.server import Server
 
 CONTEXT = 64
@@ -45,9 +45,12 @@ def served(
     batch: int | None = None,
     state_memory: float | None = None,
     context: int = CONTEXT,
+    memory: Mapping[str, float] = {},
 ) -> Iterator[tuple[Session, Server]]:
     """Serve the decoder of a folder or a file, in as many parts as there are devices."""
-    with Session(model, devices, inputs=Inputs(context=context, batch=batch), cache=None) as session:
+    with Session(
+        model, devices, inputs=Inputs(context=context, batch=batch), constraints=Constraints(memory=memory), cache=None
+    ) as session:
         groups, parts = len(session.grouping.groups), len(session.cluster.devices)
         part = np.arange(groups) * parts // groups
         segments = part[session.grouping.group_of].astype(np.int32)

@@ -14,6 +14,7 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
+from placeit.core.graph import OpGraph
 from placeit.core.problem import Problem
 from placeit.core.units import milliseconds
 from placeit.planning.coarsen import Grouping
@@ -170,6 +171,11 @@ class Plan:
     def programs(self) -> tuple[Segment, ...]:
         """Segments that compute something and are therefore compiled."""
         return tuple(segment for segment in self.segments if not segment.passthrough)
+
+    def memory_left(self, groups: OpGraph, cluster: Cluster) -> dict[str, float]:
+        """Return the bytes that devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        used = np.bincount(self.group_devices, groups.bytes_once, len(cluster)).tolist()
+        return {device.name: device.memory_bytes - weights for device, weights in zip(cluster.devices, used, strict=True)}
 
 
 class Segmenter:

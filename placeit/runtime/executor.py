@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -114,6 +115,11 @@ class Executor(PlanExecutor):
     def stays(self) -> bool:
         """True if :meth:`serve` may wait for requests while none is in flight: not on a virtual clock."""
         return self.pool.wait is None
+
+    @functools.cached_property
+    def room_for_state(self) -> dict[str, float]:
+        """Bytes that its devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        return self.plan.memory_left(self.book.grouping.groups, self.pool.cluster)
 
     @property
     def spun_s(self) -> float:

@@ -138,11 +138,8 @@ class PlanLanes(ABC):
 
     @property
     def room_for_state(self) -> dict[str, float]:
-        """Bytes that its devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
-        problem, used = self.plan.problem, [0.0] * self.plan.problem.devices
-        for segment, weights in zip(self.plan.segments, problem.param_bytes.tolist(), strict=False):
-            used[segment.device] += weights
-        return dict(zip(problem.device_names, (problem.memory - used).tolist(), strict=True))
+        """Bytes that its devices may hold besides the plan's weights, by device name; empty if they keep no state."""
+        return {}
 
     def open_slot(self, *, beside: Slot | None = None) -> Slot:  # noqa: ARG002
         """Make a slot for the requests of one sequence, each of which continues from the state that the one before has left.

@@ -99,7 +99,7 @@ class Pending:
     alone: bool = False  # whether no other request was in flight beside it
     number: int = 0  # its number among the requests that have begun
     explored: bool = False  # whether a candidate runs it
-    failure: PlaceitError | None = None  # the error with which it leaves the queue, or ends; None if there is no such error
+    failure: PlaceitError | None = None  # the error with which it leaves the queue; None if its deadline was over
     over: bool = False  # whether it has ended, well or not
     submission: _core.Submission | None = None  # in the compiled queue; None if it is not there
     on: Literal["host", "device"] = "host"  # where its outputs are wanted
@@ -114,7 +114,7 @@ class Pending:
     def uncounted(self, error: BaseException) -> None:
         """Have its sequence go on after the server failed to count the request; the state of the sequence counts as lost."""
         if self.line is not None and self in self.line.flying:
-            self.line.failed(failure_of("a request was not counted", error), for_good=True)
+            self.line.failed(failure_of("a request was not counted", error), at=self.position, for_good=True)
             self.line.flying.pop(self, None)
 
 

@@ -69,11 +69,9 @@ class Flying(Protocol):
 
     Attributes:
         inputs: by name.
-        failure: the error with which it ends, as a request before it has failed; None if there is no such error.
     """
 
     inputs: Arrays
-    failure: PlaceitError | None
 
 
 @dataclass(eq=False)
@@ -99,6 +97,7 @@ class Line:
         begun: number of these resets that have been carried out.
         fresh: whether nothing has run since the last reset.
         lost: why the state is not known; None if it is known or can be recomputed.
+        lost_at: position of the request that has failed; requests in flight behind it compute with a wrong state.
         closed: whether the sequence takes no more requests.
         inputs: inputs of each request since the last reset, if they are kept.
         ran: number of these inputs that the state in the slot includes.
@@ -127,6 +126,7 @@ class Line:
     begun: int = 0
     fresh: bool = True
     lost: str | None = None
+    lost_at: int = 0
     closed: bool = False
     inputs: list[Arrays] = field(default_factory=list)
     ran: int = 0
@@ -189,11 +189,6 @@ class Line:
         """A slot in which no request is in flight; None if all are taken."""
         slots = () if self.slot is None else (self.slot, *self.more)
         return next((slot for slot in slots if slot not in self.flying.values()), None)
-
-    def following(self, request: Flying) -> list[Flying]:
-        """Return the requests in flight that continue from the state that a request leaves."""
-        flying = [*self.flying]
-        return flying[flying.index(request) + 1 :] if request in flying else []
 
     def let_go(self) -> list[Slot]:
         """Return all slots, which the sequence has no longer."""
@@ -287,18 +282,21 @@ class Line:
                 self.inputs.append({name: np.array(value) for name, value in inputs.items()})
             self.ran += 1
 
-    def failed(self, why: PlaceitError, *, for_good: bool = False) -> None:
+    def failed(self, why: PlaceitError, *, at: int = 0, for_good: bool = False) -> None:
         """Record that the state in the slot is not known: a request failed after it had begun, or the slot was lost.
 
         Args:
             why: the reason.
+            at: position of the request that has failed; 0 if all in flight compute with a wrong state.
             for_good: whether the state cannot be recomputed, even if inputs are kept.
         """
         if self.recompute and not for_good:
             self.ran = self.tokens = 0
             self.empty()
-        elif self.lost is None and not (self.fresh and self.slot is None):
-            self.lost = str(why)
+        elif self.lost is not None:
+            self.lost_at = min(self.lost_at, at)
+        elif not (self.fresh and self.slot is None):
+            self.lost, self.lost_at = str(why), at
 
 
 def _units(inputs: Arrays) -> int:

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import ExecutionError, PlaceitError, forget_frames
+from placeit.core.errors import ExecutionError, PlaceitError, StateLostError, forget_frames
 from placeit.core.threads import EXITING
 from placeit.runtime.calls import failure_of
 from placeit.runtime.feed import report
@@ -169,8 +169,9 @@ class ReplicaThread(Replica):
     def _ended(
         self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
     ) -> None:
-        if item.failure is not None:  # a request before it in the sequence has failed while this one was in flight
-            self._server.failed(self, item, item.failure)
+        line = item.line
+        if line is not None and line.lost is not None and item.position > line.lost_at:  # one before it has failed
+            self._server.failed(self, item, StateLostError(line.number, line.lost))
             return
         ended = perf_counter()
         self.failures = 0

@@ -21,10 +21,11 @@ from placeit.serving.line import Home, Line
 from placeit.serving.replica import Replica
 from placeit.serving.waiting import Waiting
 
-__all__ = ["Sequences"]
+__all__ = ["OF_DEVICE", "Sequences"]
 
 _OF_FREE = 0.5  # share of the free memory that states may take
-_OF_DEVICE = 0.9  # share of what a device may hold besides weights that states may take there
+OF_DEVICE = 0.9
+"""Share of what a device may hold besides weights that states may take there."""
 _NEAR = 0.8  # share of the memory for states, above which states are measured after each run
 
 
@@ -191,9 +192,7 @@ class Sequences:
         if well:
             line.ended(request.inputs, replay=request.replay)
         elif failure is not None:
-            line.failed(failure, for_good=request.replay)
-            for other in line.following(request):
-                other.failure = StateLostError(line.number, str(failure))
+            line.failed(failure, at=request.position, for_good=request.replay)
         line.flying.pop(request, None)
         line.note()
 
@@ -266,8 +265,8 @@ class Sequences:
         what, taken, most = "all devices", total, self.most
         for device, room in home.executor.room_for_state.items():
             here = sum(other.bytes[device] for other in self._lines.values()) + more[device]
-            if here > _OF_DEVICE * room:
-                what, taken, most = device, here, _OF_DEVICE * room
+            if here > OF_DEVICE * room:
+                what, taken, most = device, here, OF_DEVICE * room
         exceeds = taken > most and taken > 0
         return f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there" if exceeds else None
 

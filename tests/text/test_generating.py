@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 
-from placeit.core.errors import ExecutionError, FileError, ModelError, StateMemoryError, UsageError
+from placeit.core.errors import ExecutionError, FileError, ModelError, PlacementError, StateMemoryError, UsageError
 from placeit.core.telemetry import import_openvino
+from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
@@ -156,6 +158,27 @@ def test_a_long_prompt_is_computed_in_chunks_on_several_devices_and_at_once_on_o
             with pytest.raises(UsageError, match="321 tokens and 1 are to follow; the model has a context of 320"):
                 next(model.generate([5] * 321))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.two_cores
+def test_a_context_without_room_is_refused_before_anything_is_compiled_with_the_longest_that_fits(model, monkeypatch):
+    folder, memory = model.tokenizer.folder, {"CPU@1": 200e3}
+
+    def refused(context):
+        with pytest.raises(PlacementError) as error, served(folder, "CPU@0,CPU@1", context=context, memory=memory):
+            pass
+        return str(error.value)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(OpenVinoDevice, "compile", None)
+        found = re.search(r"texts of 50000 tokens.* on CPU@1, .*at most (\d+) tokens fit.*shorter --context", refused(50_000))
+    longest = int(found[1])
+    assert f"at most {longest} tokens fit" in refused(longest + 1)
+    with served(folder, "CPU@0,CPU@1", context=longest, memory=memory) as (session, server):
+        sequence = server.sequence()
+        sequence.run(TextModel(server, session.model).inputs_of([5] * longest, 0))
+        room = sequence.line.replica.executor.room_for_state["CPU@1"] * 0.9
+        assert 0.99 * room < sequence.line.bytes["CPU@1"] <= room
 
 
 def test_a_chunk_without_memory_ends_the_text_with_its_error(model):
