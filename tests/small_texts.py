@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from examples.decoder import TINY, write_decoder
 from placeit import Constraints, Inputs, Session
+from placeit.core.errors import ExecutionError
 from placeit.serving.server import Server
+from placeit.text.sampling import Sampler, Sampling
 
 CONTEXT = 64
 END = 0
@@ -57,3 +62,20 @@ def served(
         placement = replace(session.placement(part), segments=segments)
         with session.serve(placement, state_memory=state_memory) as server:
             yield session, server
+
+
+def failing_sampler(*, seed: int, after: int) -> type[Sampler]:
+    """Return a class of samplers, of which the one with a seed fails after some tokens."""
+
+    class Failing(Sampler):
+        def __init__(self, sampling: Sampling) -> None:
+            super().__init__(sampling)
+            self._left = after if sampling.seed == seed else math.inf
+
+        def choose(self, logits: NDArray[Any]) -> int:
+            self._left -= 1
+            if self._left < 0:
+                raise ExecutionError("put in")
+            return super().choose(logits)
+
+    return Failing

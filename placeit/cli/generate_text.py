@@ -105,6 +105,11 @@ class _Text:
         self.text += piece.text
         return ((longest if self.ended else self.count) - before) / longest
 
+    @property
+    def error(self) -> str | None:
+        """Why it has failed; None if it has not."""
+        return None if self.piece is None or self.piece.error is None else str(self.piece.error)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "text": self.text,
@@ -159,9 +164,9 @@ def generate_text(
         interrupted = _generate(session, model, every, wanted, at_once, terminal)
         took, stats = time.perf_counter() - begin, server.stats()
         alone = next((one.why for one in server.stepping if one.why is not None), None)
-    tokens = sum(one.count for one in every)
+    tokens, failed = sum(one.count for one in every), any(one.error is not None for one in every)
     data: dict[str, Any] = head | {
-        "texts": [{"prompt": one.prompt, **one.to_dict()} for one in every],
+        "texts": [{"prompt": one.prompt, **one.to_dict(), "error": one.error} for one in every],
         "at_once": at_once,
         "tokens": tokens,
         "seconds": took,
@@ -171,7 +176,7 @@ def generate_text(
         "interrupted": interrupted,
     }
     shown = _nothing_more if terminal.quiet else partial(_summary, data=data)
-    return Output(data, shown, INTERRUPTED if interrupted else 0)
+    return Output(data, shown, INTERRUPTED if interrupted else int(failed))
 
 
 def _one(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, head: Mapping[str, Any]) -> Output:
@@ -207,13 +212,6 @@ def _generate(
                             progress(f"text {place + 1} of {len(every)}", done)
                 _print(one, place + 1, len(every), terminal)
                 printed = place + 1
-        except StateMemoryError as error:
-            if at_once == 1:
-                raise
-            raise StateMemoryError(
-                f"The states of {at_once} texts at the same time need more memory than there is for them: generate fewer with "
-                "--texts, or place the model for a shorter --context."
-            ) from error
         except KeyboardInterrupt:
             session.hurry()
             for place, one in enumerate(every[printed:], printed):
@@ -227,19 +225,24 @@ def _print(text: _Text, number: int, count: int, terminal: Terminal) -> None:
     """Print a text under its number and its prompt."""
     if not terminal.json:
         prompt = json.dumps(shortened(text.prompt, _COLUMNS), ensure_ascii=False)
-        cut = "" if text.ended else ", cut short"
+        cut = "" if text.ended and text.error is None else ", cut short"
         write_result(f"==> {number} of {count}{cut}: {prompt} <==\n{text.text}\n\n")
+    if text.piece is not None and text.error is not None:
+        fewer = " Generate fewer texts at the same time with --texts." if isinstance(text.piece.error, StateMemoryError) else ""
+        typer.echo(f"Text {number} of {count} has failed: {text.error}{fewer}", err=True)
 
 
 def _summary(console: Console, data: Mapping[str, Any]) -> None:
     """Print numbers of all texts."""
-    ended = sum(one["end"] is not None for one in data["texts"])
+    ended = sum(one["end"] not in (None, "error") for one in data["texts"])
+    failed = sum(one["error"] is not None for one in data["texts"])
+    why = ", ended by Ctrl-C" if data["interrupted"] else f", {failed} failed" if failed else ""
     steps, runs = sum(int(rows) * count for rows, count in data["steps"].items()), sum(data["steps"].values())
     joined = f"{steps / runs:.3g} texts in a step, on average" if runs else NOTHING
     facts(
         console,
         {
-            "texts": f"{ended} of {len(data['texts'])}, ended by Ctrl-C" if data["interrupted"] else str(ended),
+            "texts": str(ended) if ended == len(data["texts"]) else f"{ended} of {len(data['texts'])}{why}",
             "tokens": str(data["tokens"]),
             "tokens per second": rate(data["tokens_per_s"]),
             "joined steps": joined if data["alone"] is None else f"none, as {data['alone']}",

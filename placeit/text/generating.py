@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model, TensorSpec
 from placeit.backends.folder import tokenizer_folder
-from placeit.core.errors import QueueFullError, UsageError
+from placeit.core.errors import PlaceitError, QueueFullError, UsageError
 from placeit.serving.convoy import KNOWN, step_inputs
+from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.serving.server import Answer, Outputs, Server
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
@@ -65,12 +66,14 @@ class Piece:
         text: the text that the token has completed; it may be empty.
         tokens: tokens generated so far.
         end: why the text ends with this piece: by a ``stop`` text or a token that ends texts, or by its ``length``; None if it
-            goes on.
+            goes on, ``error`` if it has failed.
+        error: why it has failed; None if it has not.
     """
 
     text: str
     tokens: int
-    end: Literal["stop", "length"] | None = None
+    end: Literal["stop", "length", "error"] | None = None
+    error: PlaceitError | None = None
 
 
 class TextModel:
@@ -144,6 +147,8 @@ class TextModel:
         """
         with contextlib.closing(self.generate_all([prompt], wanted)) as pieces:
             for _, piece in pieces:
+                if piece.error is not None:
+                    raise piece.error
                 yield piece
 
     def generate_all(
@@ -152,7 +157,8 @@ class TextModel:
         """Generate the texts that follow several prompts, side by side: the server joins their steps where the model allows it.
 
         Yield a piece for each token, with the index of its text. Texts begin in the order of the prompts, and a text that is
-        shorter ends earlier. Closing the iterator ends all texts.
+        shorter ends earlier. A text that fails ends with a piece that has the error (a device fails, or there is no memory for
+        its state), and the other texts go on. Closing the iterator ends all texts.
 
         Args:
             prompts: the tokens of each.
@@ -162,8 +168,6 @@ class TextModel:
         Raises:
             UsageError: a prompt is empty or too long, or has a token that the model does not know, and no text has begun; or
                 ``at_once`` is less than 1.
-            StateMemoryError: there is no memory for the states of the texts.
-            ExecutionError: a device fails, or computes no numbers.
         """
         if at_once < 1:
             raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
@@ -178,12 +182,15 @@ class TextModel:
                     running[number] = _Text(number, self, self._server, prompts[number], one, made)
                     running[number].submit()
                 number, piece = made.get()
-                if isinstance(piece, Exception):
-                    raise piece
                 if piece is None:
                     running[number].submit()
                     continue
-                running[number].was_read()
+                if isinstance(piece, PlaceitError):
+                    piece = Piece("", running[number].count, "error", piece)
+                elif isinstance(piece, Exception):
+                    raise piece
+                else:
+                    running[number].was_read()
                 if piece.end is not None:
                     running.pop(number).close()
                 yield number, piece
@@ -229,10 +236,10 @@ class _Text:
         server: runs the model.
         prompt: its tokens.
         wanted: with the number of tokens.
-        made: takes the pieces, with the number of the text.
+        made: takes the pieces, and the error if the text fails, with the number of the text.
 
-    Raises:
-        StateMemoryError: there is no memory for its state.
+    Attributes:
+        count: tokens generated so far.
     """
 
     def __init__(
@@ -241,22 +248,27 @@ class _Text:
         self._number, self._model, self._server, self._made = number, model, server, made
         self._sampler, self._stops, self._most = Sampler(wanted.sampling), _Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
-        self._new, self._past, self._count = list(prompt), 0, 0
+        self._new, self._past, self.count = list(prompt), 0, 0
         self._turn = threading.Lock()
         self._unread = 0
         self._answers: list[Answer] = []  # of the step in flight, or of the prompt's chunks
         self._paused = self._closed = False
-        self._sequence = server.sequence()
+        self._sequence: ServedSequence | None = None
 
     def submit(self) -> None:
-        """Submit the next step: the first one, or one for which the server's queue had no room.
+        """Submit the next step: the first one, or one for which the server's queue had no room."""
+        try:
+            self._submit()
+        except PlaceitError as error:
+            self._made.put((self._number, error))
 
-        A long prompt is submitted in chunks, so that several devices compute it at the same time.
-        """
-        longest = self._model.step if self._sequence.at_once == 1 else min(self._model.step, _CHUNK)
+    def _submit(self) -> None:
+        """Submit the next step. A long prompt is submitted in chunks, which several devices compute at the same time."""
+        sequence = self._sequence = self._sequence or self._server.sequence()
+        longest = self._model.step if sequence.at_once == 1 else min(self._model.step, _CHUNK)
         self._answers = []
         while now := self._new[:longest]:
-            self._answers.append(self._sequence.submit(self._model.inputs_of(now, self._past)))
+            self._answers.append(sequence.submit(self._model.inputs_of(now, self._past)))
             self._new, self._past = self._new[longest:], self._past + len(now)
         self._answers[-1].add_done_callback(self._ended)
 
@@ -276,7 +288,8 @@ class _Text:
         if wait and not self._server.is_here:
             for answer in left:
                 answer.exception()
-        self._sequence.close(drain=False)
+        if self._sequence is not None:
+            self._sequence.close(drain=False)
 
     def _ended(self, answer: Future[Outputs]) -> None:
         """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
@@ -290,7 +303,7 @@ class _Text:
             with self._turn:
                 self._paused = goes_on and self._unread >= _AHEAD
             if goes_on and not self._paused:
-                self.submit()
+                self._submit()
         except QueueFullError:
             self._made.put((self._number, None))  # the reader waits for room
         except Exception as error:  # noqa: BLE001 (it is for the reader)
@@ -303,18 +316,18 @@ class _Text:
 
     def _chosen(self, outputs: Outputs) -> bool:
         """Choose the token after a step, and pass on its piece; return whether the text goes on."""
-        self._count += 1
         token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
+        self.count += 1
         if token in self._model.tokenizer.ends:
-            self._pass_on(Piece(self._stops.rest(), self._count, "stop"))
+            self._pass_on(Piece(self._stops.rest(), self.count, "stop"))
             return False
         text, stopped = self._stops.pass_on(self._decode(token))
-        if stopped or self._count == self._most:
+        if stopped or self.count == self._most:
             text = text if stopped else text + self._stops.rest()
-            self._pass_on(Piece(text, self._count, "stop" if stopped else "length"))
+            self._pass_on(Piece(text, self.count, "stop" if stopped else "length"))
             return False
         self._new = [token]
-        self._pass_on(Piece(text, self._count))
+        self._pass_on(Piece(text, self.count))
         return True
 
 

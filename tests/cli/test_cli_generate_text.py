@@ -15,7 +15,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.core.interrupts import INTERRUPTED
 from placeit.text.generating import TextModel
 from tests.schema_check import check_schema
-from tests.small_texts import write_folder
+from tests.small_texts import failing_sampler, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,27 @@ def test_several_prompts_that_cannot_be_continued_are_refused_in_a_sentence(
     assert "give all of them in one way" in refusal("Once", "--prompts", tmp_path / "none.txt")
     assert "'--texts'" in refusal("Once", "Twice", "--texts", 0)
     assert "Prompt 2: The prompt has 17 tokens" in refusal("Once", "x" * 17, "Twice")
-    monkeypatch.setattr("placeit.serving.sequences.free_bytes", lambda: 10_000)
-    assert "generate fewer with --texts" in refusal("Once", "Twice")
+
+
+def test_a_text_that_fails_is_told_and_the_others_are_printed(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("-d", "CPU@0", "--context", 64, "--tokens", 6, "--temperature", 1, "--seed", 5)
+    asked = ("generate-text", folder, "Once", "Twice", "x", *options)
+    with monkeypatch.context() as changed:
+        changed.setattr("placeit.text.generating.Sampler", failing_sampler(seed=6, after=3))
+        result, machine = cli(*asked), cli(*asked, "--json")
+    assert (result.exit_code, machine.exit_code) == (1, 1)
+    assert '==> 2 of 3, cut short: "Twice" <==\n' in result.stdout
+    assert '==> 3 of 3: "x" <==\n' in result.stdout
+    assert "Text 2 of 3 has failed: put in" in result.stderr
+    assert "2 of 3, 1 failed" in result.stdout
+    said = json.loads(machine.stdout)
+    check_schema(said, "placeit.generate-text/1")
+    assert [(one["end"] == "error", one["error"]) for one in said["texts"]] == [(False, None), (True, "put in"), (False, None)]
+    monkeypatch.setattr("placeit.serving.sequences.free_bytes", lambda: 6_000)
+    result = cli(*asked, "--texts", 3)
+    assert result.exit_code == 1
+    assert "has no room" in result.stderr
+    assert "Generate fewer texts at the same time with --texts" in result.stderr
 
 
 def prompts_of(path: Path, text: str | bytes) -> list[str]:

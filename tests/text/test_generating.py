@@ -17,7 +17,7 @@ from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
-from tests.small_texts import CONTEXT, served, write_folder
+from tests.small_texts import CONTEXT, failing_sampler, served, write_folder
 from tests.text_steps import generate
 
 openvino = import_openvino()
@@ -69,6 +69,22 @@ def test_texts_that_are_generated_at_once_are_those_of_single_prompts(model, ope
             found[number].append(piece)
             assert sum(bool(pieces) and pieces[-1].end is None for pieces in found) <= 2
         assert found == single
+    assert opened[1].stats().sequences == 0
+
+
+def test_a_text_that_fails_ends_with_its_error_and_the_others_go_on(model, opened, monkeypatch):
+    prompts, wanted = [model.tokenizer.encode(text) for text in ("Once", "Twice", "x")], Wanted(6, sampling=Sampling(seed=5))
+    expected = [[] for _ in prompts]
+    for number, piece in model.generate_all(prompts, wanted):
+        expected[number].append(piece)
+    monkeypatch.setattr("placeit.text.generating.Sampler", failing_sampler(seed=6, after=3))
+    found = [[] for _ in prompts]
+    for number, piece in model.generate_all(prompts, wanted, at_once=2):
+        found[number].append(piece)
+    assert (found[0], found[2], found[1][:3]) == (expected[0], expected[2], expected[1][:3])
+    assert (found[1][3].tokens, found[1][3].end, str(found[1][3].error)) == (3, "error", "put in")
+    with pytest.raises(ExecutionError, match="put in"):
+        list(model.generate(prompts[1], Wanted(6, sampling=Sampling(seed=6))))
     assert opened[1].stats().sequences == 0
 
 
