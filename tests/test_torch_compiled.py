@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 from torch import nn
 
 from placeit.application import Application
-from placeit.backends.torch.inductor import compile_segment
+from placeit.backends.torch.inductor import compile_segment, is_kept
 from placeit.backends.torch.model import load
 from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.narrowing import narrowed
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.compare import compare
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.runtime.devices.inductor import InductorDevice
 from placeit.runtime.kinds import inductor
 from placeit.session import Session
 from tests.bundled import placed
@@ -26,7 +29,9 @@ from tests.steady import optimize
 
 CORE = allowed_cores()[0]
 COMPILED = f"inductor:CPU@{CORE}"
-NET = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+NET = nn.Sequential(
+    nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(16, 4)
+).eval()
 X = torch.arange(16.0).reshape(2, 8) / 16
 
 
@@ -45,6 +50,13 @@ class Custom(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return doubled(x) + 1
+
+
+class Noisy(nn.Module):
+    """Draws other numbers in each run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x + torch.rand_like(x)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,15 +89,36 @@ def test_the_compiled_module_is_a_candidate_beside_the_plain_one(found: Optimize
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("found")
-def test_a_module_of_other_weights_is_not_compiled_again() -> None:
-    other = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
-    other.load_state_dict(NET.state_dict())  # small weights are written into the code, so that the biases have to be equal
-    with torch.no_grad():
-        other[0].weight *= 2
+def test_an_equal_module_is_not_compiled_again_and_one_of_other_weights_would_be() -> None:
+    other = copy.deepcopy(NET)
     with Session(other, COMPILED, example=(X,)) as session:
-        made = session.run(placed(session), runs=1, inputs={"input": X.T.reshape(2, 8).numpy()})
+        made = session.run(placed(session), runs=1)
         assert session.compiling.kinds["inductor:CPU"].from_disk == 1
+        (device,) = session.runtime.devices
+        threads = narrowed(InductorDevice, device).threads
     assert made.output_error.max_rel < 1e-5
+    kept = []
+    for _ in range(2):
+        model = load(other, (X,))
+        kept.append(is_kept(model.segment("torch", range(len(model.graph)), [], []), threads))
+        other[2].running_mean += 1
+    assert kept == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_freezing_changes_is_compiled_without_it_which_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
+    model = load(Noisy(), (X,))
+    compiled = compile_segment(model.segment("torch", range(len(model.graph)), [], []), 1)
+    (made,) = compiled.forward(X)
+    assert ((made - 2 * X).abs() < 1).all()
+    said = [one.getMessage() for one in caplog.records if "freezing" in one.getMessage()]
+    assert said == [
+        "Inductor compiles a segment without freezing its weights, so that it may be slower: its outputs would differ."
+    ]
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import logging
 import math
 import os
 import re
@@ -17,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.bundled import write_segment
+from placeit.backends.torch.tracing import FAILURES, first_paragraph
 from placeit.core.errors import DeviceError, ExecutionError, FileError, ModelError, first_line
 from placeit.core.files import cache_folder, own_folder, temporary_folder
 from placeit.core.version import __version__
@@ -28,10 +33,11 @@ from placeit.devices.host import cpu_name
 
 __all__ = ["CompiledSegment", "compile_package", "compile_segment", "is_kept"]
 
-_INLINED = 64  # elements up to which the values of a weight count: Inductor writes small ones into the code
+_log = logging.getLogger("placeit")
+
 _MOST_BYTES = 1e9  # of all packages that are kept
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError)
+_UNFROZEN = "compiled without freezing: "  # what the child process writes before the reason
 _PROGRAM = """
 import sys
 source, target, threads, *sys.path = sys.argv[1:]
@@ -42,15 +48,13 @@ compile_package(source, target, int(threads))
 
 @dataclass(frozen=True, eq=False)
 class CompiledSegment:
-    """A compiled segment, which uses the weights of the module where they are.
+    """A compiled segment, which contains its weights.
 
     Attributes:
-        module: the module, which owns the weights.
         run: runs it on contiguous tensors.
         from_disk: whether it was compiled before.
     """
 
-    module: GraphModule
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     from_disk: bool
 
@@ -60,7 +64,7 @@ class CompiledSegment:
 
 
 def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math.inf) -> CompiledSegment:
-    """Compile a segment for the CPU, or load an earlier result for a segment that differs in the values of its weights only.
+    """Compile a segment for the CPU, or load an earlier result for an equal segment.
 
     Args:
         module: the segment, as ``TorchModel.segment`` returns it.
@@ -75,15 +79,15 @@ def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math
         raise DeviceError("Inductor compiles programs of PyTorch, and the segment is a plain module: choose torch:CPU devices.")
     kept = _kept(module, threads)
     if kept is not None and kept.is_file():
-        with contextlib.suppress(*_FAILURES):  # it is damaged, or of another build of PyTorch: compile again
-            found = _load(kept, module, from_disk=True)
+        with contextlib.suppress(*FAILURES):  # it is damaged, or of another build of PyTorch: compile again
+            found = _load(kept, from_disk=True)
             os.utime(kept)
             return found
     with temporary_folder() as folder:
         package = _compile(module, threads, seconds, folder)
         try:
-            found = _load(package, module, from_disk=False)
-        except _FAILURES as error:
+            found = _load(package, from_disk=False)
+        except FAILURES as error:
             raise DeviceError(f"A segment that Inductor compiled cannot be loaded: {first_line(error)}") from error
         if kept is not None:
             with contextlib.suppress(OSError):
@@ -98,16 +102,45 @@ def is_kept(module: torch.nn.Module, threads: int) -> bool:
 
 
 def compile_package(source: str, target: str, threads: int) -> None:
-    """Compile an exported program without its weights to a package; what the child process does.
+    """Compile an exported program to a package; what the child process does.
+
+    The program is frozen if its outputs stay the same: normalizations are folded into the weights of convolutions, and weights
+    are stored in the order in which kernels read them.
 
     Args:
         source: path of the program.
         target: path of the package.
         threads: number of threads that kernels are divided among.
     """
-    options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.package_constants_in_so": False}
+    program = torch.export.load(source)
+    options = {"cpp.threads": threads, "compile_threads": 1}
+    compile_it = functools.partial(torch._inductor.aoti_compile_and_package, program, package_path=target)
     with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(torch.export.load(source), package_path=target, inductor_configs=options)
+        try:
+            compile_it(inductor_configs={**options, "freezing": True})
+            why = "" if _agrees(program, torch._inductor.aoti_load_package(target)) else "its outputs would differ"
+        except FAILURES as error:
+            why = first_paragraph(error)
+        if why:
+            compile_it(inductor_configs=options)
+            sys.stderr.write(f"{_UNFROZEN}{why}\n")
+
+
+def _agrees(program: ExportedProgram, compiled: Callable[..., Any]) -> bool:
+    """Return whether compiled code computes what a program does, on random numbers and, for integers, the example inputs."""
+    (examples, _), draw = program.example_inputs or ((), {}), torch.Generator().manual_seed(0)
+    inputs = [torch.randn(one.shape, generator=draw).to(one.dtype) if one.is_floating_point() else one for one in examples]
+    values = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
+    kinds = {one.dtype for one in values if isinstance(one, torch.Tensor) and one.is_floating_point()}
+    tolerance = 1e-3 + 8 * max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+    pairs = zip(pytree.tree_leaves(compiled(*inputs)), pytree.tree_leaves(program.module()(*inputs)), strict=True)
+    return all(_close(made, wanted, tolerance) for made, wanted in pairs)
+
+
+def _close(made: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
+    floats = wanted.is_floating_point() and wanted.numel()
+    scale = float(wanted.nan_to_num(0, 0, 0).abs().max()) if floats else 0.0
+    return torch.allclose(made, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) -> Path:
@@ -124,14 +157,23 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
         raise ExecutionError(f"Inductor has not compiled it in the {seconds:.3g} s that there was time for.") from error
     except OSError as error:
         raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
+    lines = said.decode(errors="replace").splitlines()
     if code != 0 or not target.is_file():
-        lines = said.decode(errors="replace").splitlines()
         cause = next(
             (line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why"
         )
         why = cause.strip().rstrip(".")
         raise DeviceError(f"Inductor does not compile a segment: {why}. torch:CPU devices run it eagerly.")
+    for line in lines:
+        if line.startswith(_UNFROZEN):
+            _say_unfrozen(line.removeprefix(_UNFROZEN))
     return target
+
+
+@functools.cache
+def _say_unfrozen(why: str) -> None:
+    """Log, once for each reason, that a segment is compiled without freezing."""
+    _log.warning("Inductor compiles a segment without freezing its weights, so that it may be slower: %s.", why.rstrip("."))
 
 
 def _run(arguments: Sequence[str], limit: float | None) -> tuple[int, bytes]:
@@ -152,12 +194,9 @@ def _run(arguments: Sequence[str], limit: float | None) -> tuple[int, bytes]:
     return child.returncode, said
 
 
-def _load(package: Path, module: GraphModule, *, from_disk: bool) -> CompiledSegment:
+def _load(package: Path, *, from_disk: bool) -> CompiledSegment:
     compiled: Any = torch._inductor.aoti_load_package(str(package))
-    weights = dict(module.named_buffers(remove_duplicate=False))
-    if names := compiled.get_constant_fqns():
-        compiled.load_constants({name: weights[name] for name in names}, check_full_update=True, user_managed=True)
-    return CompiledSegment(module, compiled.loader.boxed_run, from_disk)
+    return CompiledSegment(compiled.loader.boxed_run, from_disk)
 
 
 def _keep(package: Path, kept: Path) -> None:
@@ -185,12 +224,13 @@ def _kept(module: GraphModule, threads: int) -> Path | None:
 
 
 def _digest(module: GraphModule, threads: int) -> str:
-    """Return a digest of all that compiled code depends on: the program, the forms of its weights, and the machine."""
+    """Return a digest of all that compiled code depends on: the program, its weights, and the machine."""
     machine = cpu_name(), torch.backends.cpu.get_cpu_capability(), os.environ.get("CXX", "")
     digest = hashlib.sha256(repr((__version__, torch.__version__, machine, threads, module.code)).encode())
     for node in module.graph.find_nodes(op="placeholder"):
         digest.update(repr((node.name, tuple(node.meta["val"].shape), node.meta["val"].dtype)).encode())
     for name, tensor in module.named_buffers(remove_duplicate=False):
-        value = tensor.tolist() if tensor.numel() <= _INLINED else None
-        digest.update(repr((name, tuple(tensor.shape), tensor.stride(), tensor.dtype, value)).encode())
+        digest.update(repr((name, tuple(tensor.shape), tensor.stride(), tensor.dtype)).encode())
+        values: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+        digest.update(values)
     return digest.hexdigest()[:32]
