@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from placeit.backends.torch.border import convert_border
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
 from placeit.backends.torch.state import KEEP
-from placeit.backends.torch.structure import leaf_names
+from placeit.backends.torch.structure import leaf_names, plain_structure
 from placeit.backends.torch.tracing import as_model_error, exported
 from placeit.core.errors import ModelError
 
@@ -170,11 +170,13 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
         if spec is not None:
             what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
         _check_device(f"{name}: {what}", node.meta.get("val"))
+    names = leaf_names(program.call_spec.out_spec, "output")
     with as_model_error(f"Cannot lower {name} to ATen ops"), torch.no_grad():
-        lowered = program.run_decompositions({})
+        with plain_structure(program):
+            lowered = program.run_decompositions({})
         _drop_copies(lowered)
         convert_border(lowered)
-        return _Lowering(lowered, name, sizes).result()
+        return _Lowering(lowered, name, names, sizes).result()
 
 
 def _drop_copies(program: ExportedProgram) -> None:
@@ -190,8 +192,8 @@ def _drop_copies(program: ExportedProgram) -> None:
 class _Lowering:
     """Object that takes a program of functional ATen ops apart."""
 
-    def __init__(self, program: ExportedProgram, name: str, sizes: OpenSizes | None) -> None:
-        self.program, self.name, self.sizes = program, name, sizes
+    def __init__(self, program: ExportedProgram, name: str, results: list[str], sizes: OpenSizes | None) -> None:
+        self.program, self.name, self.results, self.sizes = program, name, results, sizes
         self.inputs: dict[str, Node] = {}
         self.buffers: dict[str, Node] = {}  # buffers that the program changes
         self.values: dict[Node, Any] = {}  # values that are known before a run
@@ -301,8 +303,8 @@ class _Lowering:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
         if not any(returned):
             raise ModelError(f"{self.name} returns no tensor, so there is nothing to compute: return the result.")
-        names = leaf_names(self.program.call_spec.out_spec, "output")
-        return {name: indexed_value(node) for name, node in zip(names, returned, strict=True) if node is not None}, written
+        pairs = zip(self.results, returned, strict=True)
+        return {name: indexed_value(node) for name, node in pairs if node is not None}, written
 
     def _check(self, node: Node) -> None:
         """Raise ModelError for an op that cannot be in a fixed program of tensors."""

@@ -7,9 +7,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-__all__ = ["arranged", "leaf_names", "plain_types", "shown"]
+__all__ = ["arranged", "leaf_names", "plain_structure", "plain_types", "shown"]
 
 
 def leaf_names(spec: pytree.TreeSpec, root: str) -> list[str]:
@@ -95,3 +96,31 @@ def plain_types(names: Collection[str]) -> Iterator[None]:
             del table[name]
         table.update(before)
         pytree.treespec_loads.cache_clear()
+
+
+@contextlib.contextmanager
+def plain_structure(program: ExportedProgram) -> Iterator[None]:
+    """Make a program take and return dictionaries and tuples in place of registered types, which may compute when made.
+
+    ``DynamicCache`` of transformers does: PyTorch cannot lower a program in which it is an argument.
+    """
+    signature = program.module_call_graph[0].signature
+    if signature is None:
+        yield
+        return
+    before = signature.in_spec, signature.out_spec
+    signature.in_spec, signature.out_spec = map(_plain, before)
+    try:
+        yield
+    finally:
+        signature.in_spec, signature.out_spec = before
+
+
+def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    children = list(map(_plain, spec.children()))
+    if spec.type in (dict, list, tuple):
+        return pytree.TreeSpec(spec.type, spec.context, children)
+    keys = _keys(spec)
+    return pytree.TreeSpec(tuple, None, children) if isinstance(keys, range) else pytree.TreeSpec(dict, list(keys), children)

@@ -81,10 +81,12 @@ def as_model_error(what: str) -> Iterator[None]:
                 f"a mask, or export the parts separately. PyTorch says: {message}"
             )
             where = ""
-        elif "which is not a known type" in message:
+        elif "which is not a known type" in message or "Unsupported input type" in message:
             message = (
                 f"{message.partition('. ')[0]}: register it (torch.export.register_dataclass, or register_pytree_node of "
-                "torch.utils._pytree), or return tensors; modules of transformers do with config.use_cache = False"
+                "torch.utils._pytree; for DynamicCache, register_dynamic_cache_export_support of "
+                "transformers.integrations.executorch), or take and return tensors; modules of transformers do with "
+                "config.use_cache = False"
             )
         raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
 
