@@ -332,9 +332,9 @@ def test_state_is_kept_together_and_every_run_starts_from_the_initial_one() -> N
     ("function", "says"),
     [
         (lambda _, x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), r"op 'cond' .*torch\.where"),
-        (lambda _, x: x * x.sum().item(), r"op 'item' \(aten\.item\.default\) makes a Python number .*\.item\(\)"),
+        (lambda _, x: x * x.sum().item(), r"op 'item' \(aten\.item\.default\), called at .*, makes a .* number .*\.item\(\)"),
         (lambda _, x: x if x.sum() > 0 else x + 1, r"control flow depends on data \(.*\.py, line \d+\)"),
-        (lambda _, x: x.nonzero(), r"op 'nonzero' \(aten\.nonzero\.default\) makes a tensor of shape \[u0, 2\]"),
+        (lambda _, x: x.nonzero(), r"op 'nonzero' \(aten\.nonzero\.default\), called at .*, makes a tensor of shape \[u0, 2\]"),
         (lambda _, x: x[x > 0].sum(), r"op 'index' \(aten\.index\.Tensor\).*size depends on the data.*mask"),
         (lambda _, x: x.add_(1), r"changes its input 'x' in place.*x\.clone\(\)"),
         (lambda _, x: x.as_strided((2, 2), (1, 1)), r"op 'as_strided' .*reads memory by strides.*slices"),
@@ -431,7 +431,7 @@ def test_a_segment_takes_its_inputs_in_any_order_of_memory() -> None:
 
 def test_random_numbers_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     calling(lambda _, x: x + torch.rand(3))
-    assert "small draws random numbers (op 'rand')" in caplog.text
+    assert "small draws random numbers (op 'rand', called at line " in caplog.text
 
 
 def attention(_: Any, x: torch.Tensor) -> torch.Tensor:

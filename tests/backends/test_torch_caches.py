@@ -58,7 +58,7 @@ def test_tensors_in_a_cache_are_inputs_and_outputs_named_by_position() -> None:
 
 
 def test_a_cache_of_a_type_that_is_not_registered_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ModelError, match=r"input type .*Cache'>: register it .*register_dynamic_cache_export_support"):
+    with pytest.raises(ModelError, match=r"input type .*Cache'>: take .* register it .*register_dynamic_cache_export_support"):
         Session(Layers(), DEVICES, example=(torch.ones(1), Cache(torch.ones(2))))
 
 

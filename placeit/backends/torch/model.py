@@ -32,7 +32,7 @@ from placeit.backends.torch.program import Lowered, export, fixed, is_random, lo
 from placeit.backends.torch.segment import extract
 from placeit.backends.torch.structure import plain_types
 from placeit.backends.torch.supported_ops import without_kernel
-from placeit.backends.torch.tracing import FAILURES, as_model_error, first_paragraph
+from placeit.backends.torch.tracing import FAILURES, as_model_error, first_paragraph, line_of
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Device
@@ -270,13 +270,17 @@ def load(
 def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> TorchModel:
     lowered = lower(program, str(path), sizes)
     graph, layout = build_graph(lowered)
-    drawing = [name for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)]
+    drawing = [
+        (name, node) for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)
+    ]
     if drawing:
+        name, node = drawing[0]
         _log.warning(
-            "%s draws random numbers (op '%s'), so that outputs differ from run to run. If that is dropout, the program was "
-            "exported in training mode: call module.eval() before.",
+            "%s draws random numbers (op '%s'%s), so that outputs differ from run to run. If that is dropout, the program was "
+            "exported in training mode: call module.eval() before, or give dropout training=self.training.",
             path,
-            drawing[0],
+            name,
+            f", called at{line}" if (line := line_of(node)) else "",
         )
     number = {node: v for v, node in enumerate(layout.nodes) if node is not None}
     found = {value: limits for value in layout.values if sizes and (limits := sizes.limits(dimensions(*value)))}

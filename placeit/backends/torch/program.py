@@ -26,10 +26,11 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
+from placeit.backends.torch.given import check_device, check_given
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
 from placeit.backends.torch.state import KEEP
 from placeit.backends.torch.structure import leaf_names, plain_structure
-from placeit.backends.torch.tracing import as_model_error, exported
+from placeit.backends.torch.tracing import as_model_error, exported, line_of
 from placeit.core.errors import ModelError
 
 __all__ = [
@@ -59,6 +60,7 @@ _INSTEAD = {
     "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
 }
 """Advice in place of an op that calls other programs."""
+_QUANTIZING = ("aten::quantize_per", "aten::_make_per", "quantized::")
 _FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about properties that are fixed here
 
 
@@ -94,8 +96,10 @@ def export(
     """Export a module in evaluation mode with shapes fixed by the arguments, or as given; the module's mode is restored.
 
     Raises:
-        ModelError: the module cannot be exported, for example because its control flow depends on data.
+        ModelError: the module cannot be exported, for example because its control flow depends on data, or the arguments do not
+            fit.
     """
+    check_given(module, args, kwargs, name)
     training = [part for part in module.modules() if part.training]
     # without gradients, code that the module runs under no_grad does not differ from the rest, and stays in one graph
     with as_model_error(f"Cannot export {name}"), torch.no_grad():
@@ -169,7 +173,7 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
         what = f"what op '{op_name(node)}' ({node.target}) makes"
         if spec is not None:
             what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
-        _check_device(f"{name}: {what}", node.meta.get("val"))
+        check_device(f"{name}: {what}", node.meta.get("val"))
     names = leaf_names(program.call_spec.out_spec, "output")
     with as_model_error(f"Cannot lower {name} to ATen ops"), torch.no_grad():
         with plain_structure(program):
@@ -200,7 +204,6 @@ class _Lowering:
 
     def result(self) -> Lowered:
         self._take_inputs()
-        outputs, written = self._take_outputs()
         calls = [
             node
             for node in self.program.graph.nodes
@@ -208,6 +211,7 @@ class _Lowering:
         ]
         for node in calls:
             self._check(node)
+        outputs, written = self._take_outputs()
         if self.sizes is not None:
             self.sizes.close(self.program)
         calls += self._add_changes(written)
@@ -267,9 +271,8 @@ class _Lowering:
                 self.inputs[node.name] = node
                 continue
             tensor = self._constant(spec)
-            _check_device(
-                f"{self.name}: the weight '{spec.target}'", tensor
-            )  # the module may have been moved since it was exported
+            # the module may have been moved since it was exported
+            check_device(f"{self.name}: the weight '{spec.target}'", tensor)
             if spec.target in changed:
                 self.buffers[spec.target], tensor = node, tensor.clone()
             self.values[node] = tensor
@@ -310,7 +313,8 @@ class _Lowering:
         """Raise ModelError for an op that cannot be in a fixed program of tensors."""
         if is_size(node) and not free_unbacked_symbols(node.meta["val"]):
             return
-        op = f"{self.name}: op '{op_name(node)}' ({node.target})"
+        where = f", called at{line}," if (line := line_of(node)) else ""
+        op = f"{self.name}: op '{op_name(node)}' ({node.target}){where}"
         if not isinstance(node.target, torch._ops.OpOverload):
             custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
             if custom is not None:
@@ -336,6 +340,11 @@ class _Lowering:
                 raise ModelError(
                     f"{op} makes a tensor of layout {leaf.layout}, which cannot be moved between devices: keep it dense."
                 )
+        if node.target._schema.name.startswith(_QUANTIZING):
+            raise ModelError(
+                f"{op} makes a quantised tensor, which cannot be moved between devices: keep its integers and scales in "
+                "ordinary tensors, or quantise the ONNX file that placeit export writes."
+            )
         if node.target._schema.is_mutable:
             raise ModelError(_changes_in_place(op))
         if node.target.overloadpacket is torch.ops.aten.as_strided:
@@ -356,16 +365,6 @@ def indexed_value(node: Node) -> Value:
 
 def _changes_in_place(op: str) -> str:
     return f"{op} changes a tensor in place, and has no other form: write one that returns a new tensor."
-
-
-def _check_device(what: str, value: Any) -> None:
-    """Raise ModelError if a value is not on the CPU."""
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-            raise ModelError(
-                f"{what} is on {leaf.device}. Which device works with it is what a placement decides: have everything on the "
-                "CPU (module.cpu()) when the module is exported or loaded."
-            )
 
 
 def made(value: Value) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import re
@@ -16,12 +17,13 @@ from typing import Any, cast
 import torch
 from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram, ShapesCollection
+from torch.fx import Node
 from torch.hub import tqdm  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from placeit.core.errors import ModelError
 
-__all__ = ["FAILURES", "as_model_error", "exported", "first_paragraph", "quiet"]
+__all__ = ["FAILURES", "as_model_error", "exported", "first_paragraph", "line_of", "quiet"]
 
 FAILURES = (
     ArithmeticError,
@@ -38,9 +40,10 @@ FAILURES = (
 )
 """Errors of tracing: errors of PyTorch, and any error that the code of a module may raise on the way."""
 
-_NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__)
+_NOT_THE_USERS = (*torch.__path__, str(Path(__file__).parents[2]), contextlib.__file__, inspect.__file__)
 """Locations of code that does not belong to the traced module."""
 
+_REGISTERED = "torch.export.register_dataclass, or register_pytree_node of torch.utils._pytree"
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.export._trace")  # log errors that they also raise
 
 
@@ -82,18 +85,25 @@ def as_model_error(what: str) -> Iterator[None]:
             )
             where = ""
         elif "which is not a known type" in message or "Unsupported input type" in message:
-            message = (
-                f"{message.partition('. ')[0]}: register it (torch.export.register_dataclass, or register_pytree_node of "
-                "torch.utils._pytree; for DynamicCache, register_dynamic_cache_export_support of "
-                "transformers.integrations.executorch), or take and return tensors; modules of transformers do with "
-                "config.use_cache = False"
-            )
+            message = f"{message.partition('. ')[0]}: take and return tensors, or register it ({_REGISTERED})"
+            if "Cache" in message:
+                message += (
+                    "; for DynamicCache, transformers.integrations.executorch.register_dynamic_cache_export_support() does,"
+                    " and config.use_cache = False leaves it out"
+                )
         raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
 
 
 def first_paragraph(error: BaseException) -> str:
     """Return the first paragraph of a PyTorch error on one line, or its class if it has no message."""
     return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+
+
+def line_of(node: Node) -> str:
+    """Return the line of the module's own code that calls an op, as text after a word; empty if unknown."""
+    places = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in places if not file.startswith(("<", *_NOT_THE_USERS))]
+    return f" line {own[-1][1]} of {own[-1][0]}" if own else ""
 
 
 def _where(error: BaseException) -> str:

@@ -1,0 +1,89 @@
+"""Modules and examples that cannot be exported, refused beforehand, since PyTorch's errors do not say what to do."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from placeit.core.errors import ModelError
+
+__all__ = ["check_device", "check_given"]
+
+_log = logging.getLogger("placeit")
+
+_CONVERTED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
+    """Check that a module and the arguments of a call can be exported. Hooks are logged.
+
+    Raises:
+        ModelError: the arguments do not fit; or a weight or an argument is quantised, without values, or not on the CPU.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(f"{name} is a TorchScript module, which PyTorch does not export: give the module that it was made of.")
+    for where, part in module.named_modules():
+        if type(part).__module__.startswith(_CONVERTED):
+            raise ModelError(
+                f"{name}: torch.ao.quantization has converted the module '{where}' to {type(part).__name__}, which PyTorch "
+                "does not export: give the module before that, or quantise the ONNX file that placeit export writes."
+            )
+    for where, tensor in (*module.named_parameters(), *module.named_buffers()):
+        _check_tensor(f"{name}: the weight '{where}'", tensor)
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise ModelError(
+            f"{name} cannot be called with the example: {error}. Give the arguments of a call (example=(x,), kwargs={{...}})."
+        ) from error
+    for where, value in given.items():
+        for leaf in pytree.tree_leaves(value):
+            _check_tensor(f"{name}: the input '{where}'", leaf)
+    _say_hooks(module, name)
+
+
+def _check_tensor(what: str, value: Any) -> None:
+    if is_lazy(value):
+        raise ModelError(f"{what} is made by the first call of the module: call it once before it is exported.")
+    if isinstance(value, torch.Tensor) and value.is_quantized:
+        raise ModelError(f"{what} has the quantised type {value.dtype}, which PyTorch does not export: give x.dequantize().")
+    check_device(what, value)
+
+
+def check_device(what: str, value: Any) -> None:
+    """Raise ModelError if a value is not on the CPU."""
+    for leaf in pytree.tree_leaves(value):
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
+            continue
+        if leaf.is_meta:
+            raise ModelError(
+                f"{what} is on meta, where tensors have no values: fill weights on the CPU by module.to_empty(device='cpu') "
+                "and load_state_dict (module.cpu() cannot), and make inputs on the CPU."
+            )
+        raise ModelError(
+            f"{what} is on {leaf.device}. Which device works with it is what a placement decides: have everything on the "
+            "CPU (module.cpu()) when the module is exported or loaded."
+        )
+
+
+def _say_hooks(module: torch.nn.Module, name: str) -> None:
+    """Log the first hook that is not PyTorch's own."""
+    for where, part in module.named_modules():
+        for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
+            code = getattr(hook, "__code__", None)
+            if code is not None and not code.co_filename.startswith(tuple(torch.__path__)):
+                _log.warning(
+                    "%s has a hook%s (%s, line %d): what it computes is part of the program, and its other effects happen "
+                    "once, when the module is exported. Remove it (handle.remove()) if it only observes.",
+                    name,
+                    f" at '{where}'" if where else "",
+                    code.co_filename,
+                    code.co_firstlineno,
+                )
+                return

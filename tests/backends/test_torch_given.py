@@ -1,0 +1,96 @@
+"""Modules and examples that cannot be exported: one sentence says which tensor or line it is, and what to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from placeit.backends.torch.model import load
+from placeit.core.errors import ModelError
+
+X = torch.ones(2, 3)
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
+
+
+def converted(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+
+
+def with_buffer(tensor: torch.Tensor) -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.register_buffer("table", tensor)
+    return module
+
+
+class Calling(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "says"),
+    [
+        (nn.Linear(3, 3, device="meta"), X, r"Linear: the weight 'weight' is on meta, .*to_empty"),
+        (with_buffer(torch.ones(3, device="meta")), X, r"the weight 'table' is on meta, .*load_state_dict"),
+        (nn.Linear(3, 3), X.to("meta"), r"Linear: the input 'input' is on meta, .*inputs on the CPU"),
+        (nn.Linear(3, 3), quantized(X), r"the input 'input' has the quantised type torch\.quint8, .*dequantize\(\)"),
+        (with_buffer(quantized(X)), X, r"the weight 'table' has the quantised type .*dequantize\(\)"),
+        (converted(nn.Sequential(nn.Linear(3, 3))), X, r"has converted the module '0' to Linear, .*before that"),
+        (nn.LazyLinear(2), X, r"the weight 'weight' is made by the first call .*call it once"),
+        (Calling(quantized), X, r"called at line \d+ of .*test_torch_given\.py, makes a quantised tensor, .*integers"),
+        (Calling(torch.Tensor.to_sparse), X, r"called at line \d+ of .*test_torch_given\.py, makes .*keep it dense"),
+        (Calling(lambda x: x.sum().item()), X, r"called at line \d+ of .*makes a Python number .*in a tensor"),
+        (Calling(lambda x: x.numpy), X, r"Found <class 'builtin.*> in output, .*: take and return tensors, or register it"),
+        (Calling(lambda x: x.shape), X, r"Calling returns no tensor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_what_cannot_be_exported_is_refused_with_what_to_do(module: nn.Module, x: torch.Tensor, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as caught:
+        load(module, (x,))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"Linear cannot be called with the example: too many positional arguments\. Give"):
+        load(nn.Linear(3, 3), (X, X))
+
+
+def test_hooks_are_part_of_the_program_and_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(3, 3))
+    module[0].register_forward_hook(lambda *given: given[-1] * 2)
+    model = load(module, (X,))
+    (made,) = model.segment("torch", range(len(model.graph)), [], [])(X)
+    torch.testing.assert_close(made, module(X))
+    assert "Sequential has a hook at '0' (" in caplog.text
+    assert "test_torch_given.py, line " in caplog.text
+
+
+def test_a_module_in_training_mode_is_placed_for_evaluation_and_stays_in_its_mode() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.BatchNorm1d(3)).train()
+    model = load(module, (X,))
+    assert module.training
+    (made,) = model.segment("torch", range(len(model.graph)), [], [])(X)
+    torch.testing.assert_close(made, module.eval()(X))
+
+
+def test_dropout_that_no_mode_switches_off_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    load(Calling(nn.functional.dropout), (X,))
+    assert "called at line " in caplog.text
+    assert "training=self.training" in caplog.text
