@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 import typing
@@ -32,9 +33,10 @@ from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import printable
 
-__all__ = ["Command", "command", "was_given", "write_result"]
+__all__ = ["Command", "command", "command_line", "was_given", "write_result"]
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
+_WORDS: ContextVar[tuple[str, ...]] = ContextVar("words of the command line", default=())
 _RESULT: ContextVar[Callable[[str], object] | None] = ContextVar("writes to standard output", default=None)
 
 BUG = 70
@@ -68,6 +70,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises typer.BadParameter."""
+        _WORDS.set((*ctx.command_path.split(), *args))
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -132,6 +135,11 @@ def write_result(text: str) -> None:
             write("\t".join(map(printable, text.split("\t"))))
     except BrokenPipeError:
         raise _ReaderGoneError from None
+
+
+def command_line() -> str:
+    """Return the running command, to be copied to a shell; empty outside of commands."""
+    return shlex.join(_WORDS.get())
 
 
 def was_given(option: str) -> bool:

@@ -36,6 +36,7 @@ class Command(NamedTuple):
 
 _BUILTIN = {
     "demo": Command("Find a placement of a small model on two boards, as a first try.", "placeit.cli.demo:demo"),
+    "try": Command("Find out in a minute what placeit gains with a model.", "placeit.cli.try_model:try_model"),
     "devices": Command("List devices and the links between them.", "placeit.cli.devices:devices"),
     "inspect": Command("Show the contents of a model.", "placeit.cli.inspect:inspect"),
     "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),

@@ -31,7 +31,7 @@ _BUDGET_S, _LEARNING_S = 60.0, 120.0  # seconds of a search, and of one in which
 EXAMPLES = """\b
 Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
-  placeit optimize model.onnx --budget 20s --output placement.json --record run.json
+  placeit optimize model.onnx --budget 20s --output placement.json --page report.html
   placeit optimize model.onnx --inputs x.npz
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx -d cluster.yaml --policy doppler --resume search.jsonl
@@ -127,6 +127,12 @@ def optimize(
             "--record", metavar="FILE", help="Write the search and, after it, a few runs of the answer to a recording (JSON)."
         ),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FILE", help="Write the search and a few runs of the answer as a page for a browser (.html)."
+        ),
+    ] = None,
     compare_precisions: Annotated[
         bool,
         typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
@@ -156,18 +162,21 @@ def optimize(
         [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MOST_POINTS + 1)] if pareto else []
     )
     outputs = [] if beside_nothing else [path, *points]
-    check_outputs(*outputs, record, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
+    check_outputs(*outputs, record, page, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import discover
     from placeit.optimizer.options import Budget, Candidates
     from placeit.placers.registry import own_module, parse_placer
     from placeit.planning.pins import parse_pins
+    from placeit.report.page import check_page
     from placeit.session import optimize as find
     from placeit.simulator.objectives.registry import check_objective
     from placeit.workbench.options import Constraints
 
     check_objective(objective)
+    if page is not None:
+        check_page()
     if budget is None:
         budget = _BUDGET_S if policy is None else _LEARNING_S
     if policy is not None:
@@ -198,14 +207,15 @@ def optimize(
         )
 
     interrupted, files = found.interrupted, [OutputFile(path, "the placement", lambda: found.save(path))]
-    written: dict[str, Any] = {"placement_file": str(path), "recording_file": None if record is None else str(record)}
+    written: dict[str, Any] = {"placement_file": str(path)}
+    written |= {"recording_file": None if record is None else str(record), "page_file": None if page is None else str(page)}
     if found.pareto is not None:
         files += [
             OutputFile(file, "a point", partial(point.save, file)) for point, file in zip(found.pareto, points, strict=False)
         ]
         named = zip(found.pareto, points, strict=False)
         written["pareto"] = [point.to_dict() | {"placement_file": str(file)} for point, file in named]
-    if record is not None:
+    if record is not None or page is not None:
         try:
             recorded = found.described if interrupted else found.recorded
         except KeyboardInterrupt:  # the answer is there
@@ -213,11 +223,12 @@ def optimize(
         except PlaceitError as error:
             _log.warning("The search is recorded without runs of its answer: %s", error)
             recorded = found.described
-        files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record})
+        files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record, "page": page})
     command: list[str] = []
     if own_descriptor(path) is None:
         command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
-    shown = partial(as_text.optimized, found=found, path=path, recording=record, points=points, command=command)
+    others = {"recording": record, "page": page}
+    shown = partial(as_text.optimized, found=found, path=path, others=others, points=points, command=command)
     code = INTERRUPTED if interrupted else 0
     return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,22 @@ class Optimized(Drawn):
         return "\n".join([*lines, f"  chosen: {self.chosen.name}: {self.reason}>"])
 
     @property
+    def verdict(self) -> str:
+        """What the answer gains over one device, or over other runtimes on it, in a sentence; it fits a message to others."""
+        chosen, best = self.chosen, self.best_single
+        if chosen.measured is None:
+            return "Nothing was measured, so a gain is not known."
+        if self.speedup is not None and chosen is not best and best is not None:
+            return f"You gain {_factor(self.speedup)} over {best.name}, the best single device."
+        said = [f"Keep what you have if {chosen.name} runs the whole model: no other way was measured to be better."]
+        for other in (one.name for one in self.candidates if one.plain and one is not chosen):
+            both = [race.measured for race in self.races if {chosen.name, other} <= race.measured.keys()]
+            ratio = compared(both[-1][other], both[-1][chosen.name]) if both else None
+            if ratio is not None and ratio.ci_low > 1:
+                said.append(f"In a race with {other}, you gain {_factor(ratio)} by it.")
+        return " ".join(said)
+
+    @property
     def compiling_s(self) -> float:
         """Seconds of :attr:`spent_s` in which programs were compiled, or loaded from disk."""
         return sum(one.seconds for one in self.compiling.values())
@@ -259,6 +276,7 @@ class Optimized(Drawn):
                 "memory_limits": dict(self.memory),
                 "profiled": None if self.profiled is None else self.profiled.to_dict(),
                 "emulated": self.cluster.emulated_names,
+                "verdict": self.verdict,
             }
         )
 
@@ -345,6 +363,11 @@ class Optimized(Drawn):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _factor(ratio: Ratio) -> str:
+    ends = f" (95 % interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f})" if math.isfinite(ratio.ci_high) else ""
+    return f"a factor of {ratio.ratio:.2f}{ends}"
 
 
 class _Execution:

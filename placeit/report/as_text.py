@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from placeit.report import machine, text
@@ -91,7 +92,7 @@ def optimized(
     console: Console,
     found: Optimized,
     path: Path | None,
-    recording: Path | None = None,
+    others: Mapping[str, Path | None] = MappingProxyType({}),
     points: Sequence[Path] = (),
     command: Sequence[str] = (),
 ) -> None:
@@ -101,13 +102,12 @@ def optimized(
         console: the console to print to.
         found: the result.
         path: file of the placement, None if it is not written.
-        recording: file of the recorded search, None if it is not written.
+        others: further files, by content, such as ``recording``; None for one that is not written.
         points: files of the points of a front of latency and energy.
         command: next command to run, as words for a shell; empty for none.
     """
     answer, rest = _facts(found)
-    files = {"placement": path, "recording": recording}
-    answer |= {what: str(file) for what, file in files.items() if file is not None}
+    answer |= {what: str(file) for what, file in {"placement": path, **others}.items() if file is not None}
     text.facts(console, answer | ({"next": command} if command else {}))
     console.print()
     _show_front(console, found, points)

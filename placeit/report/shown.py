@@ -309,7 +309,9 @@ def decision(recording: Recording) -> str:
         return f"{name_of(tuning.get('chosen') or 'Nothing')} is chosen: {printable(tuning['reason'])}."
     chosen = search.get("chosen")
     if isinstance(chosen, Mapping) and isinstance(search.get("reason"), str):
-        return f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."
+        verdict = search.get("verdict")  # recordings of older versions have none
+        said = f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."
+        return f"{printable(verdict)} {said}" if isinstance(verdict, str) else said
     if not recording.requests:
         return "Nothing ran: these are the costs of the model's ops."
     plan = recording.plan

@@ -45,6 +45,7 @@ class Row:
 
 ROWS = (
     Row("demo", "--budget 1s", "--budget soon", "'soon'"),
+    Row("try", "MODEL -d DEVICES --budget 2s -o tried.html", "model.onnx --budget soon", "'soon'"),
     Row("devices", "", "--batch 1", "No such option", longer="", silent=True),
     Row("inspect", "MODEL --groups", "model.onnx --batch 0", "'--batch'", longer="", silent=True),
     Row("estimate", "MODEL -d DEVICES", "", "Missing argument", before="profile"),

@@ -60,6 +60,9 @@ def test_what_is_installed_by_default_is_enough_with_a_clean_home(tmp_path: Path
     assert (name, verb) == ("placeit", "run" if len(allowed_cores()) > 1 else "explain")
     placeit(verb, *options, *(["--runs", "2"] if verb == "run" else []))
     assert "\n  placeit optimize YOUR_MODEL.onnx" in shown
+    tried = placeit("try", "placeit-demo/model.onnx", "--budget", "2s", "-o", "page.html")
+    page = (here / "page.html").read_text(encoding="utf-8")
+    assert all(line in page for line in ("placeit-demo/model.onnx", "hardware", "versions", "next  ")), tried
     assert "error" not in placeit("run", "placeit-demo/model.onnx", "-d", "CPU", "--quiet")
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from placeit.core import clock
@@ -32,7 +33,10 @@ class OpenSizesError(ModelError):
         partial: ``PartialShape`` of these inputs, by name, as far as known.
         known: ``PartialShape`` of every input, by name.
         advised: whether the message says what to give.
+        guess: sizes of these inputs with which the model can be read, by name; empty if unknown.
     """
+
+    guess: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any], *, advised: bool = False) -> None:
         super().__init__(message)
@@ -214,7 +218,9 @@ def with_suggestion(
         )
         batch = " (or --batch 1)" if batch_only else ""
         said = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
-        return OpenSizesError(said, error.partial, error.known)
+        suggested = OpenSizesError(said, error.partial, error.known)
+        suggested.guess = shapes
+        return suggested
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
         f"{' or '.join(map(_options, tried))}. With the first of them: {why}"

@@ -1,0 +1,133 @@
+"""``placeit try``: whether placeit helps with a model, in a minute and as one page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from placeit.cli.command import command_line
+from placeit.cli.optimize import optimize
+from placeit.cli.options import CheckedOptions, ObjectiveOption
+from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import duration
+from placeit.core.extras import install, installed
+from placeit.core.files import write_text
+from placeit.core.units import about_bytes
+from placeit.core.version import __version__
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.backends.base import Model
+
+__all__ = ["EXAMPLES", "try_model"]
+
+EXAMPLES = """\b
+Examples:
+  placeit try model.onnx
+  placeit try model.onnx --output for_you.html
+  placeit try model.onnx --input-shape ids:1,384 --devices CPU,GPU.0
+  placeit try model.onnx --objective throughput
+"""
+
+_COLUMNS = 120  # of a page without pictures
+
+
+@dataclass(frozen=True)
+class _Guessing(CheckedOptions):
+    """A model on devices, whose open sizes are guessed unless they are given."""
+
+    def load(self) -> Model:
+        """Read the model; :attr:`input_shape` has the sizes that were guessed from then on."""
+        from placeit.backends.openvino.inputs import OpenSizesError
+
+        try:
+            return super().load()
+        except OpenSizesError as error:
+            if not error.guess:
+                raise
+            guessed = [f"{name}:{','.join(map(str, sizes))}" for name, sizes in error.guess.items()]
+            object.__setattr__(self, "input_shape", [*(self.input_shape or ()), *guessed])
+            return super().load()
+
+
+def try_model(
+    *,
+    objective: ObjectiveOption = "latency",
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
+        ),
+    ] = 40.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (.html); default: MODEL.try.html."),
+    ] = None,
+    options: CheckedOptions,
+    terminal: Terminal,
+) -> Output:
+    """Find out in a minute what placeit gains with a model.
+
+    This is 'placeit optimize' with the devices that are found, a short budget, and a guess at sizes that the model leaves open.
+    Placements over several devices race against the whole CPU as OpenVINO uses it for the objective (as benchmark_app does with
+    its hint for latency, or for throughput) and, for an ONNX file, against plain ONNX Runtime. The result is a page to send to
+    others, with hardware, versions and the command. It has pictures if the extra 'report' is installed.
+    """
+    page = options.model.parent / f"{options.model.name}.try.html" if output is None else output
+    options = _Guessing(**vars(options))
+    given = list(options.input_shape or ())
+    pictures = installed("bokeh") and installed("jinja2")
+    if not pictures and page.parent.is_dir():
+        check_outputs(page, inputs=options.files())
+    found = optimize(objective=objective, budget=budget, page=page if pictures else None, options=options, terminal=terminal)
+    guessed = [one for one in options.input_shape or () if one not in given]
+
+    def show(console: Console) -> None:
+        text.paragraph(console, found.data["verdict"])
+        if guessed:
+            said = f"The model leaves sizes open. They were guessed: {', '.join(guessed)}. Give others with --input-shape."
+            text.paragraph(console, said)
+        if options.model.suffix.lower() == ".onnx" and not installed("onnxruntime"):
+            text.paragraph(console, f"Plain ONNX Runtime did not take part, as it is not installed: {install('ort')}.")
+        console.print()
+        found.show(console)
+        console.print()
+        text.facts(console, _circumstances() | {"page": str(page)})
+
+    files = [*found.files]
+    if not pictures:
+        files.append(OutputFile(page, "the page", lambda: write_text(page, _as_page(show))))
+    sizes = {name: [int(size) for size in shape.split(",")] for name, _, shape in (one.rpartition(":") for one in guessed)}
+    data = {**found.data, "page_file": str(page), "guessed": sizes}
+    answer = f"{found.data['verdict']} {page}"
+    return replace(found, data=data, show=show, files=files, answer=answer)
+
+
+def _circumstances() -> dict[str, str]:
+    """Return hardware, versions and the running command, by heading."""
+    from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
+
+    packages = ["openvino", *(["onnxruntime"] if installed("onnxruntime") else [])]
+    return {
+        "hardware": f"{cpu_name()}, {len(allowed_cores())} cores, {about_bytes(memory_bytes())}",
+        "versions": ", ".join([f"placeit {__version__}", *(f"{name} {version(name)}" for name in packages)]),
+        "command": command_line(),
+    }
+
+
+def _as_page(show: Callable[[Console], object]) -> str:
+    """Return what is printed as an HTML page."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=_COLUMNS, markup=False, highlight=False, soft_wrap=True)
+    show(console)
+    return console.export_html()
