@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placeit.backends.bundle.manifest import Manifest
     from placeit.measuring.run_report import RunReport
     from placeit.optimizer.result import Optimized
+    from placeit.optimizer.story import OnEvent
     from placeit.placers.base import Placer
     from placeit.profiler.costs import Progress
     from placeit.profiler.recording import Recording
@@ -119,18 +120,18 @@ class Session(Workbench):
         rate: float | None = None,
         in_flight: int | None = None,
         progress: Progress | None = None,
+        on_event: OnEvent | None = None,
     ) -> Optimized:
         """Find the placement that is best by an objective, by measuring: :func:`placeit.optimize` in an open session.
 
-        Afterwards, the session can be used as before, and searched again. Costs are taken from the session's cache, if they
-        still hold; a session without a cache measures them again in each search.
+        The session can be used and searched again afterwards; without a cache, each search measures costs anew.
 
         Raises:
             UsageError: also if a placement to start from divides groups, and something was measured or run before.
         """
         from placeit.optimizer.optimize import find
 
-        return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate, in_flight), progress)
+        return find(self, Goal(self.cluster, objective, budget, candidates, seed, rate, in_flight), progress, on_event)
 
     @overload
     def run(
@@ -385,6 +386,7 @@ def optimize(
     rate: float | None = None,
     in_flight: int | None = None,
     progress: Progress | None = None,
+    on_event: OnEvent | None = None,
     precision: str = "f32",
     inputs: Inputs | Arrays | None = None,
     constraints: Constraints = Constraints(),
@@ -399,19 +401,18 @@ def optimize(
         example: positional arguments for a call of the PyTorch module, or a single tensor; they fix its sizes,
             except for ranges in ``inputs.shapes``.
         kwargs: keyword arguments for the same call.
-        objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, for which replicas
-            and OpenVINO's throughput mode are candidates, too (:mod:`placeit.optimizer.replicas`); ``total-cost``, seconds
-            that devices and links are busy, in sum; or ``energy``, joules by meters if each device has one
-            (:mod:`placeit.devices.energy`), else by a power model from measured times.
+        objective: what to minimise: ``latency``; ``throughput``, seconds per request with many in flight, also of replicas and
+            OpenVINO's throughput mode; ``total-cost``, seconds that devices and links are busy, in sum; or ``energy``, joules
+            by meters if each device has one (:mod:`placeit.devices.energy`), else by a power model from measured times.
         budget: seconds, a text such as ``60s`` or ``2m``, or :class:`placeit.Budget`.
         candidates: which placements are compared; or the placers to ask, by name or as objects, as ``[MyPlacer()]``.
         seed: of everything random.
-        rate: requests per second that arrive. For ``latency``, runs are measured at that pace, as pauses cool caches and lower
-            clocks. For ``throughput``, the result tells which share of them the placement serves, and how long they wait in
-            simulation (``Optimized.service``).
-        in_flight: for ``throughput``, how many requests are in flight, in all replicas together; None for the fewest that reach
-            95 % of the throughput of a placement.
+        rate: requests per second that arrive. For ``latency``, runs are measured at that pace. For ``throughput``, the result
+            tells which share of them is served, and how long they wait in simulation (``Optimized.service``).
+        in_flight: for ``throughput``, requests in flight, in all replicas; None for the fewest that reach 95 % of the highest.
         progress: told the current activity, and how far it is.
+        on_event: called with each event (:class:`placeit.optimizer.story.Event`), as when a candidate is proposed, measured or
+            fails, or a race begins. The search waits for it; its errors end the search.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
         constraints: rules for every placement.
@@ -422,9 +423,9 @@ def optimize(
         The result. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, a rate or a number of requests in flight that is not positive
-            or not of use, energy of devices whose power is
-            not known, a budget that is not positive, a negative seed or tolerance, or inputs that do not fit the model.
+        UsageError: an unknown placer or objective, a rate or a number of requests in flight that is not positive or not of use,
+            energy of devices whose power is not known, a budget that is not positive, a negative seed or tolerance, or inputs
+            that do not fit the model.
         InfeasibleError: there is no placement at all, or a device cannot run an op that is pinned there.
         ExecutionError: every placement that was tried failed; says why each did.
         PlaceitError: the model, a device or a file cannot be used.
@@ -446,4 +447,4 @@ def optimize(
         cache=cache,
         policy=policy,
     ) as session:
-        return find(session, goal, progress)
+        return find(session, goal, progress, on_event)

@@ -32,7 +32,7 @@ EXAMPLES = """\b
 Examples:
   placeit optimize model.onnx --devices CPU@0,CPU@1
   placeit optimize model.onnx --budget 20s --output placement.json --page report.html
-  placeit optimize model.onnx --inputs x.npz
+  placeit optimize model.onnx --inputs x.npz --live
   placeit optimize model.onnx --devices cluster.yaml --placer heft --placer annealing:evaluations=200000
   placeit optimize model.onnx -d cluster.yaml --policy doppler --resume search.jsonl
   placeit optimize model.onnx --devices cluster.yaml --objective energy
@@ -133,6 +133,12 @@ def optimize(
             "--page", metavar="FILE", help="Write the search and a few runs of the answer as a page for a browser (.html)."
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="On a terminal, show the best so far, what is measured, what is predicted, and the time left."
+        ),
+    ] = False,
     compare_precisions: Annotated[
         bool,
         typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
@@ -170,8 +176,9 @@ def optimize(
     from placeit.placers.registry import own_module, parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.report.page import check_page
+    from placeit.report.searching import SearchView
     from placeit.session import optimize as find
-    from placeit.simulator.objectives.registry import check_objective
+    from placeit.simulator.objectives.registry import check_objective, objective_kind
     from placeit.workbench.options import Constraints
 
     check_objective(objective)
@@ -190,7 +197,8 @@ def optimize(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )
     model = options.load_with_inputs()
-    with terminal.progress() as progress:
+    watched = terminal.search(budget, objective_kind(objective).unit) if live else terminal.progress()
+    with watched as progress:
         found = find(
             model,
             cluster,
@@ -201,6 +209,7 @@ def optimize(
             rate=rate,
             in_flight=in_flight,
             progress=progress,
+            on_event=progress.event if isinstance(progress, SearchView) else None,
             precision=options.precision.value,
             constraints=constraints,
             cache=cost_cache(options.no_cache),

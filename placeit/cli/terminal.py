@@ -27,6 +27,8 @@ __all__ = ["Lines", "Output", "Terminal"]
 _COLUMNS, _WIDE = 80, 1000
 """Columns of text in a file or a pipe, and with ``--wide``."""
 
+_VIEWS = 4  # views of a search per second
+
 
 @dataclass(frozen=True)
 class Output:
@@ -98,6 +100,27 @@ class Terminal:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             task = bars.add_task("starting", total=1 + 1e-9)  # a step that reaches 1 does not stop the clock of the bar
             yield lambda what, share: bars.update(task, completed=share, description=printable(what))
+
+    @contextlib.contextmanager
+    def search(self, budget: float, unit: str) -> Iterator[Progress | None]:
+        """Show a search while the block runs: a view on a terminal, else what :meth:`progress` shows.
+
+        Args:
+            budget: seconds of the search.
+            unit: unit of its objective.
+        """
+        if self.quiet or not sys.stderr.isatty():
+            with self.progress() as progress:
+                yield progress
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        from placeit.report.searching import SearchView
+
+        view = SearchView(budget, unit)
+        with Live(get_renderable=view.render, console=Console(stderr=True), transient=True, refresh_per_second=_VIEWS):
+            yield view
 
 
 class Lines:

@@ -66,7 +66,8 @@ class Book:
         if alone is not None:
             self.homes[candidate.name] = alone
         start = "" if candidate.start is None else f", from {candidate.start}"
-        self.story.tell("proposed", candidate.name, f"by {candidate.placer}{start}", candidate.state.told())
+        by, value = f"by {candidate.placer}{start}", candidate.simulated_value
+        self.story.tell("proposed", candidate.name, by, candidate.state.told(), value)
         return candidate
 
     def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:

@@ -25,6 +25,7 @@ from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
+from placeit.optimizer.story import OnEvent
 from placeit.profiler.costs import Progress
 from placeit.runtime.programs import searching
 from placeit.simulator.objectives.registry import get_objective
@@ -48,9 +49,9 @@ _KNOWING_SHARE, _KNOWN = 0.5, 3  # share of the budget for placements that `cost
 
 
 @searching()
-def find(session: Workbench, goal: Goal, progress: Progress | None = None) -> Optimized:
+def find(session: Workbench, goal: Goal, progress: Progress | None = None, on_event: OnEvent | None = None) -> Optimized:
     """Search for the best placement, as :func:`placeit.optimize` describes it."""
-    return follow(SearchState(session, goal, progress))
+    return follow(SearchState(session, goal, progress, on_event))
 
 
 def follow(state: SearchState) -> Optimized:

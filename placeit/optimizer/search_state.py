@@ -17,7 +17,7 @@ from placeit.optimizer.ledger import LOADING, Ledger
 from placeit.optimizer.options import Goal
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.search import Search
-from placeit.optimizer.story import Story
+from placeit.optimizer.story import OnEvent, Story
 from placeit.profiler.costs import Progress
 from placeit.workbench import Workbench
 
@@ -31,6 +31,7 @@ class SearchState:
         session: the model on the devices.
         goal: the question.
         progress: called with the current step and the share of it that is done.
+        on_event: called with each event of the story; None for no calls.
 
     Attributes:
         deadline: when the search should be over, by :func:`placeit.core.clock.now`.
@@ -53,10 +54,12 @@ class SearchState:
     search: Search
     result: Optimized
 
-    def __init__(self, session: Workbench, goal: Goal, progress: Progress | None = None) -> None:
+    def __init__(
+        self, session: Workbench, goal: Goal, progress: Progress | None = None, on_event: OnEvent | None = None
+    ) -> None:
         self.session, self.goal, self.progress = session, goal, progress
         self.deadline = goal.begin + goal.budget.seconds
-        self.ledger, self.story = Ledger(), Story(goal.begin)
+        self.ledger, self.story = Ledger(), Story(goal.begin, on_event)
         self.ledger.seconds[LOADING] = clock.now() - goal.begin
         self.before = deepcopy(session.compiling.kinds)
         self.starts: Mapping[str, Placement] = {}

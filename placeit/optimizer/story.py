@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from placeit.core import clock
 from placeit.optimizer.candidate_state import Told
 
-__all__ = ["Event", "Story", "What", "events_of", "happen", "replay"]
+__all__ = ["Event", "OnEvent", "Story", "What", "events_of", "happen", "replay"]
 
 What: TypeAlias = Literal[
     "stage begins",
@@ -42,6 +42,7 @@ class Event:
         candidate: name of the candidate that it happened to; None if it concerns the whole search.
         reason: why, or with which result; None if ``what`` says all.
         state: state of the candidate from then on; None if it does not change.
+        simulated_value: of a candidate that is proposed: its objective as simulated; None if it is not known.
     """
 
     at_s: float
@@ -50,10 +51,15 @@ class Event:
     candidate: str | None = None
     reason: str | None = None
     state: Told | None = None
+    simulated_value: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict for JSON output."""
         return dict(vars(self))
+
+
+OnEvent: TypeAlias = Callable[[Event], object]
+"""A function that is called with each event of a search."""
 
 
 class Story:
@@ -61,20 +67,32 @@ class Story:
 
     Args:
         begin: when the search was asked for, by :func:`placeit.core.clock.now`; None for now.
+        on_event: called with each event, in the thread of the search; None for no calls.
 
     Attributes:
         events: in the order in which they happened.
         stage: name of the stage that is under way.
     """
 
-    def __init__(self, begin: float | None = None) -> None:
+    def __init__(self, begin: float | None = None, on_event: OnEvent | None = None) -> None:
         self.events: list[Event] = []
         self.stage = "race"
         self._begin = clock.now() if begin is None else begin
+        self._on_event = on_event
 
-    def tell(self, what: What, candidate: str | None = None, reason: str | None = None, state: Told | None = None) -> None:
+    def tell(
+        self,
+        what: What,
+        candidate: str | None = None,
+        reason: str | None = None,
+        state: Told | None = None,
+        simulated_value: float | None = None,
+    ) -> None:
         """Add an event that happens now."""
-        self.events.append(Event(clock.now() - self._begin, self.stage, what, candidate, reason, state))
+        event = Event(clock.now() - self._begin, self.stage, what, candidate, reason, state, simulated_value)
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     def begin(self, stage: str) -> None:
         """Begin a stage."""
@@ -103,5 +121,7 @@ def events_of(found: object) -> list[Event]:
             stage, candidate, reason, state = (one.get(name) for name in ("stage", "candidate", "reason", "state"))
             candidate, reason = (None if value is None else str(value) for value in (candidate, reason))
             state = state if isinstance(state, dict) else None
-            events.append(Event(one["at_s"], str(stage), one["what"], candidate, reason, state))
+            value = one.get("simulated_value")
+            value = value if isinstance(value, int | float) else None
+            events.append(Event(one["at_s"], str(stage), one["what"], candidate, reason, state, value))
     return events

@@ -52,7 +52,7 @@ ROWS = (
     Row("profile", "MODEL -d DEVICES", "model.onnx --precision f64", "'f64'", longer="--no-cache -o costs.json"),
     Row(
         "optimize",
-        "MODEL -d BOARDS --budget 2s --pareto -o found.json",
+        "MODEL -d BOARDS --budget 2s --pareto --live -o found.json",
         "model.onnx --budget soon",
         "'soon'",
         longer="--no-cache --budget 3 --placer heft",
