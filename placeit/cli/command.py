@@ -31,7 +31,7 @@ from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED, come_through, happened
 from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
-from placeit.report.text import printable
+from placeit.report.text import LOST, printable
 
 __all__ = ["Command", "command", "command_line", "was_given", "write_result"]
 
@@ -290,7 +290,7 @@ class _Handler(logging.Handler):
 
 def _deliver(terminal: Terminal, output: Output) -> None:
     """Write a result's files, then print it, as far as possible. Raises FileError, which says what is lost."""
-    lost, gone = [], False
+    lost, unwritten, gone = list[str](), set[str](), False
     for file in output.files:
         try:
             file.write()
@@ -299,6 +299,8 @@ def _deliver(terminal: Terminal, output: Output) -> None:
                 gone = True
             else:
                 lost.append(f"{error} Lost: {file.what}.")
+                unwritten.add(str(file.path))
+    token = LOST.set(frozenset(unwritten))
     try:
         terminal.print(output, err=any(own_descriptor(file.path) == 1 for file in output.files))
         sys.stdout.flush()
@@ -307,6 +309,8 @@ def _deliver(terminal: Terminal, output: Output) -> None:
     except OSError as error:
         drop_stdout()
         lost.append(f"Cannot write the result to standard output: {error.strerror or error}.")
+    finally:
+        LOST.reset(token)
     if gone:
         drop_stdout()
     if lost:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from placeit.core.jsonable import jsonable
-from placeit.report.text import printable
+from placeit.report.text import LOST, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,11 @@ class Terminal:
             typer.echo(json.dumps(jsonable(output.data), indent=2, allow_nan=False), err=err)
             return
         if self.quiet and output.answer:
-            typer.echo(printable(output.answer), err=err)
+            answer = output.answer
+            for path in LOST.get():
+                answer = "" if answer == path else answer.replace(f", {path}", "").replace(f" {path}", "")
+            if answer:
+                typer.echo(printable(answer), err=err)
             return
         from rich.console import Console
 

@@ -55,7 +55,7 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
     figures |= {"whole model": whole_model(found)}
     figures |= {} if costs.profiled is None else {"costs": _said(costs.profiled)}
     figures |= {"compiled": compiled} if (compiled := machine.compiling(found.compiling)) else {}
-    text.facts(console, figures | ({"written": ", ".join(map(str, files))} if files else {}))
+    text.facts(console, figures | dict(zip(("written", "and"), map(str, files), strict=False)))
     console.print()
     names = costs.cluster.names
     sizes = [len(found.grouping.members(g)) for g in range(len(groups))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from placeit.measuring.statistics import Measurement, Ratio
 
 __all__ = [
+    "LOST",
     "NOTHING",
     "amount",
     "duration",
@@ -317,8 +319,17 @@ def _stack(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str
         facts(console, {f"  {heading}": cell for heading, cell in zip(columns[1:], row[1:], strict=True) if cell})
 
 
+LOST: ContextVar[frozenset[str]] = ContextVar("files that could not be written", default=frozenset())
+"""Paths of the files that a command could not write."""
+
+
 def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
-    """Print names and values in two columns; a sequence is the words of a command, to be copied to a shell."""
+    """Print names and values in two columns; a sequence is the words of a command, to be copied to a shell.
+
+    Files that could not be written (:data:`LOST`), and commands that take one, are left out.
+    """
+    lost = LOST.get()
+    lines = {name: value for name, value in lines.items() if lost.isdisjoint([value] if isinstance(value, str) else value)}
     width = max(map(len, lines), default=0)
     for name, value in lines.items():
         label = f"{name:{width}}  "

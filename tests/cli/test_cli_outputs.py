@@ -16,7 +16,9 @@ import pytest
 from placeit.core.placement import Placement
 from placeit.learning.checkpoint import save_agent
 from placeit.learning.registry import make_agent
+from placeit.profiler.recording import write_recording
 from placeit.testing.problems import random_problem
+from tests.report.made_recordings import a_recording
 
 
 def refused(result: Any, path: Path) -> None:
@@ -131,6 +133,20 @@ def test_what_cannot_be_written_costs_no_result(
     if command == "run":
         assert "Lost: the recording." in errors[0]
         assert "Lost: the outputs of the model." in errors[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["report run.json -o FULL", "profile MODEL -d CORE -o FULL", "optimize MODEL -d CORE --placer heft --budget 1s -o FULL -q"],
+)
+def test_a_file_that_was_not_written_is_not_named_as_a_result(cli: Any, tiny: Path, cores: Sequence[str], words: str) -> None:
+    write_recording("run.json", a_recording(10))
+    stand_for = {"MODEL": tiny, "CORE": cores[0], "FULL": "/dev/full"}
+    result = cli(*(stand_for.get(word, word) for word in words.split()))
+    assert result.exit_code == 1
+    assert "Cannot write /dev/full: No space left on device" in result.stderr
+    assert "written" not in result.stdout
+    assert "/dev/full" not in result.stdout
 
 
 def test_a_file_on_standard_output_has_it_for_itself(tiny: Path, cores: Sequence[str], cost_cache: Path) -> None:
