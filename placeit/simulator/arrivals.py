@@ -1,19 +1,25 @@
-"""Simulate requests that arrive over time, on one plan or on several replicas that share a queue."""
+"""Simulate requests that arrive over time: at one plan, at replicas that share a queue, or at several models that share devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
 from placeit.simulator.load import LoadReport
+from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Start, Transfer
 from placeit.simulator.simulate import schedule
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["SimulatedReplica", "serve"]
+__all__ = ["Flights", "SimulatedReplica", "Stream", "serve", "serve_streams"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +30,35 @@ class SimulatedReplica:
         problem: its ops, or segments.
         placement: ``int32[V]``, their devices.
         in_flight: most requests in flight on it at a time.
+        scale: factor on all its times.
     """
 
     problem: Problem
     placement: NDArray[np.int32]
     in_flight: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Requests of a model, and the replicas that serve them.
+
+    Attributes:
+        replicas: at least one; devices are the same as another stream's if their names are.
+        arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`); or the number of requests that are under
+            way at any time, each submitted as soon as another one has ended.
+    """
+
+    replicas: Sequence[SimulatedReplica]
+    arrivals: NDArray[np.float64] | int
+
+
+class Flights(NamedTuple):
+    """Times of a stream's requests, ``float64[R]`` seconds each, in the order of their arrival."""
+
+    arrived: NDArray[np.float64]
+    begun: NDArray[np.float64]
+    ended: NDArray[np.float64]
 
 
 def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -> LoadReport:
@@ -36,42 +66,173 @@ def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -
 
     Requests begin in the order of their arrival, as soon as a replica has fewer than ``in_flight`` of them in flight. Of
     several such replicas, a request goes to the one where it would end first if each served its requests one after the other,
-    at its seconds per request. The work of one replica does not slow down another.
+    at its seconds per request.
 
     Args:
         replicas: at least one.
         arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`).
     """
-    if len(replicas) == 1:
-        flights = _schedule(replicas[0], arrivals)
-        return LoadReport.of(arrivals, *flights)
-    seconds = [float(ThroughputCost(one.problem)(one.placement)[0]) for one in replicas]
-    taken: list[list[int]] = [[] for _ in replicas]  # requests of each replica since it was last idle, in order
-    begun, ended = np.empty(len(arrivals)), np.empty(len(arrivals))
-    now = 0.0
-    for request, arrival in enumerate(arrivals.tolist()):
-        now = max(now, arrival)
-        while True:
-            busy = [sum(ended[r] > now for r in mine) for mine in taken]
-            free = [s for s, one in enumerate(replicas) if busy[s] < one.in_flight]
-            if free:
-                break
-            now = min(ended[r] for mine in taken for r in mine if ended[r] > now)
-        chosen = min(free, key=lambda s: (busy[s] + 1) * seconds[s])
-        if not busy[chosen]:
-            taken[chosen].clear()
-        begun[request] = now
-        taken[chosen].append(request)
-        ended[taken[chosen]] = _schedule(replicas[chosen], begun[taken[chosen]])[1]
-    return LoadReport.of(arrivals, begun, ended)
+    if len(replicas) == 1 and replicas[0].scale == 1.0:
+        one = replicas[0]
+        flights = schedule(one.problem, one.placement, arrivals=arrivals, in_flight=one.in_flight).requests
+        return LoadReport.of(arrivals, flights.begun, flights.ended)
+    return LoadReport.of(*serve_streams([Stream(replicas, arrivals)])[0])
 
 
-def _schedule(replica: SimulatedReplica, arrivals: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return when requests begin and end on one replica, ``float64[R]`` both."""
-    simulated = schedule(
-        replica.problem,
-        replica.placement,
-        arrivals=arrivals,
-        in_flight=replica.in_flight,
-    )
-    return simulated.requests.begun, simulated.requests.ended
+def serve_streams(
+    streams: Sequence[Stream], *, until: float = math.inf, conflicts: Collection[tuple[str, str]] = ()
+) -> list[Flights]:
+    """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
+
+    Each replica starts its segments and transfers by the rules of executors. A device or a link runs those of all replicas one
+    at a time, in the order in which they were started, as lanes do: a replica has at most one there, so replicas take turns.
+    Devices that conflict never run at the same time.
+
+    Args:
+        streams: one for each model.
+        until: seconds after which no request is submitted to streams without times of arrival.
+        conflicts: pairs of names of devices that conflict, in addition to those that the problems state.
+
+    Returns:
+        The requests of each stream. All requests end.
+    """
+    return _Mix(streams, until, conflicts).run()
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A device, or a link, and the work that waits for it: when it was queued, its replica, and its instruction."""
+
+    waiting: deque[tuple[int, _Replica, Start | Transfer]] = field(default_factory=deque)
+    rivals: list[_Lane] = field(default_factory=list)
+    busy: bool = False
+
+
+class _Replica:
+    """A replica while it is simulated."""
+
+    def __init__(self, of: SimulatedReplica, source: _Source, lanes: dict[tuple[str, ...], _Lane]) -> None:
+        self.source, self.in_flight, self.flying = source, of.in_flight, 0
+        self.scheduler = Scheduler(of.problem, of.placement, in_flight=of.in_flight)
+        self.each = of.scale * float(ThroughputCost(of.problem)(of.placement)[0])
+        once, names = schedule(of.problem, of.placement), of.problem.device_names
+        self.op = (of.scale * (once.finish - once.start)).tolist()
+        moves = once.transfers
+        self.move = dict(
+            zip(
+                zip(moves.tensor.tolist(), moves.dst.tolist(), strict=True),
+                (of.scale * (moves.finish - moves.start)).tolist(),
+                strict=True,
+            )
+        )
+        self._names, self._lanes = names, lanes
+
+    def lane(self, work: Start | Transfer) -> _Lane:
+        """Return the device or the link of an instruction."""
+        names = self._names
+        key = (names[work.device],) if isinstance(work, Start) else (names[work.src], names[work.dst])
+        return self._lanes.setdefault(key, _Lane())
+
+    def seconds(self, work: Start | Transfer) -> float:
+        """Return how long an instruction takes."""
+        return float(self.op[work.op] if isinstance(work, Start) else self.move[work.tensor, work.dst])
+
+
+class _Source:
+    """A stream while it is simulated."""
+
+    def __init__(self, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
+        self.replicas = [_Replica(one, self, lanes) for one in stream.replicas]
+        self.closed = isinstance(stream.arrivals, int)
+        self.waiting = deque[int]()
+        self.arrived: list[float] = []
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+
+    def next(self) -> _Replica | None:
+        """Return the replica that the next request begins on; None if none waits, or all replicas are full."""
+        free = [one for one in self.replicas if one.flying < one.in_flight] if self.waiting else []
+        return min(free, key=lambda one: (one.flying + 1) * one.each, default=None)
+
+
+class _Mix:
+    """Streams on shared lanes, in virtual time."""
+
+    def __init__(self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]]) -> None:
+        self._now, self._until, self._count = 0.0, until, count()
+        lanes: dict[tuple[str, ...], _Lane] = {}
+        pairs = set(conflicts)
+        for replica in (replica for stream in streams for replica in stream.replicas):
+            names = replica.problem.device_names
+            pairs |= {(names[a], names[b]) for a, b in np.argwhere(replica.problem.conflicts)}
+        for a, b in {frozenset(pair) for pair in pairs}:
+            one, other = (lanes.setdefault((name,), _Lane()) for name in (a, b))
+            one.rivals.append(other)
+            other.rivals.append(one)
+        self._sources = [_Source(stream, lanes) for stream in streams]
+        # time, 0 for arrivals, which come before anything else, a number, and the source or the work that ends
+        self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
+        for source, stream in zip(self._sources, streams, strict=True):
+            times = [0.0] * stream.arrivals if isinstance(stream.arrivals, int) else stream.arrivals.tolist()
+            self._events += [(time, 0, next(self._count), source) for time in times]
+        heapq.heapify(self._events)
+
+    def run(self) -> list[Flights]:
+        """Simulate until all requests have ended."""
+        while self._events:
+            self._now, _, _, what = heapq.heappop(self._events)
+            if isinstance(what, _Source):
+                self._arrive(what)
+                continue
+            lane, replica, work = what
+            lane.busy = False
+            if isinstance(work, Start):
+                told = replica.scheduler.op_finished(work.request, work.op)
+            else:
+                told = replica.scheduler.transfer_finished(work.request, work.tensor, work.dst)
+            self._follow(replica, told)
+            self._start_next(lane)
+        return [Flights(*map(np.array, (one.arrived, one.begun, one.ended))) for one in self._sources]
+
+    def _arrive(self, source: _Source) -> None:
+        source.waiting.append(len(source.arrived))
+        source.arrived.append(self._now)
+        source.begun.append(math.nan)
+        source.ended.append(math.nan)
+        self._begin(source)
+
+    def _begin(self, source: _Source) -> None:
+        while (replica := source.next()) is not None:
+            request = source.waiting.popleft()
+            source.begun[request] = self._now
+            replica.flying += 1
+            self._follow(replica, replica.scheduler.begin(request))
+
+    def _follow(self, replica: _Replica, told: Sequence[Instruction]) -> None:
+        """Queue what a replica starts, and begin further requests if some have ended."""
+        source, ended = replica.source, False
+        for one in told:
+            if isinstance(one, RequestDone):
+                source.ended[one.request] = self._now
+                replica.flying -= 1
+                ended = True
+                if source.closed and self._now < self._until:
+                    heapq.heappush(self._events, (self._now, 0, next(self._count), source))
+            else:
+                lane = replica.lane(one)
+                lane.waiting.append((next(self._count), replica, one))
+                self._start_next(lane)
+        if ended:
+            self._begin(source)
+
+    def _start_next(self, lane: _Lane) -> None:
+        """Start what waits for a device or a link, and for devices that conflict with it, in the order of queueing."""
+        for one in sorted((lane, *lane.rivals), key=_first) if lane.rivals else (lane,):
+            if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
+                _, replica, work = one.waiting.popleft()
+                one.busy = True
+                heapq.heappush(self._events, (self._now + replica.seconds(work), 1, next(self._count), (one, replica, work)))
+
+
+def _first(lane: _Lane) -> float:
+    return lane.waiting[0][0] if lane.waiting else math.inf

@@ -1,21 +1,28 @@
-"""Several replicas behind one queue, in simulation."""
+"""Several replicas behind one queue, and several models on shared devices, in simulation."""
 
 import heapq
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from placeit.core.problem import Problem
-from placeit.simulator.arrivals import SimulatedReplica, serve
+from placeit.simulator.arrivals import SimulatedReplica, Stream, serve, serve_streams
 from placeit.simulator.load import LoadReport, constant_arrivals, poisson_arrivals
 from placeit.simulator.simulate import schedule
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 
 
-def one_op(seconds, in_flight=1):
-    problem = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]])
+unused = (f"d{number}" for number in itertools.count())
+
+
+def one_op(seconds, in_flight=1, device=None):
+    """Return an op on a device, by default on one that nothing else uses."""
+    names = [device or next(unused)]
+    problem = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
     return SimulatedReplica(problem, np.zeros(1, np.int32), in_flight)
 
 
@@ -54,15 +61,64 @@ def test_one_replica_is_what_the_simulator_says(seed, in_flight):
     arrivals = poisson_arrivals(0.3, 20, seed=seed)
     flights = schedule(problem, place, arrivals=arrivals, in_flight=in_flight).requests
     wanted = LoadReport.of(flights.arrived, flights.begun, flights.ended)
-    ours = serve([SimulatedReplica(problem, place, in_flight)], arrivals)
-    assert figures(ours) == figures(wanted)
+    replica = SimulatedReplica(problem, place, in_flight)
+    assert figures(serve([replica], arrivals)) == figures(wanted)
+    (stream,) = serve_streams([Stream([replica], arrivals)])
+    for ours, theirs in zip(stream, (flights.arrived, flights.begun, flights.ended), strict=True):
+        assert ours == pytest.approx(theirs)
+
+
+@holds_for(seed=st.integers(0, 10**6), max_examples=20)
+def test_models_on_devices_that_they_do_not_share_are_served_as_if_alone(seed):
+    names = ["a", "b"], ["c", "d"]
+    rng = np.random.default_rng(seed)
+    streams, alone = [], []
+    for number, own in enumerate(names):
+        problem = slow.random_problem(seed + number, 4, 2)
+        place = rng.integers(0, 2, 4).astype(np.int32)
+        arrivals = poisson_arrivals(0.2, 15, seed=seed + number)
+        streams.append(Stream([SimulatedReplica(replace(problem, device_names=tuple(own)), place, 2)], arrivals))
+        alone.append(schedule(problem, place, arrivals=arrivals, in_flight=2).requests.ended)
+    for flights, ended in zip(serve_streams(streams), alone, strict=True):
+        assert flights.ended == pytest.approx(ended)
+
+
+def test_models_take_turns_on_a_device_that_they_share():
+    busy, rare = Stream([one_op(1.0, 9, "d")], np.zeros(4)), Stream([one_op(0.5, 9, "d")], np.array([0.2, 2.0]))
+    first, second = serve_streams([busy, rare])
+    assert first.ended.tolist() == [1.0, 2.5, 4.0, 5.0]
+    assert second.ended.tolist() == [1.5, 3.0]  # behind one request of the other model each, not behind all that wait
+
+
+def test_conflicting_devices_of_two_models_never_run_at_the_same_time():
+    streams = [Stream([one_op(1.0, 1, name)], np.zeros(2)) for name in ("part", "whole")]
+    first, second = serve_streams(streams, conflicts=[("part", "whole")])
+    assert sorted([*first.ended, *second.ended]) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_requests_under_way_are_replaced_until_the_time_is_over():
+    (flights,) = serve_streams([Stream([one_op(1.0, 2)], 3)], until=5.0)
+    assert flights.ended.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert (flights.ended - flights.arrived).max() == 3.0
+
+
+def test_a_factor_on_the_times_of_a_replica_holds_for_all_of_them():
+    arrivals = constant_arrivals(0.3, 9)
+    one = one_op(2.0)
+    twice = serve([replace(one, scale=2.0)], 2 * arrivals)
+    assert figures(twice) == pytest.approx(figures(serve([one], arrivals).scaled(2.0)))
 
 
 def test_pipelines_behind_one_queue_serve_as_much_as_all_of_them():
     compute = [[1.0, np.inf], [np.inf, 2.0]]
-    problem = Problem.from_arrays(compute, [(0, 1)], [0.0], np.full((2, 2), np.inf), np.zeros((2, 2)))
-    pipeline = SimulatedReplica(problem, np.array([0, 1], np.int32), 3)  # 2 s per request, 3 s each
-    report = serve([pipeline, pipeline, one_op(4.0, 2)], constant_arrivals(100.0, 400))
+
+    def pipeline():
+        names = [next(unused), next(unused)]
+        problem = Problem.from_arrays(compute, [(0, 1)], [0.0], np.full((2, 2), np.inf), np.zeros((2, 2)), device_names=names)
+        return SimulatedReplica(problem, np.array([0, 1], np.int32), 3)  # 2 s per request, 3 s each
+
+    replicas = [pipeline(), pipeline(), one_op(4.0, 2)]
+    report = serve(replicas, constant_arrivals(100.0, 400))
     assert report.achieved == pytest.approx(1 / 2 + 1 / 2 + 1 / 4, rel=0.02)
-    calm = serve([pipeline, pipeline, one_op(4.0, 2)], constant_arrivals(0.1, 50))
+    calm = serve(replicas, constant_arrivals(0.1, 50))
     assert (calm.p50, calm.worst, calm.most_queued) == (pytest.approx(3.0), pytest.approx(3.0), 0)
