@@ -7,7 +7,8 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypedDict
+from contextvars import ContextVar
+from typing import TypeAlias, TypedDict
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
@@ -20,8 +21,11 @@ from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import lost_of, reopened
 
-__all__ = ["DevicePool", "PoolOptions", "open_links"]
+__all__ = ["DevicePool", "PoolOptions", "open_links", "shared_devices"]
 
+_Open: TypeAlias = tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]
+
+_SHARED: ContextVar[list[tuple[Cluster, str, _Open]] | None] = ContextVar("open devices that pools share", default=None)
 _GIVES_UP_S = 5.0
 _MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
 
@@ -36,6 +40,7 @@ class PoolOptions(TypedDict, total=False):
     wait: Callable[[Gate], object] | None
     expected: Collection[str]
     spin_s: float
+    own: bool
 
 
 class DevicePool:
@@ -52,6 +57,7 @@ class DevicePool:
         expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
         spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
             while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
+        own: whether it shares no devices with other pools, even in :func:`shared_devices`.
 
     Attributes:
         devices: one for each device of the cluster, in its order; none if there are streams.
@@ -73,18 +79,21 @@ class DevicePool:
         wait: Callable[[Gate], object] | None = None,
         expected: Collection[str] = (),
         spin_s: float = 0.0,
+        own: bool = False,
     ) -> None:
         if not 0 <= spin_s <= _MOST_SPIN_S:
             raise UsageError(f"'spin_s' is between 0 and {_MOST_SPIN_S} seconds; got {spin_s}.")
         self.spin_s = spin_s
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self._returns = Counter[str]()
-        self._lock, self._reopening, self._closed = threading.Lock(), threading.Lock(), False
+        self._lock, self._reopening, self._closed, self._lent = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
+        elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
+            (self.devices, self.transports), self._lent = shared, True
         elif devices is None:
             self.devices, self.transports = _open(cluster, precision, expected)
         else:
@@ -97,16 +106,14 @@ class DevicePool:
             self._closed = True
 
     def close(self) -> None:
-        """Stop every thread of devices and links, even if one raises."""
+        """Stop every thread of devices and links, even if one raises; :func:`shared_devices` stops those that pools share."""
         self.refuse()
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_reopening)
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
-            for transport in self.transports.values():
-                stack.callback(transport.close)
-            for device in self.devices:
-                stack.callback(device.close)
+            if not self._lent:
+                _close(stack, (self.devices, self.transports))
 
     def check_open(self) -> None:
         """Raise ExecutionError if the pool is closed, or is being closed."""
@@ -167,6 +174,48 @@ class DevicePool:
             raise
 
 
+@contextlib.contextmanager
+def shared_devices() -> Iterator[None]:
+    """Have sessions that open in the block share devices and links: what they run there takes turns in one lane.
+
+    Without it, each session has its own threads, and the operating system divides the cores among them. Sessions share devices
+    if their clusters and precisions are equal, except streams and devices of other nodes. A session's plain device is its own,
+    as it is used as without placeit. Shared devices are closed at the end of the block: close the sessions before.
+    """
+    opened: list[tuple[Cluster, str, _Open]] = []
+    token = _SHARED.set(opened)
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                yield
+            finally:
+                for _, _, found in opened:
+                    _close(stack, found)
+    finally:
+        _SHARED.reset(token)
+
+
+def _shared(cluster: Cluster, precision: str) -> _Open | None:
+    """Return open devices and links that pools share, opened on first use; None for a cluster that shares none."""
+    opened = _SHARED.get()
+    if opened is None or any(device.where.node for device in cluster.devices):
+        return None
+    for known, of, found in opened:
+        if known.devices == cluster.devices and dict(known.links) == dict(cluster.links) and of == precision:
+            return found
+    opened.append((cluster, precision, _open(cluster, precision, ())))
+    return opened[-1][2]
+
+
+def _close(stack: contextlib.ExitStack, opened: _Open) -> None:
+    """Have a stack close devices, then links."""
+    devices, transports = opened
+    for transport in transports.values():
+        stack.callback(transport.close)
+    for device in devices:
+        stack.callback(device.close)
+
+
 def _check_real(cluster: Cluster) -> None:
     for device in cluster.devices:
         if device.described:
@@ -189,9 +238,7 @@ def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     return None
 
 
-def _open(
-    cluster: Cluster, precision: str, expected: Collection[str]
-) -> tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]:
+def _open(cluster: Cluster, precision: str, expected: Collection[str]) -> _Open:
     """Open each device, and the links between them, by their kinds."""
     kinds = [device_kind(device) for device in cluster.devices]
     real: list[RuntimeDevice] = []

@@ -151,6 +151,7 @@ class Workbench:
                 expected=self._expected,
                 compiling=self.compiling,
                 spin_s=self.setup.spin_s,
+                own=self.setup.alone,
             )
         return self._runtime
 

@@ -47,6 +47,7 @@ class Setup:
         compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
         spin_s: seconds that threads of devices wait awake for the next segment.
         policy: guards against measurements that mislead.
+        alone: whether it is on a device that the cluster of the session does not have.
     """
 
     model: Model
@@ -61,6 +62,7 @@ class Setup:
     compiling: Compiling
     spin_s: float
     policy: Policy
+    alone: bool = False
 
     @classmethod
     def of(
@@ -175,6 +177,7 @@ class Setup:
             tolerance=self.tolerance if precision == self.precision else max(self.tolerance, tolerance_of([precision])),
             pins={},
             expected={},
+            alone=True,
         )
 
 
