@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
-from placeit.cli.paths import read_shapes, read_tensors
 from placeit.cli.values import complete_devices, complete_objectives, duration, minimised
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange
@@ -201,10 +200,14 @@ class ModelOptions:
 
     def sample_shapes(self) -> dict[str, tuple[int, ...]]:
         """Read the shapes of the given inputs, by name. Raises FileError."""
+        from placeit.backends.archive import read_shapes
+
         return {} if self.inputs is None else read_shapes(self.inputs)
 
     def arrays(self, model: Model) -> dict[str, NDArray[np.generic]] | None:
         """Read the given inputs of a model; None if no file of them is given. Raises FileError or UsageError."""
+        from placeit.backends.archive import read_tensors
+
         return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
     def files(self) -> list[Path]:

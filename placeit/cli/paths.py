@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import lzma
-import math
 import os
 import stat
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from placeit.core.errors import FileError, UsageError
-from placeit.core.files import check_regular, check_writable, replacing
+from placeit.core.errors import UsageError
+from placeit.core.files import check_writable
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from placeit.backends.base import TensorSpec
-
-__all__ = ["OutputFile", "check_outputs", "named_files", "read_shapes", "read_tensors", "write_tensors"]
-
-_LONGEST_HEAD = 1 << 16
-_WIDEST_NUMBER = 16
-_DAMAGED = (
-    *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
-    *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
-)
-"""Errors of reading an archive; NumPy parses the headers of arrays as Python."""
+__all__ = ["OutputFile", "check_outputs", "named_files"]
 
 
 @dataclass(frozen=True)
@@ -85,98 +63,3 @@ def _identity(path: Path) -> object:
     except OSError:
         return os.path.realpath(path)
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
-
-
-def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDArray[np.generic]]:
-    """Read the inputs of a model from a NumPy archive (``.npz``); nothing is unpickled.
-
-    The headers of all arrays are read before the data of any, since a small archive can hold, or promise, any number of bytes.
-
-    Args:
-        path: the archive.
-        wanted: names, shapes and types of the model's inputs.
-
-    Raises:
-        FileError: the file cannot be read, or is not such an archive.
-        UsageError: an array is missing or unknown, or has another shape or type.
-    """
-    import numpy as np
-
-    from placeit.backends.checking import check_inputs
-
-    # not numpy.load, which leaves a file open that is not an archive
-    with _explaining(path), zipfile.ZipFile(path) as archive:
-        members: dict[str, zipfile.ZipInfo] = {}
-        for member in archive.infolist():
-            if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
-                raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
-        found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
-        check_inputs(found, wanted)
-        arrays: dict[str, NDArray[np.generic]] = {}
-        for name, member in members.items():
-            with archive.open(member) as stream:
-                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-        return arrays
-
-
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays in a NumPy archive, by name, without arrays that promise more data than they hold.
-
-    Raises:
-        FileError: the file cannot be read, or is not such an archive.
-    """
-    with _explaining(path), zipfile.ZipFile(path) as archive:
-        heads = {member: _read_head(archive, member) for member in archive.infolist()}
-        return {
-            member.filename.removesuffix(".npy"): shape
-            for member, (shape, dtype) in heads.items()
-            if math.prod(shape) * dtype.itemsize <= member.file_size
-        }
-
-
-@contextlib.contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Turn errors while a NumPy archive is read into a FileError."""
-    check_regular(path)
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except _DAMAGED as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {said}.") from error
-
-
-def _head(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
-) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
-    """Return shape and type of an array; for one that the model cannot want, its bytes as the shape, and no type."""
-    if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
-        return (member.file_size,), None
-    return _read_head(archive, member)
-
-
-def _read_head(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    import numpy as np
-
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        try:
-            shape, _, dtype = read(stream)
-        except ValueError as error:  # whose message may quote the header as a Python object
-            raise ValueError(f"the head of '{member.filename}' is damaged") from error
-    if dtype.hasobject:
-        raise ValueError("it holds pickled objects")
-    return shape, dtype
-
-
-def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]]) -> None:
-    """Write arrays as a NumPy archive, in one step. Raises FileError."""
-    import numpy as np
-
-    # not numpy.savez, which accepts no array named 'file'
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, tensor in tensors.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, np.asanyarray(tensor), allow_pickle=False)

@@ -15,7 +15,7 @@ import typer
 from placeit.cli.command import FAILED
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
-from placeit.cli.paths import OutputFile, check_outputs, write_tensors
+from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.placements import PLACEMENT, RematchOption, ToRun, known, naming, to_run
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
@@ -209,6 +209,8 @@ def run(
         table = as_csv.run(report, home.grouping, ops)
         files.append(OutputFile(csv, "the table of times", lambda: write_text(csv, table)))
     if outputs is not None:
+        from placeit.backends.archive import write_tensors
+
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED

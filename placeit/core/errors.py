@@ -49,6 +49,10 @@ class ClusterError(PlaceitError):
     """A cluster file or a device network is wrong."""
 
 
+class WorkloadError(PlaceitError):
+    """A workload file is wrong, or no placement of its models fits or keeps its limits."""
+
+
 class GraphError(PlaceitError):
     """A task graph breaks a rule that ``OpGraph.verify`` checks."""
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from placeit.core.errors import ClusterError, UsageError
+from placeit.core.errors import ClusterError, PlaceitError, UsageError
 from placeit.core.files import read_text
 from placeit.core.nearest import nearest
 from placeit.core.units import Dimension, parse_quantity
@@ -36,7 +36,9 @@ class _Loader(yaml.BaseLoader):
 
 
 class StrictYaml:
-    """Reader of values from the nodes of one file. Every method raises ClusterError with file, line and key."""
+    """Reader of values from the nodes of one file. Every method raises :attr:`error` with file, line and key."""
+
+    error: type[PlaceitError] = ClusterError
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,15 +50,15 @@ class StrictYaml:
             node: Node | None = yaml.compose(text, _Loader)
         except yaml.MarkedYAMLError as error:
             problem = " ".join(part for part in (error.context, error.problem) if part)
-            raise ClusterError(f"{self._where(error.problem_mark)}: not valid YAML: {problem}.") from None
+            raise self.error(f"{self._where(error.problem_mark)}: not valid YAML: {problem}.") from None
         except (yaml.YAMLError, RecursionError) as error:
-            raise ClusterError(f"{self.path}: not valid YAML: {' '.join(str(error).split())}.") from None
+            raise self.error(f"{self.path}: not valid YAML: {' '.join(str(error).split())}.") from None
         if node is None:
-            raise ClusterError(f"{self.path} is empty.")
+            raise self.error(f"{self.path} is empty.")
         return node
 
     def mapping(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
-        """Return values by key. Raises ClusterError for a key that is not in ``known``, if given, or that occurs twice."""
+        """Return values by key. Raises :attr:`error` for a key that is not in ``known``, if given, or that occurs twice."""
         self._check_tag(node)
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, f"{entry} is not a mapping (key: value)")
@@ -112,8 +114,8 @@ class StrictYaml:
         return value == "true"
 
     def fail(self, node: Node | None, what: str) -> NoReturn:
-        """Raise ClusterError about a place in the file."""
-        raise ClusterError(f"{self._where(node.start_mark if node is not None else None)}: {what}.")
+        """Raise :attr:`error` about a place in the file."""
+        raise self.error(f"{self._where(node.start_mark if node is not None else None)}: {what}.")
 
     def _where(self, mark: Any) -> str:
         return f"{self.path}, line {mark.line + 1}" if mark is not None else str(self.path)

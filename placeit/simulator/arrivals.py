@@ -1,4 +1,4 @@
-"""Simulate requests that arrive over time: at one plan, at replicas that share a queue, or at several models that share devices."""
+"""Simulate requests that arrive over time: at one plan, at replicas with one queue, or at models that share devices."""
 
 from __future__ import annotations
 

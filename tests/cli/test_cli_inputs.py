@@ -16,8 +16,8 @@ import torch
 from onnx import TensorProto, helper
 
 from placeit.backends import load
+from placeit.backends.archive import read_tensors
 from placeit.backends.torch import model as torch_backend
-from placeit.cli.paths import read_tensors
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores

@@ -15,7 +15,6 @@ from placeit.simulator.simulate import schedule
 from tests.simulator import slow_simulator as slow
 from tests.simulator.slow_simulator import holds_for
 
-
 unused = (f"d{number}" for number in itertools.count())
 
 

@@ -1,0 +1,203 @@
+"""A workload: models that share devices, with the requests and the limits of each; and its file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from placeit.core.errors import UsageError, WorkloadError
+from placeit.core.files import write_text
+from placeit.core.strictyaml import Node, StrictYaml
+from placeit.simulator.load import check_rate
+from placeit.tuning import LatencyLimit
+
+__all__ = ["Entry", "Workload", "is_workload"]
+
+_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "inputs", "placement")
+_MOST = 64  # models of a workload, or requests of one that are under way
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a workload.
+
+    Attributes:
+        name: unique in the workload.
+        model: path of the model.
+        rate: requests per second that arrive, at random times (a Poisson process); None if ``in_flight`` is given.
+        in_flight: requests that are under way at any time, each submitted as soon as another one has ended; None with a rate.
+        limit: the limit on its latency; None without any.
+        weight: importance of its latency beside the other models'.
+        inputs: path of a NumPy archive with its inputs; None for random inputs.
+        placement: path of its placement, which is kept; None to look for one.
+    """
+
+    name: str
+    model: Path
+    rate: float | None = None
+    in_flight: int | None = None
+    limit: LatencyLimit | None = None
+    weight: float = 1.0
+    inputs: Path | None = None
+    placement: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) == (self.in_flight is None):
+            raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")
+        if self.rate is not None:
+            check_rate(self.rate)
+        if self.in_flight is not None and not 1 <= self.in_flight <= _MOST:
+            raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight}; it must be 1 to {_MOST}.")
+        if not 0 < self.weight < math.inf:
+            raise UsageError(f"'weight' of '{self.name}' is {self.weight:g}; it must be positive and finite.")
+
+    @property
+    def limited(self) -> LatencyLimit:
+        """The limit, or one on the 95th percentile that every request keeps."""
+        return LatencyLimit(95, math.inf) if self.limit is None else self.limit
+
+    @property
+    def load(self) -> str:
+        """How its requests come, in words."""
+        return f"{self.in_flight} under way" if self.rate is None else f"{self.rate:g} requests/s"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Models that share devices.
+
+    Attributes:
+        entries: the models, at least one.
+        path: the file; None if it was made otherwise.
+
+    Raises:
+        UsageError: there is no model, there are more than 64, or two have one name.
+    """
+
+    entries: tuple[Entry, ...]
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.entries]
+        if not 1 <= len(names) <= _MOST:
+            raise UsageError(f"A workload has 1 to {_MOST} models; got {len(names)}.")
+        if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+            raise UsageError(f"Two models of the workload are named '{twice[0]}': give one of them another 'name'.")
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a workload file; paths in it are relative to its folder.
+
+        Raises:
+            FileError: the file cannot be read.
+            WorkloadError: the file has an error; the message names the file, the line and the key.
+        """
+        reader = _Reader(Path(path))
+        try:
+            return cls(reader.entries(), Path(path))
+        except UsageError as error:
+            raise WorkloadError(f"{path}: {error}") from None
+
+    @classmethod
+    def of(cls, given: Workload | str | Path) -> Workload:
+        """Return a workload that is given as such, or as the path of its file."""
+        return given if isinstance(given, Workload) else cls.load(given)
+
+    def scaled(self, factor: float) -> Workload:
+        """Return it with all rates multiplied by a factor."""
+        entries = (one if one.rate is None else replace(one, rate=one.rate * factor) for one in self.entries)
+        return replace(self, entries=tuple(entries))
+
+    def save(self, path: Path) -> None:
+        """Write a workload file, with paths relative to its folder. Raises FileError."""
+        lines = ["models:"]
+        for entry in self.entries:
+            fields = {
+                "model": _relative(entry.model, path),
+                "name": entry.name,
+                "rate": entry.rate,
+                "in_flight": entry.in_flight,
+                "latency_limit": None if entry.limit is None else str(entry.limit),
+                "weight": None if entry.weight == 1 else entry.weight,
+                "inputs": _relative(entry.inputs, path),
+                "placement": _relative(entry.placement, path),
+            }
+            given = [f"{key}: {_scalar(value)}" for key, value in fields.items() if value is not None]
+            lines += [f"  {'-' if k == 0 else ' '} {line}" for k, line in enumerate(given)]
+        write_text(path, "\n".join(lines) + "\n")
+
+
+def is_workload(path: str | Path) -> bool:
+    """Return whether a path names a workload file, by its suffix."""
+    return Path(path).suffix.lower() in (".yaml", ".yml")
+
+
+def _relative(path: Path | None, file: Path) -> str | None:
+    return None if path is None else os.path.relpath(path, file.parent)
+
+
+def _scalar(value: Any) -> str:
+    """Return a value for YAML: a text in single quotes unless it is a plain word."""
+    text = value if isinstance(value, str) else f"{value:.17g}" if isinstance(value, float) else str(value)
+    plain = text.replace("/", "").replace(".", "").replace("-", "").replace("_", "").replace("=", "")
+    return text if plain.isascii() and plain.isalnum() else "'" + text.replace("'", "''") + "'"
+
+
+class _Reader(StrictYaml):
+    error = WorkloadError
+
+    def entries(self) -> tuple[Entry, ...]:
+        top = self.mapping(self.root(), "the file", ("models",))
+        if "models" not in top:
+            self.fail(None, "the file has no 'models'")
+        nodes = self.items(top["models"], "'models'")
+        return tuple(self.entry(node, f"models[{number}]") for number, node in enumerate(nodes))
+
+    def entry(self, node: Node, entry: str) -> Entry:
+        fields = self.mapping(node, f"'{entry}'", _KEYS)
+        if "model" not in fields:
+            self.fail(node, f"'{entry}' has no 'model'")
+        model = self.file(fields["model"], f"'{entry}.model'")
+        numbers = {
+            key: self.quantity(fields[key], f"'{entry}.{key}'", "number")
+            for key in ("rate", "in_flight", "weight")
+            if key in fields
+        }
+        for key, value in numbers.items():
+            if value <= 0 or (key == "in_flight" and not value.is_integer()):
+                self.fail(fields[key], f"'{entry}.{key}' is {value:g}; it must be {_NUMBERS[key]}")
+        try:
+            return Entry(
+                name=self.text(fields["name"], f"'{entry}.name'") if "name" in fields else model.stem,
+                model=model,
+                rate=numbers.get("rate"),
+                in_flight=int(numbers["in_flight"]) if "in_flight" in numbers else None,
+                limit=self.limit(fields["latency_limit"], entry) if "latency_limit" in fields else None,
+                weight=numbers.get("weight", 1.0),
+                inputs=self.file(fields["inputs"], f"'{entry}.inputs'") if "inputs" in fields else None,
+                placement=self.file(fields["placement"], f"'{entry}.placement'") if "placement" in fields else None,
+            )
+        except UsageError as error:
+            self.fail(node, str(error).rstrip("."))
+
+    def file(self, node: Node, entry: str) -> Path:
+        return self.path.parent / self.text(node, entry)
+
+    def limit(self, node: Node, entry: str) -> LatencyLimit:
+        try:
+            return LatencyLimit.parse(self.text(node, f"'{entry}.latency_limit'"))
+        except UsageError as error:
+            self.fail(node, f"'{entry}.latency_limit': {str(error).rstrip('.')}")
+
+
+_NUMBERS = {"rate": "above 0, in requests per second", "in_flight": "a whole number from 1 on", "weight": "above 0"}
