@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from placeit.placers.registry import placer_names
     from placeit.planning.coarsen import Grouping, coarsen
     from placeit.profiler.cache import Cache
+    from placeit.serving.latency import LatencyLimit
     from placeit.serving.sequence import Sequence
     from placeit.serving.server import Server
     from placeit.session import Session, optimize
     from placeit.simulator.scheduler import Rules
     from placeit.simulator.simulate import schedule, simulate
-    from placeit.tuning import LatencyLimit, Tuned, tune
+    from placeit.tuning import Tuned, tune
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
 
 __all__ = [
@@ -105,12 +106,13 @@ _NAMES = {
     "placeit.profiler.cache": "Cache",
     "placeit.measuring.check": "OutputDifference",
     "placeit.measuring.run_report": "RunReport",
+    "placeit.serving.latency": "LatencyLimit",
     "placeit.serving.sequence": "Sequence",
     "placeit.serving.server": "Server",
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
-    "placeit.tuning": "LatencyLimit Tuned tune",
+    "placeit.tuning": "Tuned tune",
     "placeit.workbench.options": "Constraints Inputs Policy Traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

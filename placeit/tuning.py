@@ -12,25 +12,26 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core import clock
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement, Serving
 from placeit.core.units import parse_duration
 from placeit.measuring.statistics import FEWEST, median_interval
 from placeit.optimizer.options import Budget
 from placeit.profiler.costs import Progress
+from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.serving.load_run import keep_busy, offer
 from placeit.serving.server import QUEUE, Server
 from placeit.session import Session
 from placeit.simulator.load import check_rate, poisson_arrivals
 
-__all__ = ["Configuration", "LatencyLimit", "OperatingPoint", "Tuned", "tune"]
+__all__ = ["Configuration", "Tuned", "tune"]
 
 _SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
@@ -41,66 +42,6 @@ _OPENING = 0.15  # share of the time that is left, in which capacities are measu
 _BATCHES: tuple[int | Literal["auto"], ...] = (0, "auto")
 _TURN_S = (0.02, 2.0)  # least and most seconds of requests at one rate in one turn
 _REQUESTS = (20, 4000)  # fewest and most requests of a turn
-
-
-@dataclass(frozen=True)
-class LatencyLimit:
-    """A limit on a percentile of latencies.
-
-    Attributes:
-        percentile: 50, 95 or 99.
-        seconds: most seconds from the arrival of a request to its end.
-    """
-
-    percentile: int
-    seconds: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``p95=20ms``. Raises UsageError."""
-        name, _, value = text.partition("=")
-        if name not in ("p50", "p95", "p99") or not value:
-            raise UsageError(
-                f"Cannot read the limit '{text}'; write a percentile (p50, p95 or p99) and a time, as in p95=20ms."
-            )
-        seconds = parse_duration(value)
-        if not 0 < seconds < math.inf:
-            raise UsageError(f"The limit '{text}' allows no time: give a time above 0.")
-        return cls(int(name[1:]), seconds)
-
-    def of(self, latencies: NDArray[np.float64]) -> float:
-        """Return the percentile of latencies, seconds."""
-        return float(np.percentile(latencies, self.percentile))
-
-    def at(self, point: OperatingPoint) -> float:
-        """Return the percentile at a point, seconds."""
-        return {50: point.p50, 95: point.p95, 99: point.p99}[self.percentile]
-
-    def __str__(self) -> str:
-        return f"p{self.percentile}={self.seconds * 1e3:g}ms"
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """Latencies of a configuration at a rate.
-
-    Attributes:
-        rate: requests per second that arrive, on average.
-        p50: seconds; median over turns of the median latency.
-        p95: seconds; median over turns of the 95th percentile.
-        p99: seconds; median over turns of the 99th percentile.
-        ci: 95 % interval of the percentile that is limited.
-        requests: number of requests in all turns.
-        kept: whether the limit was kept and the server kept up with the arrivals.
-    """
-
-    rate: float
-    p50: float
-    p95: float
-    p99: float
-    ci: tuple[float, float]
-    requests: int
-    kept: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,16 +140,7 @@ class Tuned:
                 "capacity_per_s": one.capacity,
                 "capacity_ci_per_s": list(one.capacity_ci),
                 "rate_within_limit_per_s": None if one.best is None else one.best.rate,
-                "points": [
-                    {
-                        "rate_per_s": point.rate,
-                        "latency_s": {"p50": point.p50, "p95": point.p95, "p99": point.p99},
-                        "limited_ci_s": list(point.ci),
-                        "requests": point.requests,
-                        "kept": point.kept,
-                    }
-                    for point in one.points
-                ],
+                "points": [point.to_dict() for point in one.points],
                 "failed": one.failed,
             }
 
@@ -317,20 +249,10 @@ class _Trial:
         """Return what was measured."""
         if self.failed is not None or not self.capacities:
             return Configuration(self.name, self.of, self.placement, failed=self.failed or "there was no time to measure it")
-        points = [_point(rate, turns, limit) for rate, turns in sorted(self.served.items()) if turns]
+        points = [OperatingPoint.of(rate, turns, limit) for rate, turns in sorted(self.served.items()) if turns]
         interval = median_interval(self.capacities)
         capacity = float(np.median(self.capacities))
         return Configuration(self.name, self.of, self.placement, capacity, interval, tuple(points))
-
-
-def _point(rate: float, turns: Sequence[tuple[NDArray[np.float64], bool]], limit: LatencyLimit) -> OperatingPoint:
-    each = np.array([np.percentile(latencies, (50, 95, 99)) if len(latencies) else (math.inf,) * 3 for latencies, _ in turns])
-    p50, p95, p99 = (float(value) for value in np.median(each, axis=0))
-    limited = {50: 0, 95: 1, 99: 2}[limit.percentile]
-    keeping_up = sum(up for _, up in turns) * 2 > len(turns)
-    within = float(np.median(each[:, limited])) <= limit.seconds
-    requests = sum(len(latencies) for latencies, _ in turns)
-    return OperatingPoint(rate, p50, p95, p99, median_interval(each[:, limited]), requests, keeping_up and within)
 
 
 def _opened(session: Session, placements: Mapping[str, Placement], stack: contextlib.ExitStack) -> list[_Trial]:
@@ -441,7 +363,7 @@ class _Turns:
             if served.error is not None:
                 trial.failed = str(served.error)
                 return True
-            up = served.dropped == 0 and served.waiting <= max(in_flight, rate * self._limit.seconds)
+            up = served.keeps_up(max(in_flight, rate * self._limit.seconds))
             trial.served.setdefault(rate, []).append((served.latencies, up))
             slow = not len(served.latencies) or self._limit.of(served.latencies) > _FAR * self._limit.seconds
             too_high |= slow or not up

@@ -17,6 +17,7 @@ from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import complete_agents, complete_placers, duration
+from placeit.cli.workload import is_workload, optimize_workload
 from placeit.core.errors import PlaceitError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
@@ -45,6 +46,7 @@ Examples:
   placeit optimize model.onnx --start placement.json --output better.json
   placeit optimize model.onnx --budget 10m --resume search.jsonl
   placeit optimize model.onnx --devices CPU --compare-precisions
+  placeit optimize workload.yaml --devices CPU@0,CPU@1
 """
 
 
@@ -161,7 +163,12 @@ def optimize(
     throughput mode are candidates, too. Energy is measured if every device has a meter, else computed by a power model from
     measured times. The answer is written to a file, by default beside the model. Ctrl-C ends the search and keeps the best
     placement so far. A candidate that fails, or has wrong outputs, is excluded; the table says why.
+
+    A workload (.yaml) in place of the model names several models, with the rates of their requests and limits on their
+    latencies. They are placed together, so that all limits are kept while all of them are served.
     """
+    if is_workload(options.model):
+        return optimize_workload(options, output, budget or _BUDGET_S, memory or (), seed, terminal)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
     points = (

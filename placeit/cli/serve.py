@@ -18,6 +18,7 @@ from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
+from placeit.cli.workload import is_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
@@ -40,6 +41,7 @@ Examples:
   placeit serve cats=a.placeit dogs=b.placeit --queue 128
   placeit serve model.onnx --placement placement.json --no-grpc
   placeit serve app.placeit --max-batch 16 --batch-delay 2ms
+  placeit serve workload.placed.yaml -d CPU@0,CPU@1
   placeit serve --repository bundles --watch --control
   placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
   placeit serve app.placeit --shared-memory
@@ -257,7 +259,9 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=]FILE", help="Bundles of 'placeit build', or a model file or folder.", show_default=False
+            metavar="[NAME=]FILE",
+            help="Bundles of 'placeit build', a model file or folder, or a placed workload of 'placeit optimize'.",
+            show_default=False,
         ),
     ] = None,
     placement: Annotated[
@@ -300,13 +304,14 @@ def serve(
         opener = partial(_bundle, rematch=rematch, running=running)
         repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
         stack.callback(repository.close)
-        if placement is None and devices is None:
-            fixed = []
-            for given in models:
+        fixed, more = [], {"devices": devices, "context": context}
+        for given in models:
+            if is_workload(Path(given)):
+                fixed += _workload(Path(given), more, running, stack, terminal)
+            elif placement is None and devices is None:
                 repository.open(*_named(given))
-        else:
-            more = {"devices": devices, "context": context}
-            fixed = [_model(given, placement, more, rematch, running, stack, terminal) for given in models]
+            else:
+                fixed.append(_model(given, placement, more, rematch, running, stack, terminal))
         repository.open_folder()
         for model in (*fixed, *repository.models):
             for line in _joined(model):
@@ -398,6 +403,27 @@ def _model(
         except PlaceitError as error:  # such as a model that makes vectors of texts
             typer.echo(f"texts: none: {error}", err=True)
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences())
+
+
+def _workload(
+    path: Path, more: Mapping[str, Any], running: RunOptions, stack: contextlib.ExitStack, terminal: Terminal
+) -> list[ServedModel]:
+    """Open the models of a placed workload, on shared devices, and serve them until the stack is closed."""
+    from placeit.runtime.device_pool import shared_devices
+    from placeit.workload.entries import Workload
+    from placeit.workload.options import naming as naming_model
+
+    stack.enter_context(shared_devices())
+    served = []
+    for entry in Workload.load(path):
+        if entry.placement is None:
+            raise UsageError(
+                f"{path}: the model '{entry.name}' has no 'placement': serve the file that 'placeit optimize {path}' writes."
+            )
+        with naming_model(entry):
+            options = {**more, "inputs": entry.inputs}
+            served.append(_model(f"{entry.name}={entry.model}", entry.placement, options, None, running, stack, terminal))
+    return served
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.tuning import OperatingPoint, Tuned
+    from placeit.serving.latency import OperatingPoint
+    from placeit.tuning import Tuned
 
 __all__ = ["EXAMPLES", "tune"]
 
@@ -87,7 +88,7 @@ def tune(
     MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing keeps the limit,
     nothing is written, and the exit code is 1.
     """
-    from placeit.tuning import LatencyLimit
+    from placeit.serving.latency import LatencyLimit
     from placeit.tuning import tune as tuned
 
     limit, files = LatencyLimit.parse(latency_limit), placement or []

@@ -27,7 +27,7 @@ from placeit.runtime.spans import Done, Event, Span
 from placeit.serving.server import Answer, Server
 from placeit.simulator.load import LoadReport
 
-__all__ = ["RateReport", "Served", "keep_busy", "offer"]
+__all__ = ["RateReport", "Served", "keep_busy", "offer", "offer_all"]
 
 _KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may wait when the last one has arrived
 _BREATH_S = 1e-3
@@ -60,6 +60,10 @@ class Served:
     busy: Mapping[str, float]
     latencies: NDArray[np.float64]
     interrupted: bool
+
+    def keeps_up(self, room: float) -> bool:
+        """Return whether no request was dropped, and no more than ``room`` were left when the last one had arrived."""
+        return self.dropped == 0 and self.waiting <= room
 
     @property
     def busiest(self) -> str | None:
@@ -116,9 +120,7 @@ class RateReport:
         None if no rate was given.
         """
         served = self.served
-        return (
-            None if self.rate is None else served.dropped == 0 and served.waiting <= self.in_flight + _KEEPS_UP * served.arrived
-        )
+        return None if self.rate is None else served.keeps_up(self.in_flight + _KEEPS_UP * served.arrived)
 
     @property
     def reason(self) -> str | None:
@@ -188,10 +190,10 @@ class _Tally:
             self._error = error if isinstance(error, PlaceitError) else ExecutionError(str(error))
         self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
 
-    def sum_up(self, *, interrupted: bool) -> Served:
-        """Wait until all requests have ended, and return their outcomes."""
-        waiting = self._left
-        while self._left > 0:
+    def sum_up(self, *, interrupted: bool, waiting: int | None = None) -> Served:
+        """Wait until all requests have ended, and return their outcomes; ``waiting`` is None for those that are left now."""
+        waiting = self.left if waiting is None else waiting
+        while self.left > 0:
             sleep(min(CHECK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))
         times = [one for one in self._ended if one is not None]
         seconds = max((ended for *_, ended in times), default=perf_counter()) - self.start
@@ -210,7 +212,8 @@ class _Tally:
         )
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
+        """Number of requests that have not ended."""
         return self._submitted - len(self._ended)
 
 
@@ -228,26 +231,41 @@ def offer(server: Server, inputs: Arrays, arrivals: ArrayLike) -> Served:
     Raises:
         ExecutionError: the server is closed, or nothing can run any more.
     """
+    return offer_all([(server, inputs, arrivals)])[0]
+
+
+def offer_all(offers: Sequence[tuple[Server, Arrays, ArrayLike]]) -> list[Served]:
+    """Submit requests to several servers at given times of one clock, and return their outcomes: see :func:`offer`.
+
+    Args:
+        offers: servers, each with the inputs of its requests, and with their arrivals.
+
+    Raises:
+        ExecutionError: a server is closed, or nothing can run any more.
+    """
     interrupted = False
-    tally = _Tally(server)
+    tallies = [_Tally(server) for server, _, _ in offers]
+    full_until = [-math.inf] * len(offers)
+    start = tallies[-1].start
+    due = [(start + after, k) for k, (*_, times) in enumerate(offers) for after in np.asarray(times, np.float64).tolist()]
     try:
-        full_until = -math.inf
-        for after in np.asarray(arrivals, np.float64).tolist():
-            due = tally.start + after
-            while (early := due - perf_counter()) > 0:
+        for at, k in sorted(due):
+            server, inputs, _ = offers[k]
+            while (early := at - perf_counter()) > 0:
                 sleep(early)
-            if due < full_until:
+            if at < full_until[k]:
                 server.turn_away()
                 continue
             try:
-                tally.expect(server.submit(inputs, wait=False, arrived=due))
+                tallies[k].expect(server.submit(inputs, wait=False, arrived=at))
             except QueueFullError:
-                full_until = perf_counter()  # if this thread is late, requests due before now find the queue full, too
+                full_until[k] = perf_counter()  # if this thread is late, requests due before now find the queue full, too
                 sleep(_BREATH_S)  # the server's threads need the interpreter, too
     except KeyboardInterrupt:
         interrupted = True
         come_through()  # requests in flight may take their time to end
-    return tally.sum_up(interrupted=interrupted)
+    waiting = [tally.left for tally in tallies]
+    return [tally.sum_up(interrupted=interrupted, waiting=left) for tally, left in zip(tallies, waiting, strict=True)]
 
 
 def keep_busy(

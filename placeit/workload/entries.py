@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any, Self
 from placeit.core.errors import UsageError, WorkloadError
 from placeit.core.files import write_text
 from placeit.core.strictyaml import Node, StrictYaml
+from placeit.serving.latency import LatencyLimit
 from placeit.simulator.load import check_rate
-from placeit.tuning import LatencyLimit
 
-__all__ = ["Entry", "Workload", "is_workload"]
+__all__ = ["Entry", "Workload"]
 
 _KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "inputs", "placement")
+_NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
 _MOST = 64  # models of a workload, or requests of one that are under way
 
 
@@ -46,6 +48,10 @@ class Entry:
     placement: Path | None = None
 
     def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise UsageError(
+                f"'{self.name}' cannot name a model: a name has letters, digits, '-', '_' and '.', and not only dots. Give 'name'."
+            )
         if (self.rate is None) == (self.in_flight is None):
             raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")
         if self.rate is not None:
@@ -118,6 +124,15 @@ class Workload:
         entries = (one if one.rate is None else replace(one, rate=one.rate * factor) for one in self.entries)
         return replace(self, entries=tuple(entries))
 
+    def placements(self, path: Path) -> list[Path]:
+        """Return the files of the models' placements beside a file of the placed workload."""
+        return [path.with_name(f"{path.stem}.{entry.name}.placement.json") for entry in self.entries]
+
+    def files(self) -> list[Path]:
+        """Return the files that are read for it."""
+        every = [self.path, *(file for one in self.entries for file in (one.model, one.inputs, one.placement))]
+        return [file for file in every if file is not None]
+
     def save(self, path: Path) -> None:
         """Write a workload file, with paths relative to its folder. Raises FileError."""
         lines = ["models:"]
@@ -135,11 +150,6 @@ class Workload:
             given = [f"{key}: {_scalar(value)}" for key, value in fields.items() if value is not None]
             lines += [f"  {'-' if k == 0 else ' '} {line}" for k, line in enumerate(given)]
         write_text(path, "\n".join(lines) + "\n")
-
-
-def is_workload(path: str | Path) -> bool:
-    """Return whether a path names a workload file, by its suffix."""
-    return Path(path).suffix.lower() in (".yaml", ".yml")
 
 
 def _relative(path: Path | None, file: Path) -> str | None:

@@ -15,7 +15,8 @@ from placeit.profiler.recorded import RecordedEvent
 from placeit.profiler.recording import Recording
 from placeit.report.layers import draw
 from placeit.report.page.document import render
-from placeit.tuning import Configuration, LatencyLimit, OperatingPoint, Tuned
+from placeit.serving.latency import LatencyLimit, OperatingPoint
+from placeit.tuning import Configuration, Tuned
 from tests.report.made_recordings import a_front, a_recording, a_search
 
 

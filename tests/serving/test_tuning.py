@@ -12,8 +12,9 @@ import pytest
 import placeit
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
+from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
-from placeit.tuning import Configuration, LatencyLimit, OperatingPoint, Tuned, tune
+from placeit.tuning import Configuration, Tuned, tune
 from placeit.workbench.options import Inputs
 from tests.serving.test_batching import CORE, OPEN, perceptron, rows
 

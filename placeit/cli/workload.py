@@ -1,0 +1,111 @@
+"""Workloads of several models on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from placeit.cli.command import FAILED, was_given
+from placeit.cli.nodes import reach_nodes
+from placeit.cli.options import CheckedOptions, cost_cache
+from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import UsageError
+from placeit.core.interrupts import INTERRUPTED
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.workload.optimize import PlacedWorkload, Together
+
+__all__ = ["is_workload", "optimize_workload"]
+
+_OF_ONE_MODEL = (
+    *("placer", "policy", "objective", "rate", "in_flight", "pin", "start", "resume", "record", "compare_precisions", "pareto"),
+    *("input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
+)
+"""Options of 'placeit optimize' that a workload does not take."""
+
+
+def is_workload(path: Path) -> bool:
+    """Return whether a path names a workload file, by its suffix."""
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def optimize_workload(
+    options: CheckedOptions, output: Path | None, budget: float, memory: Sequence[str], seed: int, terminal: Terminal
+) -> Output:
+    """Place the models of a workload together; see :func:`placeit.cli.optimize.optimize`."""
+    from placeit.devices.caps import parse_caps
+    from placeit.workbench.options import Constraints
+    from placeit.workload.entries import Workload
+    from placeit.workload.optimize import optimize_workload
+
+    if given := [f"--{name.replace('_', '-')}" for name in _OF_ONE_MODEL if was_given(name)]:
+        raise UsageError(f"{given[0]} is about one model, and {options.model} is a workload: leave it out.")
+    workload = Workload.load(options.model)
+    path = output or options.model.with_name(f"{options.model.stem}.placed.yaml")
+    check_outputs(path, *workload.placements(path), inputs=[*options.files(), *workload.files()])
+    with terminal.progress() as progress:
+        found = optimize_workload(
+            workload,
+            reach_nodes(options.devices, options.ray_address, options.compress, options.patience),
+            budget=budget,
+            seed=seed,
+            progress=progress,
+            precision=options.precision.value,
+            constraints=Constraints({}, parse_caps(memory), options.max_groups, options.tolerance),
+            cache=cost_cache(options.no_cache),
+        )
+    files = [] if found.chosen is None else [OutputFile(path, "the placed workload", partial(found.save, path))]
+    code = INTERRUPTED if found.interrupted else FAILED if found.chosen is None else 0
+    written = {"workload_file": None if found.chosen is None else str(path)}
+    answer = f"{'nothing' if found.chosen is None else found.chosen.name}: {found.reason}"
+    shown = partial(_show, found=found, path=path, devices=options.devices)
+    return Output({"schema": "workload/1", **found.to_dict(), **written}, shown, code, files, answer)
+
+
+def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | None) -> None:
+    facts: dict[str, str | Sequence[str]] = {
+        "chosen": "nothing" if found.chosen is None else found.chosen.name,
+        "why": found.reason,
+        "largest rates": f"{found.factor:.2f} times these, if placed as predicted" if found.factor else "none (predicted)",
+    }
+    if found.chosen is not None:
+        facts["placed"] = str(path)
+        facts["next"] = ["placeit", "serve", str(path), *([] if devices is None else ["-d", devices])]
+    text.facts(console, facts)
+    console.print()
+    heads = ["model", "placement", "load", "limit", "predicted", "measured", "95 % interval", "error", "kept"]
+    text.tables(console, heads, {_title(found, way): _rows(found, way) for way in found.every}, left=4, spare=["error", "load"])
+    text.paragraph(console, "Predicted and measured are the percentiles that are limited, p95 without a limit.")
+    text.show_notes(console, found.cluster)
+
+
+def _title(found: PlacedWorkload, way: Together) -> str:
+    how = "" if way.kept else ", limits not kept"
+    return f"{way.name}{' *' if way is found.chosen else ''}{how}"
+
+
+def _rows(found: PlacedWorkload, way: Together) -> list[list[str]]:
+    rows = []
+    for k, (entry, option) in enumerate(zip(found.workload, way.options, strict=True)):
+        measured, error = None if way.measured is None else way.measured[k], found.error(way, k)
+        at = entry.limited.at
+        rows.append(
+            [
+                entry.name,
+                option.name,
+                entry.load,
+                "" if entry.limit is None else str(entry.limit),
+                text.seconds(at(way.predicted[k])),
+                text.seconds(None if measured is None else at(measured)),
+                text.NOTHING if measured is None else " .. ".join(text.seconds(end) for end in measured.ci),
+                text.NOTHING if error is None else f"{error:+.0%}".replace("%", " %"),
+                "yes" if way.points[k].kept else "no",
+            ]
+        )
+    return rows

@@ -1,0 +1,180 @@
+"""Choose an option for each model of a workload, by predicted latencies of the whole mix."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from placeit.serving.latency import OperatingPoint
+from placeit.simulator.arrivals import Stream, serve_streams
+from placeit.simulator.load import poisson_arrivals
+from placeit.workload.entries import Entry, Workload
+from placeit.workload.options import Option
+
+__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "rank"]
+
+Choice: TypeAlias = tuple[int, ...]
+"""The number of the option of each model."""
+Rank: TypeAlias = tuple[float, float, float]
+"""How many models do not keep their limits, by how much in sum, and the weighted latency: the least is the best."""
+
+_FEWEST, _MOST = 100, 4000  # requests of the model with the lowest rate, and of all models, in a simulation
+_STEPS = 12  # of the search for the largest rates
+_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
+
+
+class Predictor:
+    """Predicts the latencies of a mix by simulation, with the same arrivals for all choices.
+
+    Args:
+        workload: the models.
+        options: of each model.
+        memory: bytes of weights that each device holds, by name.
+        conflicts: pairs of names of devices that never run at the same time.
+        seed: of the arrivals.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        options: Sequence[Sequence[Option]],
+        memory: Mapping[str, float],
+        conflicts: Collection[tuple[str, str]] = (),
+        seed: int = 0,
+    ) -> None:
+        self.workload, self.options = workload, options
+        self._memory, self._conflicts, self._seed = memory, conflicts, seed
+        self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
+        rates = [entry.rate for entry in workload if entry.rate is not None]
+        slowest = max((option.seconds for own in options for option in own), default=0.0)
+        self._seconds = min(_FEWEST / min(rates), _MOST / sum(rates)) if rates else _FEWEST * slowest
+        self._arrivals = [
+            poisson_arrivals(entry.rate, max(_FEWEST // 5, math.ceil(entry.rate * self._seconds)), seed=seed + number)
+            if entry.rate is not None
+            else entry.in_flight or 1
+            for number, entry in enumerate(workload)
+        ]
+
+    def scaled(self, factor: float) -> Predictor:
+        """Return a predictor of the same workload with all rates multiplied by a factor."""
+        return Predictor(self.workload.scaled(factor), self.options, self._memory, self._conflicts, self._seed)
+
+    def chosen(self, choice: Choice) -> list[Option]:
+        """Return the options of a choice."""
+        return [own[number] for own, number in zip(self.options, choice, strict=True)]
+
+    def overfull(self, choice: Choice) -> dict[str, float]:
+        """Return the bytes of weights on each device that would hold more than it can."""
+        held: dict[str, float] = {}
+        for option in self.chosen(choice):
+            for name, size in option.held.items():
+                held[name] = held.get(name, 0.0) + size
+        return {name: size for name, size in held.items() if size > self._memory.get(name, math.inf)}
+
+    def __call__(self, choice: Choice) -> tuple[OperatingPoint, ...]:
+        """Return the predicted latencies of each model."""
+        if choice not in self._known:
+            options = self.chosen(choice)
+            streams = [Stream(one.replicas, times) for one, times in zip(options, self._arrivals, strict=True)]
+            flights = serve_streams(streams, until=self._seconds, conflicts=self._conflicts)
+            points = []
+            for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
+                in_flight = sum(one.in_flight for one in option.replicas)
+                left = int((ended > arrived[-1]).sum())
+                up = entry.rate is None or left <= in_flight + _KEEPS_UP * len(arrived)
+                rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
+                points.append(OperatingPoint.of(rate, [(ended - arrived + option.host, up)], entry.limited))
+            self._known[choice] = tuple(points)
+        return self._known[choice]
+
+    def rank(self, choice: Choice) -> Rank:
+        """Return the rank of a choice; infinite if weights do not fit."""
+        if self.overfull(choice):
+            return (math.inf, math.inf, math.inf)
+        return rank(self.workload, self(choice))
+
+
+def rank(workload: Workload, points: Sequence[OperatingPoint]) -> Rank:
+    """Return the rank of latencies, predicted or measured."""
+    over, weighted = 0.0, 0.0
+    for entry, point in zip(workload, points, strict=True):
+        at = entry.limited.at(point)
+        over += 0.0 if point.kept else max(0.0, at / entry.limited.seconds - 1.0)
+        weighted += entry.weight * at
+    return (float(sum(not point.kept for point in points)), over, weighted / sum(entry.weight for entry in workload))
+
+
+def choose(predict: Predictor, starts: Sequence[Choice]) -> Choice:
+    """Return the best choice that changes of one or two models lead to, from the best of some starts.
+
+    Args:
+        predict: predicts latencies.
+        starts: choices to start from; the choice of the least used devices is one in any case.
+    """
+    best = min([*starts, _greedy(predict)], key=predict.rank)
+    models = range(len(best))
+    while True:
+        changes = [
+            tuple(dict(zip(changed, to, strict=True)).get(k, number) for k, number in enumerate(best))
+            for several in (1, 2)
+            for changed in itertools.combinations(models, several)
+            for to in itertools.product(*(range(len(predict.options[k])) for k in changed))
+        ]
+        found = min(changes, key=predict.rank)
+        if predict.rank(found) >= predict.rank(best):
+            return best
+        best = found
+
+
+def _greedy(predict: Predictor) -> Choice:
+    """Give each model, the one with the most work first, the option by which the busiest device is least busy."""
+    demand = [
+        (entry.rate or entry.in_flight or 1) * own[0].seconds
+        for entry, own in zip(predict.workload, predict.options, strict=True)
+    ]
+    busy: dict[str, float] = {}
+    choice = [0] * len(demand)
+    for k in sorted(range(len(demand)), key=lambda k: -demand[k]):
+        entry = predict.workload.entries[k]
+        uses = [_use(option, entry) for option in predict.options[k]]
+
+        def most(number: int, uses: Sequence[Mapping[str, float]] = uses) -> float:
+            return max((busy.get(name, 0.0) + share for name, share in uses[number].items()), default=0.0)
+
+        choice[k] = min(range(len(uses)), key=most)
+        for name, share in uses[choice[k]].items():
+            busy[name] = busy.get(name, 0.0) + share
+    return tuple(choice)
+
+
+def _use(option: Option, entry: Entry) -> dict[str, float]:
+    """Return the share of its time that each device works for a model; for requests under way, as if each took its time."""
+    rate = entry.rate if entry.rate is not None else (entry.in_flight or 1) / option.seconds
+    busy: dict[str, float] = {}
+    speeds = [
+        1 / max(one.scale * float(one.problem.compute[range(len(one.placement)), one.placement].sum()), 1e-12)
+        for one in option.replicas
+    ]
+    for one, speed in zip(option.replicas, speeds, strict=True):
+        for op, device in enumerate(one.placement.tolist()):
+            name = one.problem.device_names[device]
+            busy[name] = busy.get(name, 0.0) + rate * speed / sum(speeds) * one.scale * float(one.problem.compute[op, device])
+    return busy
+
+
+def largest_factor(predict: Predictor, choice: Choice) -> float:
+    """Return the largest factor on all rates at which all limits are kept with a choice, to about 2 %, at most 8; 0 if none.
+
+    With requests under way in place of a rate, that load stays as it is.
+    """
+    low, high = 0.0, 8.0
+    factor = 1.0
+    for _ in range(_STEPS):
+        kept = all(point.kept for point in predict.scaled(factor)(choice))
+        low, high = (factor, high) if kept else (low, factor)
+        if high / max(low, 1e-9) < 1.02 or high < 1e-3:
+            break
+        factor = (low * high) ** 0.5 if low > 0 else high / 4
+    return low

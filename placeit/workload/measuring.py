@@ -1,0 +1,146 @@
+"""Measure ways to place a workload against each other, by requests to all of its models at once."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.backends.base import Arrays
+from placeit.core import clock
+from placeit.measuring.statistics import FEWEST
+from placeit.profiler.costs import Progress
+from placeit.serving.latency import OperatingPoint
+from placeit.serving.load_run import Served, keep_busy, offer_all
+from placeit.serving.server import Server
+from placeit.session import Session
+from placeit.simulator.load import poisson_arrivals
+from placeit.workload.choosing import Choice
+from placeit.workload.entries import Entry, Workload
+from placeit.workload.options import Option, naming
+
+__all__ = ["measured"]
+
+_TURN_S = (0.1, 5.0)  # least and most seconds of requests in one turn, unless there would be too few requests
+_REQUESTS = (5, 100)  # fewest and most requests of the model with the lowest rate in one turn
+_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
+
+Turn = tuple[NDArray[np.float64], bool, float]
+"""Latencies of a model's requests, whether its server kept up, and the requests per second that it served."""
+
+
+def measured(
+    sessions: Sequence[Session],
+    workload: Workload,
+    options: Sequence[Sequence[Option]],
+    choices: Mapping[str, Choice],
+    *,
+    until: float,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[dict[str, tuple[OperatingPoint, ...]], int, bool]:
+    """Offer the whole workload to each choice in turns.
+
+    In one process, each model has a server for each option that some choice uses. Rounds are shuffled, so that a machine that
+    slows down slows all choices down.
+
+    Args:
+        sessions: of each model.
+        workload: what arrives.
+        options: of each model.
+        choices: the choices to measure, by name.
+        until: when to end, by :func:`placeit.core.clock.now`; each choice has six turns in any case.
+        seed: of the order and the arrivals.
+        progress: told how far it is.
+
+    Returns:
+        The latencies of each model by choice, the number of turns, and whether Ctrl-C ended them early.
+
+    Raises:
+        ExecutionError: requests fail.
+        KeyboardInterrupt: Ctrl-C in the first turn.
+    """
+    rng = np.random.default_rng(seed)
+    turns: dict[str, list[list[Turn]]] = {name: [] for name in choices}
+    with contextlib.ExitStack() as stack:
+        servers: dict[tuple[int, int], Server] = {}
+        for choice in choices.values():
+            for model, number in enumerate(choice):
+                if (model, number) not in servers:
+                    with naming(workload.entries[model]):
+                        server = sessions[model].serve(options[model][number].placement)
+                    servers[model, number] = stack.enter_context(server)
+        inputs = [session.model.sample_inputs() for session in sessions]
+        rates = [entry.rate for entry in workload if entry.rate is not None]
+        fewest, most = (number / min(rates, default=math.inf) for number in _REQUESTS)
+        left = (until - clock.now()) / (FEWEST * len(choices))
+        window = float(np.clip(left, max(_TURN_S[0], fewest), max(min(_TURN_S[1], most), fewest, _TURN_S[0])))
+        count = max(FEWEST, int((until - clock.now()) / (window * len(choices))))
+        for turn in range(count):
+            for name in rng.permutation(list(choices)):
+                own = [servers[model, number] for model, number in enumerate(choices[name])]
+                found = _turn(workload, own, inputs, window, rng)
+                if found is None:
+                    if turn == 0:
+                        raise KeyboardInterrupt
+                    return _summed_up(workload, turns), turn, True
+                turns[name].append(found)
+            if progress is not None:
+                progress("offering requests to all models", (turn + 1) / count)
+            if turn + 1 >= FEWEST and clock.now() > until:
+                count = turn + 1
+                break
+    return _summed_up(workload, turns), count, False
+
+
+def _turn(
+    workload: Workload,
+    servers: Sequence[Server],
+    inputs: Sequence[Arrays],
+    seconds: float,
+    rng: np.random.Generator,
+) -> list[Turn] | None:
+    """Offer the workload for a while; return what each model's server did, None if Ctrl-C ended it."""
+    seeds = rng.integers(1 << 31, size=len(workload))
+    arriving = [k for k, entry in enumerate(workload) if entry.rate is not None]
+    served: dict[int, Served] = {}
+    with ThreadPoolExecutor(len(workload)) as pool:
+        busy = {
+            k: pool.submit(keep_busy, servers[k], inputs[k], entry.in_flight, seconds=seconds)
+            for k, entry in enumerate(workload)
+            if entry.in_flight is not None
+        }
+        offers = []
+        for k in arriving:
+            rate = workload.entries[k].rate or 0.0
+            times = poisson_arrivals(rate, max(1, math.ceil(rate * seconds)), seed=int(seeds[k]))
+            offers.append((servers[k], inputs[k], times))
+        served |= zip(arriving, offer_all(offers) if offers else (), strict=True)
+        served |= {k: future.result() for k, future in busy.items()}
+    if any(one.interrupted for one in served.values()):
+        return None
+    for one in served.values():
+        if one.error is not None:
+            raise one.error
+    return [_of(entry, servers[k], served[k]) for k, entry in enumerate(workload)]
+
+
+def _of(entry: Entry, server: Server, served: Served) -> Turn:
+    in_flight = sum(one.in_flight for one in server.executors)
+    up = entry.rate is None or served.keeps_up(in_flight + _KEEPS_UP * served.arrived)
+    return served.latencies, up, len(served.latencies) / served.seconds
+
+
+def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]) -> dict[str, tuple[OperatingPoint, ...]]:
+    found = {}
+    for name, every in turns.items():
+        points = []
+        for entry, own in zip(workload, zip(*every, strict=True), strict=True):
+            rate = entry.rate if entry.rate is not None else float(np.median([served for *_, served in own]))
+            points.append(OperatingPoint.of(rate, [(latencies, up) for latencies, up, _ in own], entry.limited))
+        found[name] = tuple(points)
+    return found

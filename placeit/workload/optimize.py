@@ -1,0 +1,296 @@
+"""Place all models of a workload together, and decide by measuring."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from placeit.core import clock
+from placeit.core.cluster import Cluster
+from placeit.core.errors import WorkloadError
+from placeit.core.jsonable import jsonable_dict
+from placeit.core.units import about_bytes, milliseconds, parse_duration
+from placeit.devices.clusterfile import discover
+from placeit.optimizer.options import Budget
+from placeit.profiler.cache import Cache
+from placeit.profiler.costs import Progress
+from placeit.runtime.device_pool import shared_devices
+from placeit.serving.latency import OperatingPoint
+from placeit.session import Session
+from placeit.workbench.options import Constraints, Policy
+from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, rank
+from placeit.workload.entries import Workload
+from placeit.workload.measuring import measured
+from placeit.workload.options import Option, naming, open_entry, options_of
+
+__all__ = ["PlacedWorkload", "Together", "optimize_workload"]
+
+_SEARCH = 0.5  # share of the budget for the searches of the models
+_JOINT, _ALONE, _PLAIN = "joint", "each alone", "plain"
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """A way to place all models of a workload.
+
+    Attributes:
+        name: ``joint`` for the answer of the joint search; ``each alone`` if each model is where a search for it alone puts it;
+            ``plain`` if each model uses the whole CPU as it does without placeit.
+        options: of each model.
+        predicted: simulated latencies of each model, with the whole workload.
+        measured: latencies of each model in the same mix; None if nothing was measured.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    predicted: tuple[OperatingPoint, ...]
+    measured: tuple[OperatingPoint, ...] | None = None
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """The measured latencies, or else the predicted ones."""
+        return self.predicted if self.measured is None else self.measured
+
+    @property
+    def kept(self) -> bool:
+        """True if all limits are kept, and all servers keep up."""
+        return all(point.kept for point in self.points)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedWorkload:
+    """The result of :func:`optimize_workload`.
+
+    Attributes:
+        workload: the workload.
+        every: the ways that were compared, the best first.
+        chosen: the best one that keeps all limits; None if none does.
+        factor: the largest factor on all rates at which the joint placement keeps all limits, by prediction; 8 at most.
+        too_tight: for models without an option that keeps the limit even for a single request: the least that it would take,
+            seconds, by name.
+        turns: turns in which each way was measured; 0 if nothing was.
+        cluster: the devices.
+        interrupted: whether Ctrl-C ended the measurement early.
+    """
+
+    workload: Workload
+    every: tuple[Together, ...]
+    chosen: Together | None
+    factor: float
+    too_tight: dict[str, float]
+    turns: int
+    cluster: Cluster
+    interrupted: bool
+
+    def __repr__(self) -> str:
+        return f"<PlacedWorkload of {len(self.workload)} models on {', '.join(self.cluster.names)}: {self.reason}>"
+
+    @property
+    def reason(self) -> str:
+        """Why this way was chosen, or what does not fit, in a sentence."""
+        how = "measured" if self.turns else "predicted"
+        if self.chosen is not None:
+            least = rank(self.workload, self.chosen.points)[2]
+            others = [one.name for one in self.every if one.kept and one is not self.chosen]
+            beside = f"; so does {', '.join(others)}" if others else ""
+            return f"it keeps all limits ({how}), with a weighted latency of {milliseconds(least)}{beside}"
+        best = self.every[0]
+        broken = [
+            f"{entry.name}: p{entry.limited.percentile} is {milliseconds(entry.limited.at(point))}"
+            for entry, point in zip(self.workload, best.points, strict=True)
+            if not point.kept
+        ]
+        if self.too_tight:
+            slow = ", ".join(f"{name} takes {milliseconds(seconds)} at least" for name, seconds in self.too_tight.items())
+            return f"no placement keeps the limits: {slow}, alone and without other requests"
+        if self.factor > 0:
+            largest = f"all limits would be kept at {self.factor:.2f} times the rates (predicted)"
+        else:
+            largest = "at lower rates, they would not be kept either (predicted)"
+        return f"no placement that was found keeps all limits; {best.name}, the best ({how}): {'; '.join(broken)}; {largest}"
+
+    @property
+    def best(self) -> Together:
+        """The chosen way, or the best one that does not keep the limits."""
+        return self.every[0] if self.chosen is None else self.chosen
+
+    def save(self, path: str | Path) -> None:
+        """Write the workload with its placements, which ``placeit serve`` takes, and the placements beside it.
+
+        Raises:
+            FileError: a file cannot be written.
+        """
+        files = self.workload.placements(Path(path))
+        for file, option in zip(files, self.best.options, strict=True):
+            option.placement.save(file)
+        entries = (replace(entry, placement=file) for entry, file in zip(self.workload, files, strict=True))
+        replace(self.workload, entries=tuple(entries)).save(Path(path))
+
+    def error(self, way: Together, model: int) -> float | None:
+        """Return the error of the predicted percentile of a model, as a share of the measured one; None if not measured."""
+        if way.measured is None:
+            return None
+        limit = self.workload.entries[model].limited
+        return limit.at(way.predicted[model]) / limit.at(way.measured[model]) - 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as a dict for JSON."""
+
+        def row(way: Together, model: int) -> dict[str, Any]:
+            entry, option = self.workload.entries[model], way.options[model]
+            return {
+                "name": entry.name,
+                "placement": option.name,
+                "devices": option.placement.counts(),
+                "replicas": len(option.placement.every),
+                "limit": None if entry.limit is None else str(entry.limit),
+                "predicted": way.predicted[model].to_dict(),
+                "measured": None if way.measured is None else way.measured[model].to_dict(),
+                "error": self.error(way, model),
+            }
+
+        return jsonable_dict(
+            {
+                "workload": None if self.workload.path is None else str(self.workload.path),
+                "chosen": None if self.chosen is None else self.chosen.name,
+                "reason": self.reason,
+                "largest_factor": self.factor,
+                "turns": self.turns,
+                "ways": [
+                    {"name": way.name, "kept": way.kept, "models": [row(way, k) for k in range(len(self.workload))]}
+                    for way in self.every
+                ],
+                "emulated": self.cluster.emulated_names,
+                "interrupted": self.interrupted,
+            }
+        )
+
+
+def optimize_workload(
+    workload: Workload | str | Path,
+    devices: str | Sequence[str] | Path | Cluster | None = None,
+    *,
+    budget: float | str = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    precision: str = "f32",
+    constraints: Constraints = Constraints(),
+    cache: Cache | Literal["default"] | None = "default",
+    policy: Policy = Policy(),
+) -> PlacedWorkload:
+    """Find placements of all models of a workload together, by measuring.
+
+    Half of the budget is for a search for each model (:func:`placeit.optimize`). Its answer, the single devices, single devices
+    as replicas, and the best splits are the options of the model. A choice of an option for each model is valued by simulating
+    the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. In the other
+    half, the best choice is measured by requests to all models at once, against each model where a search for it alone puts
+    it, and against each model on the whole CPU as its runtime uses that by itself. The measurement decides.
+
+    Args:
+        workload: the workload, or the path of its file.
+        devices: device names, the path of a cluster file, a cluster, or None to discover.
+        budget: seconds, or a text such as ``2m``.
+        seed: of the searches and the arrivals.
+        progress: told the current activity, and how far it is.
+        precision: inference precision of every device.
+        constraints: rules for the placements of each model; the memory of a device holds for the sum of all models.
+        cache: where measured costs are kept; None to measure afresh and keep nothing.
+        policy: guards against measurements that mislead.
+
+    Returns:
+        The result. With a described device in the cluster nothing is measured, and the prediction decides.
+
+    Raises:
+        WorkloadError: the file is wrong, or the models' weights do not fit on the devices together.
+        PlaceitError: an error of :func:`placeit.optimize` for a model, which it names.
+        KeyboardInterrupt: Ctrl-C before every way had had its first turn; afterwards it ends the measurement.
+    """
+    workload = Workload.of(workload)
+    seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
+    begin, cluster = clock.now(), discover(devices, precision=precision)
+    told: dict[str, Any] = {"precision": precision, "constraints": constraints, "cache": cache, "policy": policy}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(shared_devices())
+        sessions: list[Session] = []
+        for entry in workload:
+            with naming(entry):
+                sessions.append(stack.enter_context(open_entry(entry, cluster, **told)))
+        options = []
+        for entry, session in zip(workload, sessions, strict=True):
+            with naming(entry):
+                options.append(options_of(session, entry, _SEARCH * seconds / len(workload), seed, progress))
+        predict = Predictor(workload, options, _memory(sessions), _conflicts(sessions), seed)
+        ways = _ways(predict)
+        _check_fits(predict, ways[_JOINT])
+        points: dict[str, tuple[OperatingPoint, ...]] = {}
+        turns, interrupted = 0, False
+        if cluster.executable:
+            distinct = {name: choice for k, (name, choice) in enumerate(ways.items()) if choice not in [*ways.values()][:k]}
+            points, turns, interrupted = measured(
+                sessions, workload, options, distinct, until=begin + seconds, seed=seed, progress=progress
+            )
+            points |= {name: next(points[one] for one in distinct if ways[one] == choice) for name, choice in ways.items()}
+        every = [
+            Together(name, tuple(predict.chosen(choice)), predict(choice), points.get(name)) for name, choice in ways.items()
+        ]
+        every.sort(key=lambda one: rank(workload, one.points))
+        return PlacedWorkload(
+            workload,
+            tuple(every),
+            every[0] if every[0].kept else None,
+            largest_factor(predict, ways[_JOINT]),
+            _too_tight(workload, options),
+            turns,
+            cluster,
+            interrupted,
+        )
+
+
+def _ways(predict: Predictor) -> dict[str, Choice]:
+    """Return the choices to compare, by name, without those that do not fit."""
+    alone: Choice = (0,) * len(predict.options)
+    ways = {_JOINT: choose(predict, [alone]), _ALONE: alone}
+    plain = [next((k for k, one in enumerate(own) if one.plain), None) for own in predict.options]
+    whole = tuple(k for k in plain if k is not None)
+    if len(whole) == len(plain):
+        ways[_PLAIN] = whole
+    return {name: choice for name, choice in ways.items() if name == _JOINT or not predict.overfull(choice)}
+
+
+def _memory(sessions: Sequence[Session]) -> dict[str, float]:
+    devices = [device for session in sessions for device in (*session.setup.whole_devices, *session.cluster.devices)]
+    return {device.name: device.memory_bytes for device in devices}
+
+
+def _conflicts(sessions: Sequence[Session]) -> set[tuple[str, str]]:
+    """Return the pairs of devices of all models that share hardware."""
+    every = {d.name: d for session in sessions for d in (*session.setup.whole_devices, *session.cluster.devices)}
+    return {
+        (one.name, other.name)
+        for one, other in itertools.combinations(every.values(), 2)
+        if one.address is not None and other.address is not None and one.address.shares(other.address)
+    }
+
+
+def _check_fits(predict: Predictor, choice: Choice) -> None:
+    """Raise WorkloadError if the weights of a choice do not fit, which is the best there is."""
+    over = predict.overfull(choice)
+    if not over:
+        return
+    device, size = next(iter(over.items()))
+    names = [entry.name for entry, one in zip(predict.workload, predict.chosen(choice), strict=True) if device in one.held]
+    raise WorkloadError(
+        f"The models do not fit together: {', '.join(names)} would have {about_bytes(size)} of weights on {device}. Leave one "
+        "out, or give more devices."
+    )
+
+
+def _too_tight(workload: Workload, options: Sequence[Sequence[Option]]) -> dict[str, float]:
+    """Return the least seconds of models whose limit no option keeps, even for a single request."""
+    least = {entry.name: min(one.seconds for one in own) for entry, own in zip(workload, options, strict=True)}
+    return {entry.name: least[entry.name] for entry in workload if least[entry.name] > entry.limited.seconds < math.inf}
