@@ -65,7 +65,7 @@ def optimize_workload(
     written = {"workload_file": None if found.chosen is None else str(path)}
     answer = f"{'nothing' if found.chosen is None else found.chosen.name}: {found.reason}"
     shown = partial(_show, found=found, path=path, devices=options.devices)
-    return Output({"schema": "workload/1", **found.to_dict(), **written}, shown, code, files, answer)
+    return Output({"schema": "placeit.workload/1", **found.to_dict(), **written}, shown, code, files, answer)
 
 
 def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | None) -> None:

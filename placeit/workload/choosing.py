@@ -20,8 +20,8 @@ Choice: TypeAlias = tuple[int, ...]
 Rank: TypeAlias = tuple[float, float, float]
 """How many models do not keep their limits, by how much in sum, and the weighted latency: the least is the best."""
 
-_FEWEST, _MOST = 100, 4000  # requests of the model with the lowest rate, and of all models, in a simulation
-_STEPS = 12  # of the search for the largest rates
+_FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of all models, in a simulation
+_LARGEST = 8.0  # factor on the rates that is tried
 _KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
 
 
@@ -169,12 +169,11 @@ def largest_factor(predict: Predictor, choice: Choice) -> float:
 
     With requests under way in place of a rate, that load stays as it is.
     """
-    low, high = 0.0, 8.0
-    factor = 1.0
-    for _ in range(_STEPS):
+    low, high, factor = 0.0, _LARGEST, _LARGEST
+    while high > 1.02 * low and high > _LARGEST / 1000:
         kept = all(point.kept for point in predict.scaled(factor)(choice))
+        if kept and factor == _LARGEST:
+            return factor
         low, high = (factor, high) if kept else (low, factor)
-        if high / max(low, 1e-9) < 1.02 or high < 1e-3:
-            break
-        factor = (low * high) ** 0.5 if low > 0 else high / 4
+        factor = (low * high) ** 0.5 if low > 0 else high / 2
     return low

@@ -50,7 +50,8 @@ class Entry:
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise UsageError(
-                f"'{self.name}' cannot name a model: a name has letters, digits, '-', '_' and '.', and not only dots. Give 'name'."
+                f"'{self.name}' cannot name a model: a name has letters, digits, '-', '_' and '.', and not only dots. Give a "
+                "'name'."
             )
         if (self.rate is None) == (self.in_flight is None):
             raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")

@@ -1,0 +1,92 @@
+"""The options of all models are chosen together, by a simulation of all requests."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeit.core.placement import Placement
+from placeit.core.problem import Problem
+from placeit.serving.latency import LatencyLimit
+from placeit.simulator.arrivals import SimulatedReplica
+from placeit.workload.choosing import Predictor, choose, largest_factor
+from placeit.workload.entries import Entry, Workload
+from placeit.workload.options import Option
+
+NOWHERE = Placement(("op",), np.zeros(1, np.int32), ("d",))
+
+
+def option(seconds: float, *devices: str, held: float = 0.0) -> Option:
+    """Whole requests on each of some devices."""
+    problems = [
+        Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=[name]) for name in devices
+    ]
+    replicas = tuple(SimulatedReplica(problem, np.zeros(1, np.int32), 2) for problem in problems)
+    return Option(" + ".join(devices), NOWHERE, replicas, 0.0, dict.fromkeys(devices, held))
+
+
+def workload(*rates: float, limit: float | None = None, **more: float) -> Workload:
+    limited = None if limit is None else LatencyLimit(95, limit)
+    return Workload(tuple(Entry(f"m{k}", Path("m"), rate=rate, limit=limited, **more) for k, rate in enumerate(rates)))
+
+
+def test_models_leave_the_device_that_is_best_for_each_of_them_alone() -> None:
+    options = [[option(0.010, "fast"), option(0.015, "slow")], [option(0.001, "fast"), option(0.0015, "slow")]]
+    predict = Predictor(workload(60.0, 100.0, limit=0.1), options, {})
+    chosen = choose(predict, [(0, 0)])
+    assert chosen == (0, 1)
+    assert predict.rank(chosen)[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_is_about_as_good_as_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ["a", "b", "c"]
+    options = []
+    for _ in range(3):
+        seconds = rng.uniform(0.002, 0.02, len(names))
+        options.append([option(each, name) for each, name in zip(seconds, names, strict=True)])
+        options[-1].append(option(seconds.mean(), *names[:2]))
+    predict = Predictor(workload(*rng.uniform(10, 60, 3), limit=0.03), options, {}, seed=seed)
+    best = min(predict.rank(choice) for choice in itertools.product(range(4), repeat=3))
+    found = predict.rank(choose(predict, [(0, 0, 0)]))
+    assert found[0] == best[0]
+    assert found[2] <= 1.05 * best[2]
+
+
+def test_limits_count_before_latencies_and_latencies_by_their_weights() -> None:
+    fast, slow = option(0.001, "fast"), option(0.004, "slow")
+    entries = tuple(Entry(f"m{k}", Path("m"), rate=400.0, weight=weight) for k, weight in enumerate((1.0, 5.0)))
+    assert choose(Predictor(Workload(entries[:1]), [[fast, slow]], {}), [(1,)]) == (0,)
+    predict = Predictor(Workload(entries), [[fast, option(0.002, "slow")]] * 2, {})
+    assert choose(predict, [(0, 0)]) == (1, 0)  # the model of the higher weight has the faster device for itself
+
+
+def test_the_weights_of_all_models_have_to_fit() -> None:
+    options = [[option(0.001, "d", held=6.0), option(0.002, "e", held=6.0)]] * 2
+    predict = Predictor(workload(10.0, 10.0), options, {"d": 10.0, "e": 10.0})
+    assert predict.overfull((0, 0)) == {"d": 12.0}
+    assert sorted(choose(predict, [(0, 0)])) == [0, 1]
+    tight = Predictor(workload(10.0, 10.0), options, {"d": 10.0, "e": 1.0})
+    assert tight.overfull(choose(tight, [(0, 0)]))
+
+
+def test_the_largest_factor_on_the_rates_is_found_to_some_percent() -> None:
+    predict = Predictor(workload(10.0, limit=0.03), [[option(0.01, "d")]], {})
+    factor = largest_factor(predict, (0,))
+    assert 2 < factor < 8
+    assert all(point.kept for point in predict.scaled(factor)((0,)))
+    assert not all(point.kept for point in predict.scaled(1.03 * factor)((0,)))
+    assert largest_factor(Predictor(workload(10.0, limit=9.0), [[option(0.01, "d")]], {}), (0,)) == 8.0
+    assert largest_factor(Predictor(workload(10.0, limit=0.009), [[option(0.01, "d")]], {}), (0,)) == 0.0
+
+
+def test_requests_under_way_have_the_rate_at_which_they_are_served() -> None:
+    entries = Workload((Entry("m", Path("m"), in_flight=2), Entry("n", Path("n"), rate=5.0)))
+    first, second = Predictor(entries, [[option(0.01, "d")], [option(0.01, "e")]], {})((0, 0))
+    assert first.rate == pytest.approx(100.0, rel=0.01)
+    assert first.p50 == pytest.approx(0.02)
+    assert (second.rate, second.kept) == (5.0, True)

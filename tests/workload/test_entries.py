@@ -1,0 +1,72 @@
+"""Workload files: what they say, what they get wrong, and that they are written as they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from placeit.core.errors import FileError, UsageError, WorkloadError
+from placeit.serving.latency import LatencyLimit
+from placeit.workload.entries import Entry, Workload
+from tests.workload.nets import write_workload
+
+
+def test_a_file_says_what_each_model_serves_and_paths_are_relative_to_it(tmp_path: Path) -> None:
+    path = write_workload(
+        tmp_path,
+        "model: a/net.onnx, rate: 2.5, latency_limit: p95=20ms, weight: 3",
+        "model: /b.onnx, name: b, in_flight: 4, inputs: b.npz, placement: b.json",
+    )
+    first, second = found = Workload.load(path)
+    assert first == Entry("net", tmp_path / "a/net.onnx", rate=2.5, limit=LatencyLimit(95, 0.02), weight=3.0)
+    assert second == Entry("b", Path("/b.onnx"), in_flight=4, inputs=tmp_path / "b.npz", placement=tmp_path / "b.json")
+    assert [entry.rate for entry in found.scaled(2.0)] == [5.0, None]
+    assert found.files() == [path, first.model, second.model, second.inputs, second.placement]
+
+
+def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
+    entries = (
+        Entry("a.b-c", tmp_path / "it's a: model.onnx", rate=1 / 3, limit=LatencyLimit(99, 0.0015), weight=0.1),
+        Entry("d", tmp_path / "x" / "d.onnx", in_flight=1, inputs=tmp_path / "d.npz", placement=tmp_path / "#d.json"),
+    )
+    Workload(entries).save(tmp_path / "w.yaml")
+    assert Workload.load(tmp_path / "w.yaml").entries == entries
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devices: {}", r"line 1: the file has the unknown key 'devices'; known: models"),
+        ("models:", "'models' is not a list"),
+        ("models: []", "1 to 64 models; got 0"),
+        ("models: [3]", "line 1: 'models.0.' is not a mapping"),
+        ("models: [{rate: 3}]", "line 1: 'models.0.' has no 'model'"),
+        ("models:\n- {model: m.onnx}", "line 2: The model 'm' needs either 'rate' or 'in_flight'"),
+        ("models: [{model: m, rate: 1, in_flight: 1}]", "needs either 'rate' or 'in_flight'"),
+        ("models: [{model: m, rat: 1}]", "unknown key 'rat' .did you mean 'rate'"),
+        ("models: [{model: m, rate: 0}]", "'models.0..rate' is 0; it must be above 0"),
+        ("models: [{model: m, rate: -1}]", "negative"),
+        ("models: [{model: m, rate: inf}]", "cannot be infinite"),
+        ("models: [{model: m, in_flight: 1.5}]", "is 1.5; it must be a whole number from 1 on"),
+        ("models: [{model: m, in_flight: 65}]", "is 65; it must be 1 to 64"),
+        ("models: [{model: m, rate: 1, weight: 0}]", "'models.0..weight' is 0; it must be above 0"),
+        ("models: [{model: m, rate: 1, latency_limit: 20ms}]", "'models.0..latency_limit': Cannot read the limit '20ms'"),
+        ("models: [{model: m, rate: 1, latency_limit: p95=0s}]", "allows no time"),
+        ("models: [{model: m, rate: 1, name: a/b}]", "'a/b' cannot name a model"),
+        ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "w.yaml").write_text(text)
+    with pytest.raises(WorkloadError, match=message):
+        Workload.load(tmp_path / "w.yaml")
+
+
+def test_a_workload_that_is_not_from_a_file_is_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(FileError):
+        Workload.load(tmp_path / "none.yaml")
+    with pytest.raises(UsageError, match="The rate is 0"):
+        Entry("m", Path("m"), rate=0.0)
+    with pytest.raises(UsageError, match="'weight' of 'm' is inf"):
+        Entry("m", Path("m"), rate=1.0, weight=float("inf"))
