@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from placeit.simulator.simulate import schedule, simulate
     from placeit.tuning import Tuned, tune
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
+    from placeit.workload.entries import Workload
+    from placeit.workload.optimize import PlacedWorkload, optimize_workload
 
 __all__ = [
     "Application",
@@ -58,6 +60,7 @@ __all__ = [
     "Optimized",
     "OutputDifference",
     "PlacedStages",
+    "PlacedWorkload",
     "PlaceitError",
     "Placement",
     "Policy",
@@ -70,11 +73,13 @@ __all__ = [
     "Traffic",
     "Tuned",
     "Unplanned",
+    "Workload",
     "coarsen",
     "compare",
     "discover",
     "load",
     "optimize",
+    "optimize_workload",
     "place",
     "place_stages",
     "placer_names",
@@ -114,6 +119,8 @@ _NAMES = {
     "placeit.simulator.simulate": "schedule simulate",
     "placeit.tuning": "Tuned tune",
     "placeit.workbench.options": "Constraints Inputs Policy Traffic",
+    "placeit.workload.entries": "Workload",
+    "placeit.workload.optimize": "PlacedWorkload optimize_workload",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Where each public name lives. Modules are imported when a name of theirs is first used: some take seconds."""

@@ -141,7 +141,8 @@ def _given(session: Session, path: Path, budget: float, progress: Progress | Non
     """Return the option of a placement that is given, timed by a few runs if devices are real."""
     placement = Placement.load(path)
     home = session.home_of(placement)
-    home.profile(budget_s=budget, progress=progress)
+    if home is session:  # of other devices, only whole models are timed
+        home.profile(budget_s=budget, progress=progress)
     plans = []
     for one in placement.every:
         alone = replace(one, replicas=(), conditions=placement.conditions)

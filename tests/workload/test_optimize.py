@@ -1,0 +1,129 @@
+"""Models are placed together; with described devices by prediction, with real ones by measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeit.core.errors import FileError, InfeasibleError, ModelError, WorkloadError
+from placeit.devices.host import allowed_cores
+from placeit.serving.load_run import offer_all
+from placeit.session import Session
+from placeit.simulator.load import constant_arrivals
+from placeit.workload.entries import Workload
+from placeit.workload.optimize import optimize_workload
+from tests.schema_check import check_schema
+from tests.steady import STEADY
+from tests.workload.nets import described, net, write_workload
+
+CORE = f"CPU@{allowed_cores()[0]}"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    net(tmp_path, "big", 96, 3)
+    net(tmp_path, "small", 32, 2)
+    return tmp_path
+
+
+def test_the_model_that_can_goes_to_the_slower_device(models: Path) -> None:
+    # alone, both are best on the fast device, where they take 111 ms and 8 ms
+    path = write_workload(
+        models,
+        "model: big/model.onnx, name: big, rate: 4.5, latency_limit: p95=500ms",
+        "model: small/model.onnx, name: small, rate: 5, latency_limit: p95=90ms",
+    )
+    found = optimize_workload(path, described(fast=1e6, slow=2e5), budget=4, cache=None)
+    assert found.turns == 0
+    assert found.chosen is not None
+    assert found.chosen.name == "joint"
+    alone = next(one for one in found.every if one.name == "each alone")
+    assert [option.name for option in alone.options] == ["fast", "fast"]
+    assert not alone.kept
+    assert [option.placement.counts() for option in found.chosen.options][1]["slow"] > 0
+    assert 1 <= found.factor < 2
+    found.save(models / "placed.yaml")
+    again = optimize_workload(models / "placed.yaml", described(fast=1e6, slow=2e5), budget=4, cache=None)
+    assert again.best.predicted[1].p95 == pytest.approx(found.best.predicted[1].p95, rel=0.01)
+    data = {"schema": "placeit.workload/1", **found.to_dict(), "workload_file": None}
+    check_schema(json.loads(json.dumps(data)), "placeit.workload/1")
+
+
+def test_what_cannot_be_kept_is_named_with_the_rates_that_would_be(models: Path) -> None:
+    path = write_workload(
+        models,
+        "model: big/model.onnx, name: big, rate: 10, latency_limit: p95=500ms",
+        "model: small/model.onnx, name: small, rate: 1, latency_limit: p95=500ms",
+    )
+    found = optimize_workload(path, described(only=1e6), budget=2, cache=None)
+    assert found.chosen is None
+    assert 0.2 < found.factor < 1
+    assert f"all limits would be kept at {found.factor:.2f} times the rates" in found.reason
+    assert "big: p95 is" in found.reason
+    tight = write_workload(models, "model: big/model.onnx, name: big, rate: 1, latency_limit: p95=100ms")
+    found = optimize_workload(tight, described(only=1e6), budget=2, cache=None)
+    assert found.factor == 0
+    assert found.reason.startswith("no placement keeps the limits: big takes 11")
+
+
+def test_models_that_do_not_fit_are_named(models: Path) -> None:
+    entries = [f"model: {name}/model.onnx, name: {name}, rate: 1" for name in ("big", "small")]
+    path = write_workload(models, *entries)
+    with pytest.raises(WorkloadError, match=r"do not fit together: big, small would have 119 kB of weights on only"):
+        optimize_workload(path, described(only=1e6, memory=115e3), budget=2, cache=None)
+    found = optimize_workload(path, described(one=1e6, two=1e6, memory=115e3), budget=2, cache=None)
+    assert all(sum(option.held.get(name, 0) for option in found.best.options) <= 115e3 for name in ("one", "two"))
+    with pytest.raises(InfeasibleError, match="The model 'big' of the workload: "):
+        optimize_workload(path, described(only=1e6, memory=1e3), budget=2, cache=None)
+
+
+def test_models_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    for entry, error in (("model: m.onnx, rate: 1", ModelError), ("model: none.onnx, name: m, rate: 1", FileError)):
+        with pytest.raises(error, match="The model 'm' of the workload: "):
+            optimize_workload(write_workload(tmp_path, entry), described(only=1e6), budget=2, cache=None)
+
+
+def test_the_mix_is_measured_on_real_devices_and_served_from_its_file(models: Path) -> None:
+    path = write_workload(
+        models,
+        "model: big/model.onnx, name: big, rate: 50, latency_limit: p95=60s",
+        "model: small/model.onnx, name: small, in_flight: 1",
+    )
+    found = optimize_workload(path, [CORE], budget=3, cache=None, policy=STEADY)
+    assert found.turns >= 6
+    assert found.chosen is not None
+    for way in found.every:
+        assert way.measured is not None
+        assert all(point.requests >= 6 for point in way.measured)
+        assert found.error(way, 0) is not None
+    found.save(models / "placed.yaml")
+    big, _ = Workload.load(models / "placed.yaml")
+    assert big.placement is not None
+    with Session(big.model, [CORE], cache=None) as session, session.serve(big.placement) as server:
+        assert [one.in_flight for one in server.executors] == [found.chosen.options[0].replicas[0].in_flight]
+    again = optimize_workload(models / "placed.yaml", [CORE], budget=2, cache=None, policy=STEADY)
+    assert again.chosen is not None
+    assert len(again.every[0].options) == 2
+
+
+def test_requests_are_offered_to_several_servers_at_once(models: Path) -> None:
+    with (
+        Session(models / "big" / "model.onnx", [CORE], cache=None) as one,
+        Session(models / "small" / "model.onnx", [CORE], cache=None) as other,
+    ):
+        one.profile(budget_s=0.1)
+        other.profile(budget_s=0.1)
+        servers = [session.serve(session.placement([0] * len(session.grouping.groups))) for session in (one, other)]
+        with servers[0], servers[1]:
+            first, second = offer_all(
+                [
+                    (servers[0], one.model.sample_inputs(), constant_arrivals(200.0, 10)),
+                    (servers[1], other.model.sample_inputs(), constant_arrivals(500.0, 25)),
+                ]
+            )
+    assert (first.arrived, second.arrived) == (10, 25)
+    assert first.error is second.error is None
+    assert len(first.latencies) + first.dropped == 10
