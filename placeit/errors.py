@@ -23,6 +23,7 @@ from placeit.core.errors import (
     StateMemoryError,
     TrainingError,
     UsageError,
+    WorkloadError,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "StateMemoryError",
     "TrainingError",
     "UsageError",
+    "WorkloadError",
 ]

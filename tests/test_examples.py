@@ -18,6 +18,7 @@ from placeit import read_cluster
 from placeit.devices.host import allowed_cores
 from placeit.profiler.trace import write_chrome_trace
 from placeit.runtime.spans import Span
+from placeit.workload.entries import Workload
 
 ROOT = Path(__file__).parents[1]
 
@@ -171,3 +172,8 @@ def test_pictures_are_read_by_three_models_in_a_row_and_none_is_lost(example: Ex
     assert "5 pictures in, 5 out, 5 read as they were written" in printed
     assert "5 requests to the detector, 6 requests to the classifier, 6 requests to the recogniser" in printed
     assert re.search(r"pictures per second; latency p50 \d+ ms, p95 \d+ ms from arrival", printed)
+
+
+def test_the_workload_names_the_models_that_are_exported() -> None:
+    workload = Workload.load(ROOT / "examples" / "workload.yaml")
+    assert {entry.model for entry in workload} == {ROOT / "examples" / "models" / f"{name}.onnx" for name in models.MODELS}

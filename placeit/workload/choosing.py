@@ -7,6 +7,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from placeit.serving.latency import OperatingPoint
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
@@ -21,6 +24,7 @@ Rank: TypeAlias = tuple[float, float, float]
 """How many models do not keep their limits, by how much in sum, and the weighted latency: the least is the best."""
 
 _FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of all models, in a simulation
+_RARE = 0.05  # share of a device's time that more requests of a rare model than arrive may take in a simulation
 _LARGEST = 8.0  # factor on the rates that is tried
 _KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
 
@@ -47,15 +51,22 @@ class Predictor:
         self.workload, self.options = workload, options
         self._memory, self._conflicts, self._seed = memory, conflicts, seed
         self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
-        rates = [entry.rate for entry in workload if entry.rate is not None]
-        slowest = max((option.seconds for own in options for option in own), default=0.0)
-        self._seconds = min(_FEWEST / min(rates), _MOST / sum(rates)) if rates else _FEWEST * slowest
-        self._arrivals = [
-            poisson_arrivals(entry.rate, max(_FEWEST // 5, math.ceil(entry.rate * self._seconds)), seed=seed + number)
-            if entry.rate is not None
-            else entry.in_flight or 1
-            for number, entry in enumerate(workload)
+        fastest = [min(option.seconds for option in own) for own in options]
+        rates = [
+            entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9)
+            for entry, each in zip(workload, fastest, strict=True)
         ]
+        self._seconds = min(_FEWEST / min(rates), _MOST / sum(rates))
+        self._arrivals: list[NDArray[np.float64] | int] = [
+            entry.in_flight or self._arriving(entry.rate or 0.0, each, seed + number)
+            for number, (entry, each) in enumerate(zip(workload, fastest, strict=True))
+        ]
+
+    def _arriving(self, rate: float, each: float, seed: int) -> NDArray[np.float64]:
+        """Return when requests arrive; a rare model gets more of them, for a small share of a device's time."""
+        wanted = min(_FEWEST / 5, _RARE * self._seconds / max(each, 1e-9))
+        count = max(_FEWEST // 20, math.ceil(max(rate * self._seconds, wanted)))
+        return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
 
     def scaled(self, factor: float) -> Predictor:
         """Return a predictor of the same workload with all rates multiplied by a factor."""

@@ -71,7 +71,9 @@ def test_what_a_workload_does_not_take_is_refused(cli: Any, models: Path) -> Non
 def test_the_models_of_a_placed_workload_are_served_by_their_names(
     cli: Any, models: Path, cores: Sequence[str], serving: Callable[..., Serving]
 ) -> None:
-    path = write_workload(models, "model: one/model.onnx, name: one, rate: 5", "model: two/model.onnx, name: two, in_flight: 1")
+    path = write_workload(
+        models, "model: one/model.onnx, name: one, rate: 50", "model: two/model.onnx, name: two, in_flight: 1"
+    )
     done = cli("optimize", path, "-d", ",".join(cores), "--budget", "2s")
     assert done.exit_code == 0, done.stderr
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": np.zeros(8).tolist()}]}
