@@ -84,9 +84,9 @@ def serve_streams(
 ) -> list[Flights]:
     """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
 
-    Each replica starts its segments and transfers by the rules of executors. A device or a link runs what all replicas start there one
-    at a time, in the order in which they were started, as lanes do: a replica has at most one there, so replicas take turns.
-    Devices that conflict never run at the same time.
+    Each replica starts its segments and transfers by the rules of executors. A device or a link runs one of them at a time, in
+    the order in which they were started, as lanes do. A replica has at most one there, so replicas take turns. Devices that
+    conflict never run at the same time.
 
     Args:
         streams: one for each model.
