@@ -6,134 +6,13 @@ licence beside them. Further ones are read from ``msr/*.json`` in the folder tha
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import networkx
-import numpy as np
-from numpy.typing import NDArray
+from placeit.bench.msr import MsrInput
 
-from placeit.core.problem import Problem
-
-__all__ = ["MsrInput", "msr_inputs"]
-
-
-@dataclass(frozen=True, eq=False)
-class MsrInput:
-    """An input: nodes on accelerators and CPUs, which come first among the devices.
-
-    Attributes:
-        name: name of the file.
-        seconds: ``float64[N, D]`` of each node on each device, in the unit of the file; ``inf`` where it cannot run.
-        size: ``float64[N]``, memory of each node.
-        transfer: ``float64[N]``, time in which an accelerator sends or receives the output of each node.
-        edges: ``int64[E, 2]``, producers and consumers, once each.
-        group: ``int64[N]``: nodes of one group are on one device. A group is a colour, or colours that reach each other.
-        cpus: number of CPUs.
-        memory: memory of an accelerator; CPUs have no limit.
-    """
-
-    name: str
-    seconds: NDArray[np.float64]
-    size: NDArray[np.float64]
-    transfer: NDArray[np.float64]
-    edges: NDArray[np.int64]
-    group: NDArray[np.int64]
-    cpus: int
-    memory: float
-
-    @classmethod
-    def read(cls, path: Path) -> MsrInput:
-        """Read a file of the authors' format, also compressed."""
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        data = json.loads(text)
-        nodes, cpus, accelerators = data["nodes"], int(data["maxCPUs"]), int(data["maxFPGAs"])
-        number = {node["id"]: v for v, node in enumerate(nodes)}
-        seconds = np.empty((len(nodes), cpus + accelerators))
-        for v, node in enumerate(nodes):
-            seconds[v, :cpus] = node["cpuLatency"]
-            seconds[v, cpus:] = node["fpgaLatency"] if node["supportedOnFpga"] else np.inf
-        transfer, edges = np.zeros(len(nodes)), dict[tuple[int, int], None]()
-        for edge in data["edges"]:
-            tail, head = number[edge["sourceId"]], number[edge["destId"]]
-            transfer[tail] = edge["cost"]
-            if tail != head:
-                edges[tail, head] = None
-        colours: dict[object, int] = {}
-        colour_of = []
-        for v, node in enumerate(nodes):
-            colour = node.get("colorClass")
-            colour_of.append(colours.setdefault(("node", v) if colour is None else colour, len(colours)))
-        pairs = np.array(list(edges), np.int64).reshape(-1, 2)
-        return cls(
-            path.name.partition(".")[0],
-            seconds,
-            np.array([node.get("size", 0.0) for node in nodes]),
-            transfer,
-            pairs,
-            _without_cycles(np.array(colour_of), pairs),
-            cpus,
-            float(data["maxSizePerFPGA"]),
-        )
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The same as a problem over groups, whose cut costs are the transfers and whose links take no time."""
-        groups, devices = int(self.group.max()) + 1, self.seconds.shape[1]
-        compute, size = np.zeros((groups, devices)), np.zeros(groups)
-        np.add.at(compute, self.group, self.seconds)
-        np.add.at(size, self.group, self.size)
-        tails, heads = self.edges.T
-        kept = np.flatnonzero(self.group[tails] != self.group[heads])
-        _, once = np.unique(np.stack([tails[kept], self.group[heads[kept]]], axis=1), axis=0, return_index=True)
-        kept = kept[np.sort(once)]
-        _, tensor = np.unique(tails[kept], return_inverse=True)
-        cut = np.zeros((len(kept), devices))
-        cut[:, self.cpus :] = self.transfer[tails[kept], None]
-        return Problem.from_arrays(
-            compute,
-            np.stack([self.group[tails[kept]], self.group[heads[kept]]], axis=1),
-            self.transfer[tails[kept]],
-            np.full((devices, devices), np.inf),
-            np.zeros((devices, devices)),
-            edge_tensor=tensor.reshape(-1),
-            cut=cut,
-            param_bytes=size,
-            memory=np.r_[np.full(self.cpus, np.inf), np.full(devices - self.cpus, self.memory)],
-        )
-
-    def most_loaded(self, placement: NDArray[np.int32]) -> float:
-        """Return the load of the most loaded device by the authors' rules, for the device of each group; node by node."""
-        of = placement[self.group].tolist()
-        load, held = [0.0] * self.seconds.shape[1], [0.0] * self.seconds.shape[1]
-        for v, d in enumerate(of):
-            load[d] += float(self.seconds[v, d])
-            held[d] += float(self.size[v])
-        moved = {(u, d) for u, v in self.edges.tolist() if of[u] != of[v] for d in (of[u], of[v]) if d >= self.cpus}
-        for u, d in moved:
-            load[d] += float(self.transfer[u])
-        return float("inf") if max(held[self.cpus :]) > self.memory else max(load)
-
-    @cached_property
-    def bound(self) -> float:
-        """A lower bound: the longest group, or the work divided into any fractions, on one kind of CPU and of accelerator."""
-        compute, accelerators = self.problem.compute, self.seconds.shape[1] - self.cpus
-        slow, fast = compute[:, 0] if self.cpus else np.full(len(compute), np.inf), compute[:, -1]
-        longest = float(compute.min(axis=1).max())
-        order = np.argsort(np.divide(slow, fast, out=np.zeros(len(slow)), where=np.isfinite(fast) & (fast > 0)))
-        cpu, rest = 0.0, float(np.where(np.isfinite(fast), fast, 0.0).sum())
-        for v in order.tolist() if self.cpus else ():
-            after, left = cpu + slow[v], rest - (fast[v] if np.isfinite(fast[v]) else 0.0)
-            if after / self.cpus >= left / accelerators:  # the point at which both are equally loaded is in this group
-                share = (rest / accelerators - cpu / self.cpus) / (slow[v] / self.cpus + (rest - left) / accelerators)
-                return max(longest, (cpu + max(0.0, share) * slow[v]) / self.cpus)
-            cpu, rest = after, left
-        return max(longest, rest / accelerators)
+__all__ = ["msr_inputs"]
 
 
 def msr_inputs() -> Sequence[MsrInput]:
@@ -141,13 +20,3 @@ def msr_inputs() -> Sequence[MsrInput]:
     folders = [Path(__file__).parent / "msr_inputs", *(Path(name) / "msr" for name in [os.environ.get("PLACEIT_DATA")] if name)]
     files = {path.name.partition(".")[0]: path for folder in folders for path in folder.glob("*.json*")}
     return [MsrInput.read(files[name]) for name in sorted(files)]
-
-
-def _without_cycles(colour: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the group of each node, ``int64[N]``: its colour, joined with colours that it reaches and that reach it."""
-    graph = networkx.DiGraph(colour[edges].tolist())
-    graph.add_nodes_from(colour.tolist())
-    group = np.empty(int(colour.max()) + 1, np.int64)
-    for number, joined in enumerate(networkx.strongly_connected_components(graph)):
-        group[list(joined)] = number
-    return group[colour]

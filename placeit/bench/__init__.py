@@ -1,9 +1,11 @@
 """PlaceBench: a versioned set of placement problems, their rules, and the best placements that are known.
 
 Start at :mod:`~placeit.bench.problems`; :mod:`~placeit.bench.submissions` runs placers and checks what others have found.
+:mod:`~placeit.bench.files` reads the problems of other papers from files.
 """
 
+from placeit.bench.files import read_problems
 from placeit.bench.problems import BenchProblem, load, names
 from placeit.bench.submissions import Solution, Verdict, check, read, run, write
 
-__all__ = ["BenchProblem", "Solution", "Verdict", "check", "load", "names", "read", "run", "write"]
+__all__ = ["BenchProblem", "Solution", "Verdict", "check", "load", "names", "read", "read_problems", "run", "write"]

@@ -23,10 +23,11 @@ from placeit.core.problem import CostFunction, Problem
 from placeit.devices.described import roofline_seconds
 from placeit.placers.bound import lower_bound
 from placeit.simulator.depth import served
+from placeit.simulator.scheduler import EXECUTED_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["IN_FLIGHT", "OBJECTIVES", "RULES", "VERSION", "BenchProblem", "built", "load", "names", "stored"]
+__all__ = ["IN_FLIGHT", "OBJECTIVES", "VERSION", "BenchProblem", "built", "load", "names", "stated", "stored"]
 
 VERSION = 1
 """Version of the set. Another set of problems, other costs or other rules are another version."""
@@ -34,8 +35,11 @@ VERSION = 1
 IN_FLIGHT = 8
 """Number of requests in flight, for throughput."""
 
-RULES: Mapping[str, Any] = {"links": "channel", "queue": "priority", "in_flight": IN_FLIGHT}
-"""The rules of execution (:class:`placeit.Rules`), as submissions state them."""
+
+def stated(rules: Rules) -> dict[str, Any]:
+    """Return rules as submissions state them."""
+    return {"links": rules.links, "queue": rules.queue, "in_flight": IN_FLIGHT}
+
 
 OBJECTIVES: Mapping[str, str] = {
     "latency": "seconds until the last op has finished",
@@ -47,43 +51,50 @@ OBJECTIVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class BenchProblem:
-    """A problem of PlaceBench. Values are in seconds; lower ones are better.
+    """A problem of PlaceBench, or of a file (:func:`placeit.bench.read_problems`). Lower values are better.
+
+    Values are in seconds, or in the unit of the file.
 
     Attributes:
-        name: ``MODEL/CLUSTER/OBJECTIVE``.
+        name: ``MODEL/CLUSTER/OBJECTIVE``; of a file, ``NAME/OBJECTIVE``.
         problem: the ops, the devices and all costs.
+        rules: the rules of links and queues.
     """
 
     name: str
     problem: Problem
+    rules: Rules = EXECUTED_RULES
 
     @property
     def objective(self) -> str:
-        """A key of :data:`OBJECTIVES`."""
+        """A key of :data:`OBJECTIVES`, or ``bottleneck``: the seconds of the busiest device or link."""
         return self.name.rpartition("/")[2]
 
     def cost(self) -> CostFunction:
-        """Return what placers minimise: makespans; for throughput, the seconds of the busiest device or link."""
-        return ThroughputCost(self.problem) if self.objective == "throughput" else SimulatedCost(self.problem)
+        """Return what placers minimise: makespans; for the other objectives, the seconds of the busiest device or link."""
+        if self.objective in ("throughput", "bottleneck"):
+            return ThroughputCost(self.problem)
+        return SimulatedCost(self.problem, rules=self.rules)
 
     def value(self, placement: ArrayLike) -> float:
         """Return the value of a placement, ``int[V]``. Raises PlacementError if it is not feasible."""
         place = self.problem.check(placement)
         if self.objective == "throughput":
             return served(self.problem, place, IN_FLIGHT).seconds
-        return float(SimulatedCost(self.problem)(place)[0])
+        return float(self.cost()(place)[0])
 
     def bound(self) -> float:
         """Return a lower bound of the values of all placements, whatever their memory.
 
         For latency, :func:`placeit.placers.bound.lower_bound`: the critical path, or the work divided among the devices. For
-        throughput, the work divided among the devices, the longest op, or the critical path over the requests in flight.
+        throughput, the work divided among the devices, the longest op, or the critical path over the requests in flight. For
+        the bottleneck, the work divided among the devices, or the longest op.
         """
-        if self.objective != "throughput":
-            return lower_bound(self.problem)
-        p = self.problem
+        p, cost = self.problem, self.cost()
+        if not isinstance(cost, ThroughputCost):
+            return lower_bound(p)
         apart = Problem.from_arrays(p.compute, np.zeros((0, 2), np.int32), [], p.bandwidth, p.latency)
-        return max(lower_bound(apart), p.critical_path / IN_FLIGHT)
+        return max(lower_bound(apart), p.critical_path / IN_FLIGHT if self.objective == "throughput" else 0.0)
 
     def data(self) -> Any:
         """Return a ``torch_geometric.data.Data``: ops are nodes, and edges are tensors that move.

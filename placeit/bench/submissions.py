@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from placeit.bench.problems import IN_FLIGHT, RULES, VERSION, BenchProblem, load, names, stored
+from placeit.bench.problems import IN_FLIGHT, VERSION, BenchProblem, load, names, stated, stored
 from placeit.core import clock
 from placeit.core.errors import FileError, InfeasibleError, PlaceitError, PlacementError, UsageError
 from placeit.core.files import write_text
@@ -21,6 +21,7 @@ from placeit.core.nearest import nearest
 from placeit.core.records import RecordError, read_json, record
 from placeit.core.units import about_bytes
 from placeit.placers.registry import parse_placer
+from placeit.simulator.scheduler import EXECUTED_RULES, Rules
 from placeit.testing import oracle
 
 __all__ = ["Listed", "Solution", "Verdict", "best", "better", "check", "listed", "read", "run", "write"]
@@ -39,6 +40,7 @@ class Solution:
         value: its value, seconds; ``inf`` if the placer found no placement that fits.
         seconds: seconds that finding it took.
         placement: the device of each op, by name, in the order of the problem's ops.
+        gap: share by which the value is above the lower bound; None in a solution that was read from a file.
     """
 
     problem: str
@@ -46,16 +48,12 @@ class Solution:
     value: float
     seconds: float
     placement: tuple[str, ...]
-
-    @property
-    def gap(self) -> float:
-        """Share by which the value is above the lower bound."""
-        return self.value / float(stored()["problems"][self.problem]["bound"]) - 1
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A problem, its lower bound, and the best placement that is known. Times are in seconds.
+    """A problem, its lower bound, and the best placement that is known; None if none is. Times are in seconds.
 
     Attributes:
         problem: name of the problem.
@@ -68,10 +66,10 @@ class Listed:
 
     problem: str
     bound: float
-    best: float
-    gap: float
-    placer: str
-    seconds: float
+    best: float | None
+    gap: float | None
+    placer: str | None
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Verdict:
         placer: placer or program that found it.
         stated: value that the submission states.
         value: true value, of which two implementations agree; None if the placement cannot be valued.
-        best: best known value; None if the problem does not exist.
+        best: best known value; None if none is known.
         fault: fault of the placement or of its value; None if it is correct.
     """
 
@@ -96,7 +94,7 @@ class Verdict:
 
 
 def run(
-    problems: Sequence[str],
+    problems: Sequence[str | BenchProblem],
     placers: Sequence[str],
     seconds: float,
     *,
@@ -106,7 +104,7 @@ def run(
     """Ask each placer about each problem, and value its answers.
 
     Args:
-        problems: names of problems.
+        problems: names of problems of PlaceBench, or problems.
         placers: placers with their options, as in ``annealing:evaluations=1000000``.
         seconds: most seconds for an answer; a placer that does not watch the time takes longer.
         seed: seed of the placers.
@@ -117,9 +115,9 @@ def run(
     """
     asked = {name: parse_placer(name) for name in placers}
     found = list[Solution]()
-    for name in problems:
-        problem = load(name)
-        cost = problem.cost()
+    for given in problems:
+        problem = load(given) if isinstance(given, str) else given
+        name, cost, bound = problem.name, problem.cost(), _bound(problem)
         for who, placer in asked.items():
             if progress is not None:
                 progress(f"{name} by {who}", len(found) / (len(problems) * len(asked)))
@@ -130,24 +128,24 @@ def run(
             taken = clock.now() - begin
             value = math.inf if place is None else problem.value(place)
             devices = [] if place is None else [problem.problem.device_names[d] for d in place.tolist()]
-            found.append(Solution(name, who, value, taken, tuple(devices)))
+            found.append(Solution(name, who, value, taken, tuple(devices), value / bound - 1 if bound else None))
     return found
 
 
-def write(path: str | Path, solutions: Iterable[Solution]) -> None:
-    """Write a submission with the best of some placements of each problem."""
+def write(path: str | Path, solutions: Iterable[Solution], rules: Rules = EXECUTED_RULES) -> None:
+    """Write a submission with the best of some placements of each problem. ``rules``: the rules of the problems."""
     lines = [
         f"{json.dumps(name)}: "
         + json.dumps({"value": one.value, "placer": one.placer, "seconds": round(one.seconds, 3), "placement": one.placement})
         for name, one in better({}, solutions).items()
         if math.isfinite(one.value)
     ]
-    head = json.dumps({"format": _FORMAT, "version": VERSION, "rules": RULES})
+    head = json.dumps({"format": _FORMAT, "version": VERSION, "rules": stated(rules)})
     write_text(Path(path), head[:-1] + ', "problems": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
-def read(path: str | Path) -> dict[str, Solution]:
-    """Read a submission: placements by problem, which are not checked.
+def read(path: str | Path, rules: Rules = EXECUTED_RULES) -> dict[str, Solution]:
+    """Read a submission: placements by problem, which are not checked. ``rules``: the rules of the problems.
 
     Raises:
         FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
@@ -156,23 +154,29 @@ def read(path: str | Path) -> dict[str, Solution]:
         found = record(_File, read_json(Path(path), _FORMAT, (VERSION,)))
     except RecordError as error:
         raise FileError(f"{path} is not a submission to PlaceBench: {error}.") from None
-    for rule in {**found.rules, **RULES}:
-        is_now, has_to_be = found.rules.get(rule, "absent"), RULES.get(rule, "absent")
+    wanted, of = stated(rules), f"PlaceBench {VERSION}" if rules == EXECUTED_RULES else "the problems"
+    for rule in {**found.rules, **wanted}:
+        is_now, has_to_be = found.rules.get(rule, "absent"), wanted.get(rule, "absent")
         if is_now != has_to_be:
             raise FileError(
-                f"{path} was made by other rules than PlaceBench {VERSION}: '{rule}' is {is_now}, and has to be {has_to_be}. "
+                f"{path} was made by other rules than {of}: '{rule}' is {is_now}, and has to be {has_to_be}. "
                 "Value its placements by these rules."
             )
     return {name: Solution(name, one.placer, one.value, one.seconds, one.placement) for name, one in found.problems.items()}
 
 
-def check(path: str | Path) -> list[Verdict]:
+def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) -> list[Verdict]:
     """Check every placement of a submission by the simulator and by :mod:`placeit.testing.oracle`.
+
+    Args:
+        path: the submission.
+        problems: problems that :func:`placeit.bench.read_problems` has read; None for PlaceBench.
 
     Raises:
         FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
     """
-    return [_checked(one) for one in read(path).values()]
+    rules = EXECUTED_RULES if problems is None else next(iter(problems.values())).rules
+    return [_checked(one, problems) for one in read(path, rules).values()]
 
 
 def better(known: Mapping[str, Solution], others: Iterable[Solution]) -> dict[str, Solution]:
@@ -193,11 +197,17 @@ def best() -> dict[str, Solution]:
 
 def listed(pattern: str = "*") -> list[Listed]:
     """Return the problems that match a pattern. Raises UsageError if none does."""
-    return [
-        Listed(name, float(stored()["problems"][name]["bound"]), one.value, one.gap, one.placer, one.seconds)
-        for name in names(pattern)
-        for one in [best()[name]]
-    ]
+    found = []
+    for name in names(pattern):
+        bound, one = float(stored()["problems"][name]["bound"]), best()[name]
+        found.append(Listed(name, bound, one.value, one.value / bound - 1, one.placer, one.seconds))
+    return found
+
+
+def _bound(problem: BenchProblem) -> float:
+    """Return the published bound of a problem of PlaceBench, or the bound of any other."""
+    published = stored()["problems"].get(problem.name)
+    return problem.bound() if published is None else float(published["bound"])
 
 
 @dataclass(frozen=True)
@@ -214,21 +224,21 @@ class _File:
     problems: Mapping[str, _Entry]
 
 
-def _checked(one: Solution) -> Verdict:
-    value, known, fault = None, None, None
+def _checked(one: Solution, problems: Mapping[str, BenchProblem] | None) -> Verdict:
+    value, known, fault = None, best().get(one.problem) if problems is None else None, None
     try:
-        problem = load(one.problem)
-        known = best()[one.problem].value
-        value = _valued(problem, one.placement)
+        if problems is not None and one.problem not in problems:
+            raise UsageError(f"There is no problem '{one.problem}' in the file{nearest(one.problem, problems)}.")
+        value = _valued(load(one.problem) if problems is None else problems[one.problem], one.placement)
         if abs(value - one.value) > _ROUNDING * value:
             fault = f"its value is {value!r} s, and the submission states {one.value!r} s"
     except (PlacementError, UsageError) as error:
         fault = str(error).rstrip(".")
-    return Verdict(one.problem, one.placer, one.value, value, known, fault)
+    return Verdict(one.problem, one.placer, one.value, value, None if known is None else known.value, fault)
 
 
 def _valued(problem: BenchProblem, placement: Sequence[str]) -> float:
-    """Return the value on which both implementations agree.
+    """Return the value on which both implementations agree, but for rounding.
 
     Raises:
         PlacementError: a wrong number of ops, an unknown device, or weights that exceed a device's memory.
@@ -245,10 +255,14 @@ def _valued(problem: BenchProblem, placement: Sequence[str]) -> float:
     for name, used, memory in zip(p.device_names, oracle.held(p, place), p.memory.tolist(), strict=True):
         if used > memory:
             raise PlacementError(f"{name} holds {about_bytes(memory)}, and the weights placed there are {about_bytes(used)}")
-    throughput = problem.objective == "throughput"
-    second = oracle.seconds_per_request(p, place, IN_FLIGHT) if throughput else oracle.makespan(p, place)
+    if problem.objective == "bottleneck":
+        second = oracle.busiest(p, place)
+    elif problem.objective == "throughput":
+        second = oracle.seconds_per_request(p, place, IN_FLIGHT)
+    else:
+        second = oracle.makespan(p, place, problem.rules) + float(p.host[place[0] if len({*place}) == 1 else -1])
     value = problem.value(np.array(place, np.int32))
-    if value != second:
+    if abs(value - second) > _ROUNDING * value:
         raise PlaceitError(
             f"Two implementations of the rules value a placement of {problem.name} differently: {value!r} s and {second!r} s. "
             "Please report it, with the file."

@@ -87,9 +87,9 @@ def busiest(problem: Problem, place: _Place) -> float:
     return max([*device, *together, *link.values()])
 
 
-def makespan(problem: Problem, place: _Place) -> float:
+def makespan(problem: Problem, place: _Place, rules: Rules = EXECUTED_RULES) -> float:
     """Return the seconds until the last op has finished, without the host's part."""
-    return max(pipelined(problem, place, EXECUTED_RULES, [0.0], 1)[1].values())
+    return max(pipelined(problem, place, rules, [0.0], 1)[1].values())
 
 
 def seconds_per_request(problem: Problem, place: _Place, in_flight: int) -> float:

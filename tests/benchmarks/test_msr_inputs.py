@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks._msr_inputs import MsrInput, msr_inputs
+from benchmarks._msr_inputs import msr_inputs
 from benchmarks.pipelines import _THEIRS
+from placeit.bench.msr import MsrInput
 from placeit.placers.annealing import Annealing
 from placeit.placers.dp import Dp, splits
 from placeit.simulator.throughput_bound import ThroughputCost

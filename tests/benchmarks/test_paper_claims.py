@@ -27,11 +27,11 @@ from benchmarks.papers.giph.compare import better_equal_worse, ratio_interval
 from benchmarks.papers.stream import jobs as stream
 from benchmarks.papers.stream.parts import calibration
 from benchmarks.papers.stream.sizes import Sizes as StreamSizes
+from placeit.bench.streams import PAYLOAD_BYTES
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.workloads.datasets import cases
 from placeit.learning.workloads.mixture import draw_any_problem
-from placeit.learning.workloads.stream_graphs import PAYLOAD_BYTES
 from placeit.learning.workloads.tensors import shard
 from placeit.learning.workloads.tensors.expression import einsum, elementwise, tensor
 from placeit.placers.metis import partition

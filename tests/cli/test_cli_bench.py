@@ -20,6 +20,17 @@ def test_a_run_is_a_submission_with_the_best_of_its_placers(tmp_path: Path, cli:
     assert not any(verdict.fault for verdict in bench.check(file))
 
 
+def test_problems_of_a_file_are_listed_run_and_checked(tmp_path: Path, cli: Any) -> None:
+    file, mine = tmp_path / "chain.json", tmp_path / "mine.json"
+    file.write_text(json.dumps({"devices": 2, "compute": [1.0, 2.0, 2.0], "comm": [0.5, 4.0, 4.0], "edges": [[0, 1], [0, 2]]}))
+    (listed,) = json.loads(cli("bench", "list", "--problems", str(file), "--json").stdout)["problems"]
+    assert (listed["problem"], listed["bound"], listed["best"]) == ("chain/latency", 3.0, None)
+    ran = cli("bench", "run", "--problems", str(file), "--placer", "annealing", "--placer", "single", "-o", str(mine))
+    assert "geometric mean: annealing 1.000, single 1.429 of the best values of this run" in ran.stdout
+    checked = cli("bench", "check", str(mine), "--problems", str(file))
+    assert (checked.exit_code, checked.stdout) == (0, "1 of 1 placements are correct\n")
+
+
 def test_a_list_has_the_best_known_value_of_each_problem(cli: Any) -> None:
     found = json.loads(cli("bench", "list", "--problems", "vgg/*", "--json").stdout)["problems"]
     assert {one["problem"]: one["best"] for one in found} == {name: best()[name].value for name in bench.names("vgg/*")}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from placeit.bench.streams import RATE
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.learning.agent import ProblemInstance
@@ -13,7 +14,7 @@ from placeit.learning.placers.stream_allocation import StreamAllocation
 from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import evaluate, train
 from placeit.learning.training.sources import draw_from, find_source, served
-from placeit.learning.workloads.stream_graphs import RATE, draw_stream_graph
+from placeit.learning.workloads.stream_graphs import draw_stream_graph
 from placeit.placers.metis import partition
 from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
 from placeit.testing.problems import random_problem

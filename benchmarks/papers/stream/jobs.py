@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.papers import _lab
 from benchmarks.papers._lab import Job, Lab, Outcome
 from benchmarks.papers.stream.sizes import Sizes
+from placeit.bench.streams import DEVICES, StreamGraph, load_stream_graphs
 from placeit.core.problem import Problem
 from placeit.learning.agents.stream_allocation.agent import StreamAllocationAgent
 from placeit.learning.checkpoint import load_policy, save_agent
@@ -22,7 +23,7 @@ from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from, served
 from placeit.learning.workloads.registry import find_dataset
-from placeit.learning.workloads.stream_graphs import DEVICES, StreamGraph, draw_stream_graph, load_stream_graphs, split_graphs
+from placeit.learning.workloads.stream_graphs import draw_stream_graph, split_graphs
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.feasibility import random_placements
@@ -66,7 +67,7 @@ class Setup(_lab.Setup[Sizes]):
 @cache
 def _graphs(folder: str | None, seed: int) -> Sequence[StreamGraph]:
     if folder:
-        return load_stream_graphs(Path(folder))
+        return load_stream_graphs(Path(folder) / "stream_graphs.json.gz")
     rng = np.random.default_rng([seed, 2])
     return [draw_stream_graph(rng) for _ in range(3150)]
 

@@ -26,7 +26,7 @@ from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Job, Lab, Outcome
 from benchmarks.papers.stream.jobs import Setup
 from benchmarks.papers.stream.paper import RATES, TABLE_1
-from placeit.learning.workloads.stream_graphs import DEVICES, PAYLOAD_BYTES, RATE, StreamGraph
+from placeit.bench.streams import DEVICES, PAYLOAD_BYTES, RATE, StreamGraph
 from placeit.placers.metis import Metis, partition
 from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
 

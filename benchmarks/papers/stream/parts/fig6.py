@@ -10,7 +10,7 @@ from benchmarks._harness import Report
 from benchmarks.papers._figures import Figures
 from benchmarks.papers._lab import Job, Lab
 from benchmarks.papers.stream.jobs import Setup, costs, methods
-from placeit.learning.workloads.stream_graphs import DEVICES
+from placeit.bench.streams import DEVICES
 
 __all__ = ["jobs", "tell"]
 
