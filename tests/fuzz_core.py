@@ -165,6 +165,7 @@ class Fuzz:
                     np.zeros((0, devices), np.bool_),
                     np.ones(devices + 1),
                     np.arange(ops, dtype=np.int32),
+                    np.array([[0.0, 1.0, 0.0], [0.0, 1.0, ops - 1.0]]),
                 )
             )
 
@@ -229,6 +230,7 @@ def solve(rng: np.random.Generator) -> Counter[str]:
             conflicts=apart,
             cliques=nothing,
             order=np.arange(ops, dtype=np.int32),
+            tied=np.zeros((0, 3)),
             **costs,
         )
         groups = _core.Groups(

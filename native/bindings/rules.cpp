@@ -18,7 +18,8 @@ void bind_rules(nb::module_& module) {
             "__init__",
             [](Tables* self, const Doubles& compute, const Ints& edges, const Doubles& edge_bytes, const Ints& edge_tensor,
                const Doubles& latency, const Doubles& bandwidth, const Doubles& cut, const Doubles& param_bytes,
-               const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Doubles& host, const Ints& order) {
+               const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Doubles& host, const Ints& order,
+               const Doubles& tied) {
                 ProblemArrays problem;
                 problem.compute = amounts("compute", compute.grid("compute"), infinity);
                 problem.edges = edges.grid("edges", {}, 2);
@@ -35,10 +36,14 @@ void bind_rules(nb::module_& module) {
                 problem.cliques = cliques.grid("cliques", {}, devices);
                 problem.host = amounts("host", host.vector("host", devices + 1));
                 problem.order = order.vector("order", ops);
+                problem.tied = amounts("tied", tied.grid("tied", {}, 3));
+                for (std::size_t i = 0; i < problem.tied.rows(); ++i) {
+                    check_index("tied", static_cast<std::int64_t>(problem.tied(i, 2)), static_cast<std::int64_t>(ops));
+                }
                 new (self) Tables(make_tables(problem));
             },
             "compute"_a, "edges"_a, "edge_bytes"_a, "edge_tensor"_a, "latency"_a, "bandwidth"_a, "cut"_a, "param_bytes"_a,
-            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a)
+            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a, "tied"_a)
         .def_prop_ro("ops", &Tables::ops)
         .def_prop_ro("devices", &Tables::devices)
         .def_prop_ro("edges", &Tables::edges);

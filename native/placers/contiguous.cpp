@@ -1,6 +1,7 @@
 #include "placers/contiguous.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace placeit {
 namespace {
@@ -58,6 +59,11 @@ public:
         : size_(borders.size()), seconds_(size_ * size_, infinity) {
         std::vector<double> ends(order.size() + 1);                   // seconds of tensors that leave no more after a position
         std::vector<std::size_t> entered(flow.tensor.size(), size_);  // the last run that a tensor entered
+        std::vector<std::vector<std::size_t>> tied(order.size());     // weights that each op reads, with others
+        for (std::size_t w = 0; w < tables.tied.size(); ++w) {
+            for (const std::int32_t v : tables.tied[w].ops) tied[static_cast<std::size_t>(v)].push_back(w);
+        }
+        std::vector<std::size_t> held(tables.tied.size(), size_);  // the last run that held a weight
         for (std::size_t i = 0; i + 1 < size_; ++i) {
             const auto first = static_cast<std::size_t>(borders[i]);
             double compute = 0.0, enters = 0.0, leaves = 0.0, moves = 0.0, bytes = 0.0;
@@ -67,6 +73,10 @@ public:
                 const auto v = static_cast<std::size_t>(order[at]);
                 compute += tables.compute(v, d);
                 bytes += tables.op[v].param_bytes;
+                for (const std::size_t w : tied[v]) {  // an op counts in param_bytes the weights that it is the first to read
+                    const bool counts = tables.tied[w].ops[0] == order[at], known = std::exchange(held[w], i) == i;
+                    if (counts == known) bytes += counts ? -tables.tied[w].bytes : tables.tied[w].bytes;
+                }
                 if (compute == infinity || bytes > tables.memory[d]) break;
                 for (const std::size_t t : flow.reads[at]) {
                     const Lifetime& tensor = flow.tensor[t];

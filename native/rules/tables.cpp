@@ -96,6 +96,11 @@ Tables make_tables(const ProblemArrays& problem) {
         if (tables.op[v].indegree == 0) tables.entries.push_back(static_cast<std::int32_t>(v));
     }
 
+    for (std::size_t i = 0; i < problem.tied.rows(); ++i) {
+        if (i == 0 || problem.tied(i, 0) != problem.tied(i - 1, 0)) tables.tied.push_back({problem.tied(i, 1), {}});
+        tables.tied.back().ops.push_back(static_cast<std::int32_t>(problem.tied(i, 2)));
+    }
+
     std::vector<std::size_t> by_tail(edges);  // number of the edge at each position
     std::iota(by_tail.begin(), by_tail.end(), 0);
     std::stable_sort(by_tail.begin(), by_tail.end(),
@@ -148,6 +153,24 @@ Tables make_tables(const ProblemArrays& problem) {
         }
     }
     return tables;
+}
+
+void held_bytes(const Tables& tables, Span<const std::int32_t> place, Span<double> held) {
+    std::fill(held.begin(), held.end(), 0.0);
+    for (std::size_t v = 0; v < place.size(); ++v) {
+        if (place[v] >= 0) held[static_cast<std::size_t>(place[v])] += tables.op[v].param_bytes;
+    }
+    if (tables.tied.empty()) return;
+    std::vector<std::size_t> holds(held.size());  // one more than the number of the last weight that each device held
+    for (std::size_t w = 0; w < tables.tied.size(); ++w) {
+        const TiedWeight& weight = tables.tied[w];
+        for (const std::int32_t v : weight.ops) {
+            const std::int32_t device = place[static_cast<std::size_t>(v)];
+            if (device < 0) continue;
+            const auto d = static_cast<std::size_t>(device);
+            if (std::exchange(holds[d], w + 1) != w + 1 && v != weight.ops[0]) held[d] += weight.bytes;
+        }
+    }
 }
 
 }  // namespace placeit

@@ -38,6 +38,12 @@ struct Link {
     double seconds(double bytes) const { return latency + bytes / bandwidth; }
 };
 
+/// A weight that several ops read. The first of them counts it in its param_bytes.
+struct TiedWeight {
+    double bytes;
+    std::vector<std::int32_t> ops;
+};
+
 /// A problem, in the layout of the kernels; V ops, E edges, D devices, C sets of devices that run one at a time.
 struct Tables {
     Matrix<double> compute;              // [V, D] seconds
@@ -51,6 +57,7 @@ struct Tables {
     Matrix<Flag> conflict;               // [D, D] whether two devices never run at the same time; empty if all may
     Matrix<Flag> clique;                 // [C, D] sets of several devices of which only one runs at a time
     std::vector<double> host;            // [D + 1] seconds that the host adds to a request, or empty if it adds nothing
+    std::vector<TiedWeight> tied;        // weights that several ops read
     std::int32_t tensors = 0;            // one more than the highest number of a tensor
     std::int32_t shared = 0;             // the largest number of tensors of an op that have several edges
 
@@ -72,11 +79,16 @@ struct ProblemArrays {
     Grid<const Flag> conflicts, cliques;    // [D, D], [C, D]
     Span<const double> host;                // [D + 1] seconds; empty for nothing
     Span<const std::int32_t> order;         // [V] a topological order
+    Grid<const double> tied;                // [N, 3] weights that several ops read: number, bytes and an op; numbers ascend
 };
 
 /// Throws std::invalid_argument, with a sentence that names the array, if an edge has an end that does not exist or goes
 /// against `order`, if edges of different producers share a tensor, or if the problem is too large.
 Tables make_tables(const ProblemArrays& problem);
+
+/// Writes the bytes of weights that each device holds under a placement, [V], -1 for an op that is left out. A device holds a
+/// weight that several of its ops read once.
+void held_bytes(const Tables& tables, Span<const std::int32_t> place, Span<double> held);
 
 /// Links by latency, [D, D] seconds, and bandwidth, [D, D] bytes per second.
 Matrix<Link> link_table(Grid<const double> latency, Grid<const double> bandwidth);

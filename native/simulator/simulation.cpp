@@ -34,10 +34,9 @@ Simulation::Simulation(const Tables& tables, Index slots)
 
 /// Computes the seconds of ops and the memory of weights; false if the placement is infeasible.
 bool Simulation::prepare(Span<const Index> place) {
-    std::fill(live_.begin(), live_.end(), 0.0);
+    held_bytes(*tables_, place, live_);
     for (std::size_t v = 0; v < place.size(); ++v) {
         duration_[v] = tables_->compute(v, at(place[v]));
-        live_[at(place[v])] += tables_->op[v].param_bytes;
         if (duration_[v] == infinity) return false;
     }
     for (std::size_t d = 0; d < live_.size(); ++d) {

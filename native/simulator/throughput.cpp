@@ -56,10 +56,9 @@ double most(const Tables& tables, Span<double> busy) {
 double busy_seconds(const Tables& tables, Span<const Index> place, Span<double> busy) {
     const std::size_t devices = tables.memory.size(), links = devices + tables.clique.rows();
     std::fill(busy.begin(), busy.end(), 0.0);
-    for (std::size_t v = 0; v < place.size(); ++v) {  // links do not count yet: their first entries hold the bytes of weights
-        if (place[v] < 0) continue;
-        busy[at(place[v])] += tables.compute(v, at(place[v]));
-        busy[links + at(place[v])] += tables.op[v].param_bytes;
+    held_bytes(tables, place, {&busy[links], devices});  // in entries of links, which do not count yet
+    for (std::size_t v = 0; v < place.size(); ++v) {
+        if (place[v] >= 0) busy[at(place[v])] += tables.compute(v, at(place[v]));
     }
     for (std::size_t d = 0; d < devices; ++d) {
         if (busy[d] == infinity || busy[links + d] > tables.memory[d]) return infinity;
@@ -87,8 +86,7 @@ Load::Load(const Tables& tables)
 
 double Load::set(Span<const Index> place) {
     place_.assign(place.begin(), place.end());
-    std::fill(bytes_.begin(), bytes_.end(), 0.0);
-    for (std::size_t v = 0; v < place.size(); ++v) bytes_[at(place[v])] += tables_.op[v].param_bytes;
+    held_bytes(tables_, place, bytes_);
     return busy_seconds(tables_, place, busy_);
 }
 
@@ -115,6 +113,7 @@ double Load::move(const std::vector<std::size_t>& ops, Index to) {
         bytes_[target] += tables_.op[v].param_bytes;
         place_[v] = to;
     }
+    if (!tables_.tied.empty()) held_bytes(tables_, place_, bytes_);
     for (const std::uint32_t p : touched_) {
         charge(tables_, place_, p, 1.0, busy_);
         charged_[p] = 0;

@@ -124,5 +124,10 @@ def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[
                     model.add(start[v] >= end[u] + delay).only_enforce_if(sends, receives)
     for d in np.flatnonzero(np.isfinite(problem.memory)).tolist():
         used = sum(int(np.ceil(problem.param_bytes[v])) * row[d] for v, row in enumerate(on) if d in row)
+        for nbytes, ops in problem.shared:  # a device of other readers than the first, which counts the weight, has a copy
+            copy = model.new_bool_var("")
+            for v in ops[1:]:
+                model.add(on[v].get(d, 0) <= copy + on[ops[0]].get(d, 0))
+            used += int(np.ceil(nbytes)) * copy
         model.add(used <= int(problem.memory[d]))
     return on, start

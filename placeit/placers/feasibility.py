@@ -9,7 +9,7 @@ from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
 from placeit.planning.room import of_one_op, too_little
 
-__all__ = ["fits", "pack", "random_placements", "repair"]
+__all__ = ["fits", "has_room", "pack", "random_placements", "repair"]
 
 _PACKING_STEPS = 200_000
 
@@ -19,6 +19,17 @@ def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
     if not np.isfinite(problem.compute[np.arange(len(problem)), placement]).all():
         return False
     return bool((problem.held(placement[None]) <= problem.memory).all())
+
+
+def has_room(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return whether each device has room for the weights of each op, if it moves there alone: ``bool[V, D]``."""
+    more = np.repeat(problem.param_bytes[:, None], problem.devices, axis=1)
+    for size, ops in problem.shared:
+        holds = np.bincount(placement[list(ops)], minlength=problem.devices) > 0
+        more[ops[0]] -= size * holds
+        more[list(ops[1:])] += size * ~holds
+    room: NDArray[np.bool_] = problem.held(placement[None]) + more <= problem.memory
+    return room
 
 
 def random_placements(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -53,7 +64,7 @@ def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
     rows = np.arange(len(problem))
     able = np.isfinite(problem.compute[rows, placement])
     fixed: NDArray[np.int32] = np.where(able, placement, problem.compute.argmin(axis=1)).astype(np.int32)
-    used = np.bincount(fixed, weights=problem.param_bytes, minlength=problem.devices)
+    used = problem.held(fixed[None])[0]
     for device in np.flatnonzero(used > problem.memory).tolist():
         leaving = rows[(fixed == device) & (problem.param_bytes > 0)]
         lost = (problem.compute[leaving] - problem.compute[leaving, device][:, None]) / problem.param_bytes[leaving][:, None]
@@ -79,24 +90,26 @@ def pack(problem: Problem) -> NDArray[np.int32]:
     Raises:
         InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard).
     """
-    found = _packed(problem, problem.param_bytes)
-    if found is not None and not fits(problem, found):  # it has copies of shared weights: let every reader count them
-        every = problem.param_bytes.copy()
-        for size, ops in problem.shared:
-            every[list(ops[1:])] += size
-        found = _packed(problem, every)
-    if found is None:
-        raise InfeasibleError(_too_little(problem))
-    return found
+    tied: list[list[int]] = [[] for _ in range(len(problem))]  # weights that each op reads with others
+    own, total = problem.param_bytes.copy(), problem.param_bytes.copy()
+    sizes, readers = [size for size, _ in problem.shared], np.zeros((len(problem.shared), problem.devices), int)
+    for w, (size, ops) in enumerate(problem.shared):
+        own[ops[0]] -= size
+        total[list(ops[1:])] += size
+        for v in ops:
+            tied[v].append(w)
 
+    def needed(op: int) -> NDArray[np.float64]:
+        """Return the bytes that each device needs to take an op, ``float64[D]``: less if it holds weights of the op already."""
+        bytes_of = np.full(problem.devices, own[op])
+        for w in tied[op]:
+            bytes_of += sizes[w] * (readers[w] == 0)
+        return bytes_of
 
-def _packed(problem: Problem, size: NDArray[np.float64]) -> NDArray[np.int32] | None:
-    """Return a placement in which each op takes some bytes, ``float64[V]``; None if none was found."""
-    memory = problem.memory
     placement: NDArray[np.int32] = problem.compute.argmin(axis=1).astype(np.int32)
-    heavy = np.flatnonzero(size > 0)
-    heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -size[heavy]))].tolist()
-    room = memory.copy()
+    heavy = np.flatnonzero(total > 0)
+    heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -total[heavy]))].tolist()
+    room = problem.memory.copy()
     tried: list[list[int]] = [[] for _ in heavy]  # devices left to try for each op on the way down
     depth, fresh = 0, True
     for _ in range(_PACKING_STEPS):
@@ -104,20 +117,23 @@ def _packed(problem: Problem, size: NDArray[np.float64]) -> NDArray[np.int32] | 
             return placement
         op = heavy[depth]
         if fresh:
-            able = np.flatnonzero(problem.feasible[op] & (size[op] <= room))
-            tried[depth] = able[np.argsort(problem.compute[op, able], kind="stable")[::-1]].tolist()
+            more = needed(op)
+            able = np.flatnonzero(problem.feasible[op] & (more <= room))
+            tried[depth] = able[np.lexsort((problem.compute[op, able], more[able]))[::-1]].tolist()
         else:
-            room[placement[op]] += size[op]
+            readers[tied[op], placement[op]] -= 1
+            room[placement[op]] += needed(op)[placement[op]]
         if tried[depth]:
             device = tried[depth].pop()
             placement[op] = device
-            room[device] -= size[op]
+            room[device] -= needed(op)[device]
+            readers[tied[op], device] += 1
             depth, fresh = depth + 1, True
         elif depth == 0:
             break
         else:
             depth, fresh = depth - 1, False
-    return None
+    raise InfeasibleError(_too_little(problem))
 
 
 def _too_little(problem: Problem) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.conflicts import cover
 from placeit.core.problem import CostFunction, Problem
-from placeit.placers.feasibility import repair
+from placeit.placers.feasibility import fits, repair
 from placeit.simulator.scheduler import EXECUTED_RULES, LinkModel, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.tables import compiled
@@ -229,8 +229,8 @@ def list_schedule(
     """
     compute = problem.compute if compute is None else compute
     onward = np.zeros(compute.shape) if onward is None else onward
-    placement, start, finish, fits = _schedule(problem, order, compute, onward, problem.memory, links)
-    if not fits:
+    placement, start, finish, room = _schedule(problem, order, compute, onward, problem.memory, links)
+    if not room or (problem.shared and not fits(problem, placement)):  # schedules know nothing of copies of shared weights
         unbounded = np.full(problem.devices, np.inf)
         placement, *_ = _schedule(problem, order, compute, onward, unbounded, links)
         kept = pinned(problem, repair(problem, placement))
@@ -296,5 +296,5 @@ def _schedule(
     placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
     costs, later = np.ascontiguousarray(compute), np.ascontiguousarray(onward)
     model = Rules(links).compiled[0]
-    fits = _core.insertion_schedule(compiled(problem), order, costs, later, memory, model, placement, start, finish)
-    return placement, start, finish, fits
+    room = _core.insertion_schedule(compiled(problem), order, costs, later, memory, model, placement, start, finish)
+    return placement, start, finish, room

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
-from placeit.placers.feasibility import fits
+from placeit.placers.feasibility import fits, has_room
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import balanced_schedules, links_of
 from placeit.placers.peft import Peft
@@ -115,8 +115,7 @@ def neighbours(
     problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
 ) -> Iterator[NDArray[np.int32]]:
     """Yield all feasible placements that differ in one op, in random order, in batches."""
-    used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
-    able = problem.feasible & (used[None, :] + problem.param_bytes[:, None] <= problem.memory[None, :])
+    able = problem.feasible & has_room(problem, placement)
     able[np.arange(len(problem)), placement] = False
     moves = rng.permutation(np.flatnonzero(able))
     for first in range(0, len(moves), batch):

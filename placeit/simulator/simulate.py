@@ -251,8 +251,6 @@ class SimulatedCost:
             ) from None
         if self._options.queue is _core.Discipline.planned and np.isnan(out).any():
             raise deadlock()
-        if self.problem.shared:  # the compiled code counts each weight once for all devices
-            out[(self.problem.held(array) > self.problem.memory).any(axis=1)] = np.inf
         return out
 
 

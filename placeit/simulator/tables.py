@@ -38,4 +38,5 @@ def _build(problem: Problem) -> _core.Tables:
         cliques=exclusive(problem.conflicts),
         host=np.ascontiguousarray(problem.host),
         order=np.ascontiguousarray(problem.order),
+        tied=np.array([(w, size, v) for w, (size, ops) in enumerate(problem.shared) for v in ops], float).reshape(-1, 3),
     )

@@ -78,6 +78,17 @@ class PlacerConformance:
         for ops, devices in self.sizes:
             self._answer_or_refuse(random_problem(ops, devices, everywhere=0.8, tight=True))
 
+    def test_it_counts_a_weight_that_ops_of_two_devices_read_on_both(self) -> None:
+        """Devices have room for their ops, if only one device has the ops that read the large weight."""
+        ops, devices = self.sizes[-1]
+        like = random_problem(ops, devices, everywhere=1.0)
+        small = np.full(ops, 8.0)
+        tied = np.append(1000.0 + small[0], small[1:])
+        arrays = (like.compute, like.edges, like.edge_bytes, like.bandwidth, like.latency)
+        room = np.full(devices, 8.0 * ops)
+        room[-1] += 1000.0
+        self._answer_or_refuse(Problem.from_arrays(*arrays, param_bytes=tied, memory=room, shared=((1000.0, (0, ops - 1)),)))
+
     def test_it_places_the_smallest_problems(self) -> None:
         """One device; one op; no edges; all costs are zero."""
         ops, devices = self.sizes[0]

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
-from placeit.placers.feasibility import fits, pack, random_placements, repair
+from placeit.placers.feasibility import fits, has_room, pack, random_placements, repair
+from placeit.placers.registry import parse_placer
 from placeit.simulator.cost_functions import TotalCost
 from placeit.simulator.simulate import SimulatedCost
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.testing.problems import random_problem
 
 
@@ -94,5 +96,24 @@ def test_a_device_holds_a_weight_that_several_of_its_ops_read_once(sizes, shared
     assert fits(problem, placement) == bool((held <= memory).all())
     assert np.isfinite(SimulatedCost(problem)(placement)[0]) == fits(problem, placement)
     assert np.isfinite(TotalCost(problem)(placement)[0]) == fits(problem, placement)
+    assert np.isfinite(ThroughputCost(problem)(placement)[0]) == fits(problem, placement)
     with contextlib.suppress(InfeasibleError):
         problem.check(pack(problem))
+    if fits(problem, placement):
+        room = has_room(problem, placement)
+        for op, device in itertools.product(range(len(sizes)), range(len(memory))):
+            moved = placement.copy()
+            moved[op] = device
+            assert device == placement[op] or room[op, device] == fits(problem, moved)
+
+
+@pytest.mark.parametrize(("placer", "seconds"), [("dp", 4.0), ("annealing", 3.0), ("local-search", 3.0), ("exact", 3.0)])
+def test_a_decoder_whose_embedding_is_also_its_head_is_divided_within_caps(placer, seconds):
+    weights = np.array([110.0, 10.0, 10.0, 10.0, 10.0, 10.0])  # the first and the last op read one weight of 100 bytes
+    edges = [[v, v + 1] for v in range(5)]
+    links = (np.full((2, 2), np.inf), np.zeros((2, 2)))
+    arrays = (np.ones((6, 2)), edges, np.zeros(5), *links)
+    problem = Problem.from_arrays(*arrays, param_bytes=weights, memory=[150, 125], shared=((100.0, (0, 5)),))
+    cost = ThroughputCost(problem)
+    found = parse_placer(placer).place(problem, cost, seed=0, evaluations=None)
+    assert cost(problem.check(found))[0] == seconds

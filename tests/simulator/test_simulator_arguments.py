@@ -28,6 +28,7 @@ def arrays(**changed):
         "cliques": np.zeros((0, DEVICES), bool),
         "host": np.zeros(DEVICES + 1),
         "order": np.arange(OPS, dtype=np.int32),
+        "tied": np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]]),
     } | changed
 
 
@@ -61,13 +62,14 @@ def test_a_malformed_array_is_refused_by_its_name(name, spoil, error):
         ({"edges": np.array([[0, 1], [1, 0]], np.int32)}, "'order' is not a topological order"),
         ({"order": np.array([0, 1, 1], np.int32)}, "'order' does not hold every op once"),
         ({"order": np.array([0, 1, 3], np.int32)}, "'order' does not hold every op once"),
+        ({"tied": np.array([[0.0, 1.0, 3.0]])}, "'tied' is 3; it must be from 0 to 2"),
         ({"edge_tensor": np.array([0, 2], np.int32)}, "'edge_tensor' holds a number"),
         ({"edge_tensor": np.array([0, -1], np.int32)}, "'edge_tensor' holds a number"),
         ({"edge_tensor": np.array([0, 0], np.int32)}, "'edge_tensor' has one number for tensors of several ops"),
     ],
 )
 def test_numbers_that_lead_out_of_the_arrays_are_refused(changed, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, IndexError), match=message):
         _core.Tables(**arrays(**changed))
 
 

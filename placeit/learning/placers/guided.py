@@ -13,6 +13,7 @@ from placeit.core.errors import UsageError
 from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, option
+from placeit.placers.feasibility import has_room
 from placeit.placers.list_scheduling import links_of
 from placeit.placers.local_search import starts
 
@@ -187,8 +188,7 @@ class _Moves:
         problem = self._problem
         able = self.device != placement[self.op]
         if self._tight:
-            used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
-            able &= used[self.device] + problem.param_bytes[self.op] <= problem.memory[self.device]
+            able &= has_room(problem, placement)[self.op, self.device]
         self._able = int(able.sum())
         self._log = np.full(len(able), -np.inf)
         if self._able:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core.problem import Problem
 from placeit.learning.agents.giph.gpnet import GpNets
+from placeit.placers.feasibility import has_room
 from placeit.placers.random_task_eft import earliest_finish_devices
 
 __all__ = ["TEMPERATURE", "RelocationSearch"]
@@ -65,8 +66,7 @@ class RelocationSearch(Generic[Scores]):
         else:
             able = devices != placement[ops]
             if self._room[number]:
-                used = np.bincount(placement, weights=problem.param_bytes, minlength=problem.devices)
-                able &= used[devices] + problem.param_bytes[ops] <= problem.memory[devices]
+                able &= has_room(problem, placement)[ops, devices]
         others = able & (ops != self._last[number])
         legal: NDArray[np.int64] = rows[others if others.any() else able]
         return legal
