@@ -40,7 +40,7 @@ class Together:
 
     Attributes:
         name: ``joint`` for the answer of the joint search; ``each alone`` if each model is where a search for it alone puts it;
-            ``plain`` if each model uses the whole CPU as it does without placeit.
+            ``plain`` if each model uses the whole CPU as it does without placeit. Several names if these are the same.
         options: of each model.
         predicted: simulated latencies of each model, with the whole workload.
         measured: latencies of each model in the same mix; None if nothing was measured.
@@ -226,15 +226,13 @@ def optimize_workload(
                 options.append(options_of(session, entry, _SEARCH * seconds / len(workload), seed, progress))
         predict = Predictor(workload, options, _memory(sessions), _conflicts(sessions), seed)
         ways = _ways(predict)
-        _check_fits(predict, ways[_JOINT])
+        joint = next(iter(ways.values()))
+        _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False
         if cluster.executable:
-            distinct = {name: choice for k, (name, choice) in enumerate(ways.items()) if choice not in [*ways.values()][:k]}
-            points, turns, interrupted = measured(
-                sessions, workload, options, distinct, until=begin + seconds, seed=seed, progress=progress
-            )
-            points |= {name: next(points[one] for one in distinct if ways[one] == choice) for name, choice in ways.items()}
+            until = begin + seconds
+            points, turns, interrupted = measured(sessions, workload, options, ways, until=until, seed=seed, progress=progress)
         every = [
             Together(name, tuple(predict.chosen(choice)), predict(choice), points.get(name)) for name, choice in ways.items()
         ]
@@ -243,7 +241,7 @@ def optimize_workload(
             workload,
             tuple(every),
             every[0] if every[0].kept else None,
-            largest_factor(predict, ways[_JOINT]),
+            largest_factor(predict, joint),
             _too_tight(workload, options),
             turns,
             cluster,
@@ -252,14 +250,18 @@ def optimize_workload(
 
 
 def _ways(predict: Predictor) -> dict[str, Choice]:
-    """Return the choices to compare, by name, without those that do not fit."""
+    """Return the choices to compare, by name, the joint one first; without others that do not fit, and each once."""
     alone: Choice = (0,) * len(predict.options)
     ways = {_JOINT: choose(predict, [alone]), _ALONE: alone}
     plain = [next((k for k, one in enumerate(own) if one.plain), None) for own in predict.options]
     whole = tuple(k for k in plain if k is not None)
     if len(whole) == len(plain):
         ways[_PLAIN] = whole
-    return {name: choice for name, choice in ways.items() if name == _JOINT or not predict.overfull(choice)}
+    names: dict[Choice, list[str]] = {}
+    for name, choice in ways.items():
+        if name == _JOINT or not predict.overfull(choice):
+            names.setdefault(choice, []).append(name)
+    return {", ".join(several): choice for choice, several in names.items()}
 
 
 def _memory(sessions: Sequence[Session]) -> dict[str, float]:

@@ -65,6 +65,7 @@ def test_what_cannot_be_kept_is_named_with_the_rates_that_would_be(models: Path)
     tight = write_workload(models, "model: big/model.onnx, name: big, rate: 1, latency_limit: p95=100ms")
     found = optimize_workload(tight, described(only=1e6), budget=2, cache=None)
     assert found.factor == 0
+    assert [way.name for way in found.every] == ["joint, each alone"]
     assert found.reason.startswith("no placement keeps the limits: big takes 11")
 
 
