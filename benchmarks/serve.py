@@ -5,7 +5,9 @@ it, and to a server of that model over HTTP and gRPC. The difference of two is t
 clock, and in CPU time of the process that has all servers, which is reliable on a busy machine, too.
 
 Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right
-one.
+one. In the end, the model of a server in another process is loaded anew 500 times. Then that server is attacked in all ways at
+once for ``--seconds``: by large JSON, messages of very many fields, connections, calls and bodies that do not end, and answers
+that are not read. Beside both, the requests of other clients have to be answered, and rightly.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, two_cores
+from benchmarks._serve_attacked import attacked
 from benchmarks._serve_child import serve
 from placeit.serve.rpc_messages import Messages
 
 TURNS, QUICK_TURNS = 3000, 300
 REQUESTS, QUICK_REQUESTS = 10_000, 500
 CLIENTS, QUEUE = 16, 64
+RELOADS, QUICK_RELOADS = 500, 10
+SECONDS, QUICK_SECONDS = 60.0, 5.0
 LAYERS = 1, 100
 _HEADER = "Inference-Header-Content-Length"
 
@@ -65,6 +70,8 @@ def run(args: Args, report: Report) -> None:
     )
     report.claim("requests lost at the limit", requests - outcomes["right"] - outcomes["wrong"], "", at_most=0)
     report.claim("wrong answers at the limit", outcomes["wrong"], "", at_most=0)
+    seconds = (QUICK_SECONDS if args.quick else SECONDS) if args.seconds is None else args.seconds
+    attacked(report, devices[0], seconds=seconds, reloads=QUICK_RELOADS if args.quick else RELOADS)
 
 
 def _body(model: str, given: Any) -> tuple[str, bytes, dict[str, str]]:
@@ -145,4 +152,4 @@ def _at_the_limit(port: int, model: str, requests: int, given: Any, right: Any) 
 
 
 if __name__ == "__main__":
-    main("serve", run)
+    main("serve", run, seconds=SECONDS)

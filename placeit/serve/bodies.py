@@ -19,11 +19,15 @@ __all__ = ["Bodies"]
 
 _JOINED_BYTES: Final = 1 << 20  # most bytes of a body that are joined on the thread of the event loop
 _AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
+_SMALL_BYTES: Final = 1 << 15  # most bytes of a body that takes no room from larger ones, nor they from it
+_SMALL_AT_ONCE: Final = 1024  # of these that are kept at once
 _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
 
 
 class Bodies:
     """Reads the bodies of requests, within a limit of the bytes that are kept at once.
+
+    Small bodies, of known length, have separate room: large ones that do not end keep none of them out.
 
     Args:
         service: whose requests they are.
@@ -32,7 +36,8 @@ class Bodies:
 
     def __init__(self, service: Service, most_bytes: int) -> None:
         self._service = service
-        self._most, self._room = most_bytes, Room(most_bytes * _AT_ONCE, "bytes of requests are being read")
+        self._most, what = most_bytes, "bytes of requests are being read"
+        self._room, self._small = Room(most_bytes * _AT_ONCE, what), Room(_SMALL_BYTES * _SMALL_AT_ONCE, what)
 
     @contextlib.asynccontextmanager
     async def of(self, request: Request, most_bytes: int | None = None) -> AsyncIterator[bytes | memoryview]:
@@ -49,11 +54,13 @@ class Bodies:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
-        if int(request.headers.get("content-length", 0)) > most:
+        length = int(request.headers.get("content-length", 0))
+        if length > most:
             raise self._too_large(most)
+        room = self._small if 0 < length <= _SMALL_BYTES and encoding == "identity" else self._room
         parts: list[bytes] = []
         size, more = 0, True
-        async with self._room.arrival() as arrival:
+        async with room.arrival() as arrival:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -62,9 +69,9 @@ class Bodies:
                 size += len(part)
                 if size > most:
                     raise self._too_large(most)
-                self._room.take(arrival, len(part))
+                room.take(arrival, len(part))
                 parts.append(part)
-            self._room.arrived(arrival)
+            room.arrived(arrival)
             body: bytes | memoryview
             if size > _JOINED_BYTES:
                 body = await self._service.apart(_joined, parts, brief=True)
@@ -73,7 +80,7 @@ class Bodies:
             parts.clear()
             if encoding != "identity":
                 body = await self._service.apart(self._decoded, body, _WINDOWS[encoding], most)
-                self._room.take(arrival, len(body))
+                room.take(arrival, len(body))
             yield body
 
     def _decoded(self, body: bytes | memoryview, window: int, most: int) -> bytes:

@@ -35,6 +35,7 @@ _HEALTH: Final = ("ServerLive", "ServerReady")
 _ARRIVING: Final = 1024  # most requests that are arriving
 _SLOWLY: Final = 16  # most requests that are arriving for longer than _SLOW_S: each may keep all bytes of a request
 _SLOW_S: Final = 0.25
+_PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
 _STREAMS: Final = 256  # most requests of a connection at a time
 
 
@@ -129,6 +130,8 @@ def make_server(
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.server.max_pending_requests", _PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING),
         ("grpc.max_connection_idle_ms", round(patience_s * 1e3)),
         ("grpc.server_handshake_timeout_ms", round(patience_s * 1e3)),
     ]

@@ -166,10 +166,15 @@ QUICKLY = [
     ),
     Smoke(
         "serve --quick",
-        {"what": ("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC", "at the limit")},
+        {
+            "what": (
+                *("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC"),
+                *("at the limit", "reloads", "attacks", "number of attacks"),
+            )
+        },
         ("HTTP over a bare handler that runs the same model", "HTTP over a bare handler that runs nothing"),
-        ("requests lost", "wrong answers"),
-        {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2)},
+        ("requests lost", "wrong answers", "exit code of the server"),
+        {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2), "QUICK_RELOADS": 2, "QUICK_SECONDS": 1.0},
     ),
     Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look

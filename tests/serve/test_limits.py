@@ -253,7 +253,9 @@ def answered(network: NetworkServer) -> None:
         until(infer)
 
 
-def test_bodies_of_which_a_part_is_missing_give_way_to_others(network: Callable[..., NetworkServer]) -> None:
+def test_bodies_of_which_a_part_is_missing_give_way_to_others_and_keep_no_small_ones_out(
+    network: Callable[..., NetworkServer],
+) -> None:
     made = network(most_bytes=100_000)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(16)]
@@ -261,8 +263,26 @@ def test_bodies_of_which_a_part_is_missing_give_way_to_others(network: Callable[
             client.sendall(
                 f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n".encode() + bytes(99_999)
             )
-        answered(made)
+        assert call(made, INFER, GOOD)[0] == 200
+        until(lambda: call(made, INFER, GOOD + " " * 40_000)[0] == 200)
         assert clients[0].recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_very_many_calls_at_once_are_answered_all(network: Callable[..., NetworkServer]) -> None:
+    """Although the server has not begun the first of them when the last one comes."""
+    made, go_on = network(), threading.Event()
+    assert made._loop is not None
+    with contextlib.ExitStack() as stack:
+        stack.callback(go_on.set)
+        made._loop.call_soon_threadsafe(go_on.wait, 60)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [stack.enter_context(grpc.insecure_channel(made.grpc_address, options)) for _ in range(8)]
+        asking = [one.unary_unary("/inference.GRPCInferenceService/ServerLive") for one in channels]
+        calls = [one.future(b"") for one in asking for _ in range(250)]
+        threading.Event().wait(1)  # for the calls to arrive: it is right however many do
+        go_on.set()
+        for one in calls:
+            assert one.result(60)
 
 
 def test_calls_without_a_request_give_way_to_others(network: Callable[..., NetworkServer]) -> None:
