@@ -21,6 +21,7 @@ from placeit.core.errors import PlaceitError, QueueFullError, UsageError
 from placeit.serving.convoy import KNOWN, step_inputs
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.serving.server import Answer, Outputs, Server
+from placeit.text.prefixes import Prefixes
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
 
@@ -89,6 +90,7 @@ class TextModel:
         context: tokens of the longest text.
         step: most tokens that the decoder reads in a step; longer prompts take several.
         vocabulary: number of different tokens.
+        prefixes: the states of beginnings that prompts share.
 
     Raises:
         UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row.
@@ -111,6 +113,7 @@ class TextModel:
         self.context = _longest(model.path, inputs.get("attention_mask", inputs["input_ids"]))
         self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
+        self.prefixes = Prefixes(server, self.read)
 
     def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
         """Return the most tokens that may follow a prompt.
@@ -214,6 +217,17 @@ class TextModel:
             found.append(replace(wanted, most=most, sampling=sampling))
         return found
 
+    def read(self, sequence: ServedSequence, tokens: Sequence[int], past: int) -> list[Answer]:
+        """Submit tokens that follow ``past`` others in a sequence; return the answers, of which the last has the next logits.
+
+        A long prompt is submitted in chunks, which several devices compute at the same time.
+        """
+        longest = self.step if sequence.at_once == 1 else min(self.step, _CHUNK)
+        return [
+            sequence.submit(self.inputs_of(tokens[first : first + longest], past + first))
+            for first in range(0, len(tokens), longest)
+        ]
+
     def inputs_of(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
         """Return the inputs of the decoder for tokens that follow ``past`` others."""
         return step_inputs(tokens, past, self._inputs)
@@ -263,13 +277,11 @@ class _Text:
             self._made.put((self._number, error))
 
     def _submit(self) -> None:
-        """Submit the next step. A long prompt is submitted in chunks, which several devices compute at the same time."""
-        sequence = self._sequence = self._sequence or self._server.sequence()
-        longest = self._model.step if sequence.at_once == 1 else min(self._model.step, _CHUNK)
-        self._answers = []
-        while now := self._new[:longest]:
-            self._answers.append(sequence.submit(self._model.inputs_of(now, self._past)))
-            self._new, self._past = self._new[longest:], self._past + len(now)
+        if self._sequence is None:
+            self._sequence, self._past = self._model.prefixes.begin(self._new)
+            self._new = self._new[self._past :]
+        self._answers = self._model.read(self._sequence, self._new, self._past)
+        self._past += len(self._new)
         self._answers[-1].add_done_callback(self._ended)
 
     def was_read(self) -> None:

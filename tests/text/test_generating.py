@@ -11,9 +11,11 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 
+from examples.decoder import TINY
 from placeit.core.errors import ExecutionError, FileError, ModelError, PlacementError, StateMemoryError, UsageError
 from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.openvino import OpenVinoDevice
+from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ from tests.text_steps import generate
 openvino = import_openvino()
 
 GREEDY = Sampling(temperature=0)
+COLUMN = TINY.layers * 2 * TINY.groups * TINY.head * 4  # bytes of a token's state
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +198,63 @@ def test_a_context_without_room_is_refused_before_anything_is_compiled_with_the_
         sequence.run(TextModel(server, session.model).inputs_of([5] * longest, 0))
         room = sequence.line.replica.executor.room_for_state["CPU@1"] * 0.9
         assert 0.99 * room < sequence.line.bytes["CPU@1"] <= room
+
+
+def test_a_beginning_that_prompts_share_is_computed_once(exact, monkeypatch):
+    system, wanted = [token % 250 for token in range(100)], Wanted(5, sampling=GREEDY)
+    prompts = [[*system, *range(number, number + 20)] for number in range(4)]
+    with served(exact, context=250) as (session, server):
+        ran, submit = [], ServedSequence.submit
+
+        def counted(self, inputs, **options):
+            ran.append(inputs["input_ids"].shape[1])
+            return submit(self, inputs, **options)
+
+        monkeypatch.setattr(ServedSequence, "submit", counted)
+        alone = [list(TextModel(server, session.model).generate(prompt, wanted)) for prompt in prompts]
+        assert sorted(tokens for tokens in ran if tokens > 1) == [120] * 4
+        ran.clear()
+        model = TextModel(server, session.model)
+        assert [list(model.generate(prompt, wanted)) for prompt in prompts] == alone
+        assert [tokens for tokens in ran if tokens > 1] == [120, 100, 20, 20, 20]
+        assert (server.stats().sequences, server.stats().state_bytes) == (1, 100 * COLUMN)
+        ran.clear()
+        longer = [*prompts[1], *range(90)]  # a conversation that goes on
+        list(model.generate([*longer, 1], wanted))
+        found = list(model.generate([*longer, 2], wanted))
+        assert [tokens for tokens in ran if tokens > 1] == [111, 110]
+        assert found == list(TextModel(server, session.model).generate([*longer, 2], wanted))
+
+
+def test_states_of_beginnings_take_a_quarter_of_the_memory_at_most(exact):
+    prompts, wanted = [[7] * 100 + [number] for number in range(3)], Wanted(3, sampling=GREEDY)
+    with served(exact, context=200, state_memory=300 * COLUMN) as (session, server):
+        model = TextModel(server, session.model)
+        for prompt in prompts:
+            assert whole(model.generate(prompt, wanted))[1].tokens
+        assert server.stats().sequences == 0
+
+
+def test_states_of_beginnings_are_dropped_when_a_text_finds_no_memory_or_they_are_lost(exact):
+    prompts, wanted = [[7] * 100 + [number] for number in range(4)], Wanted(3, sampling=GREEDY)
+    with served(exact, context=200, state_memory=410 * COLUMN) as (session, server):
+        model = TextModel(server, session.model)
+        for prompt in prompts[:2]:
+            expected = whole(model.generate(prompt, wanted))
+        (kept,) = server.sequences.open_lines
+        kept.failed(ExecutionError("put in"))
+        assert whole(model.generate(prompts[1], wanted)) == expected
+        assert server.stats().sequences == 0
+        for prompt in prompts[2:]:
+            assert whole(model.generate(prompt, wanted))[1].tokens == 3
+        assert server.stats().sequences == 1
+        with server.sequence() as other:
+            other.run(model.inputs_of([5] * 190, 0))
+            other.run(model.inputs_of([5], 190))
+            with server.sequence() as another:
+                another.run(model.inputs_of([5] * 115, 0))
+                assert whole(model.generate(prompts[0], wanted))[1].tokens == 3
+                assert server.stats().sequences == 2
 
 
 def test_a_chunk_without_memory_ends_the_text_with_its_error(model):
