@@ -16,7 +16,7 @@ from placeit.core.errors import ModelError
 
 __all__ = ["read_segment", "write_segment"]
 
-_reading = threading.Lock()  # PyTorch reads and lowers one program at a time
+_exporting = threading.Lock()  # PyTorch exports, reads and lowers one program at a time
 
 
 def write_segment(module: torch.nn.Module, file: Path, path: Path) -> None:
@@ -29,13 +29,13 @@ def write_segment(module: torch.nn.Module, file: Path, path: Path) -> None:
     if any(not isinstance(size, int) for node in takes for size in dimensions(node)):
         raise ModelError(f"{path} has open sizes, and PyTorch programs are written at one size: give one for each input.")
     examples = tuple(torch.zeros(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype) for node in takes)
-    with as_model_error(f"Cannot write a segment of {path}"), torch.no_grad():
+    with _exporting, as_model_error(f"Cannot write a segment of {path}"), torch.no_grad():
         torch.export.save(torch.export.export(module, examples, strict=False), file)
 
 
 def read_segment(path: Path, inputs: Sequence[int], outputs: Sequence[int]) -> GraphModule:
     """Read a segment, with inputs and outputs in the order of their numbers in the file. Raises ModelError."""
-    with _reading:
+    with _exporting:
         model = load(path)
     module = model.segment("torch", range(len(model.graph)), (), ())
     graph = module.graph
