@@ -27,6 +27,7 @@ _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
 _ORT_PRECISION = "ONNX Runtime computes in the types of the model"
 _STREAM_SIZES = "runs a model at one size"
+_ONE_SIZE = "compiles programs for one size and without state"
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,14 @@ KINDS = (
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
         reasons=_reasons(),
+    ),
+    Kind(
+        "PyTorch's compiler, CPU",
+        (f"inductor:CPU@{ONE}", f"torch:CPU@{OTHER}"),
+        f"inductor:CPU@{ONE}",
+        models=stand_ins.torch_models,
+        marks=(pytest.mark.slow, pytest.mark.timeout(1800)),  # segments are compiled
+        reasons=_reasons(_OWN_MACHINE, sequences=_ONE_SIZE, open_sizes=_STREAM_SIZES),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",

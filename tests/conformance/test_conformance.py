@@ -60,7 +60,7 @@ def subject(
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
         folder, lose = tmp_path_factory.mktemp("conformance"), None
-        if kind.marks:
+        if pytest.mark.intel_gpu in kind.marks:
             intel_gpus()
         if place == NODE:
             name = node()  # before the stand-ins, which it would get as well
