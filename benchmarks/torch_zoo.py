@@ -121,6 +121,17 @@ _SMALL_IMAGE = {
     "intermediate_size": 384,
     "image_size": 96,
 }
+_TWO_PARTS = {
+    "vocab_size": 1000,
+    "d_model": 128,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 256),
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 ZOO: Mapping[str, Callable[[], Made]] = {
     "mlp": _mlp,
     "conv_net": _conv_net,
@@ -156,6 +167,55 @@ ZOO: Mapping[str, Callable[[], Made]] = {
         kind.lower(): functools.partial(_transformers, kind, {"pixel_values": _image()}, **_SMALL_IMAGE)
         for kind in ("ViT", "DeiT")
     },
+    **{
+        kind.lower(): functools.partial(_transformers, kind, {"input_ids": _ids()}, **_SMALL)
+        for kind in ("ConvBert", "DebertaV2", "Nystromformer")
+    },
+    **{
+        kind.lower(): functools.partial(_transformers, kind, {"input_ids": _ids()}, use_cache=False, **_SMALL)
+        for kind in ("Phi", "GPTNeoX", "Olmo2")
+    },
+    "t5": functools.partial(
+        _transformers,
+        "T5",
+        {"input_ids": _ids(), "decoder_input_ids": _ids(8), "use_cache": False},
+        vocab_size=1000,
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
+        num_layers=2,
+        num_heads=4,
+    ),
+    "bart": functools.partial(_transformers, "Bart", {"input_ids": _ids(), "use_cache": False}, **_TWO_PARTS),
+    "whisper": functools.partial(
+        _transformers,
+        "Whisper",
+        {"input_features": torch.ones(1, 80, 64), "decoder_input_ids": _ids(8), "use_cache": False},
+        max_source_positions=32,
+        **_TWO_PARTS,
+    ),
+    "clip": functools.partial(
+        _transformers,
+        "CLIP",
+        {"input_ids": _ids(), "pixel_values": _image()},
+        text_config={**_SMALL, "eos_token_id": 2},
+        vision_config={**_SMALL_IMAGE, "patch_size": 16},
+    ),
+    "dinov2": functools.partial(
+        _transformers, "Dinov2", {"pixel_values": _image(112)}, hidden_size=192, num_hidden_layers=4, num_attention_heads=4
+    ),
+    "convnext": functools.partial(_transformers, "ConvNext", {"pixel_values": _image()}, hidden_sizes=[32, 48, 64, 96]),
+    "wav2vec2": functools.partial(
+        _transformers, "Wav2Vec2", {"input_values": torch.ones(1, 8000)}, conv_dim=[64] * 7, **_SMALL
+    ),
+    "mamba": functools.partial(
+        _transformers,
+        "Mamba",
+        {"input_ids": _ids(), "use_cache": False},
+        vocab_size=1000,
+        hidden_size=128,
+        num_hidden_layers=2,
+    ),
     "segformer": functools.partial(_transformers, "Segformer", {"pixel_values": _image(128)}),
     "unet": _unet,
 }
