@@ -61,10 +61,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return LINK.sub(follow, markdown)
 
 
-def on_post_page(output: str, page: Any, **_: Any) -> None:
-    """Raise PluginError if a page makes a browser fetch something from elsewhere."""
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Name the dialog of the search. Raises PluginError if a page makes a browser fetch something from elsewhere."""
     if found := FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} loads {found[0]}: put it into docs/.")
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -82,7 +83,7 @@ def python() -> str:
 
 def commands() -> str:
     """Return the page of the commands, from the output of `--help`."""
-    head = "# Commands\n\nFrom `placeit COMMAND --help`. `placeit optimize --help` also lists the placers.\n"
+    head = "# Commands\n\nFrom `placeit COMMAND --help`.\n"
     return "\n".join([head, *_described(get_command(app), None)])
 
 
