@@ -1,15 +1,19 @@
 """Every snippet of the pages for users runs, with what the pages say before it."""
 
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import onnx
 import pytest
+import typer
+from typer.main import get_command
 
-from placeit.cli import demo
+from placeit.cli import app, demo
 from placeit.devices.host import allowed_cores
-from tests.docs.pages import PAGES, Reader, blocks
+from tests.docs.pages import DOCS, PAGES, Reader, blocks
 
 SLOW = [page for page in PAGES if any(block.note == "slow" for block in blocks(page))]
 
@@ -48,3 +52,15 @@ def test_what_takes_long_on_a_page_can_be_done(page: str, reader: Reader) -> Non
         reader.read(page, "slow")
     finally:
         reader.command("placeit cluster down")  # if it was left up
+
+
+def test_the_commands_of_the_tasks_of_a_first_day_have_options_that_exist() -> None:
+    text = (DOCS / "how_to.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| \[.*\]\(.*\) \| `placeit (.*)` \|$", text, re.MULTILINE)
+    assert len(rows) > 15
+    group = get_command(app)
+    for words in map(shlex.split, rows):
+        context = typer.Context(group)
+        command = group.get_command(context, words[0])
+        assert command is not None, words
+        command.make_context(words[0], words[1:])
