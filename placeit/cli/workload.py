@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["is_workload", "optimize_workload"]
 
 _OF_ONE_MODEL = (
-    *("placer", "policy", "objective", "rate", "in_flight", "pin", "start", "resume", "record", "compare_precisions", "pareto"),
-    *("input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
+    *("placer", "policy", "objective", "rate", "in_flight", "pin", "start", "resume", "record", "page", "live"),
+    *("compare_precisions", "pareto", "input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
 )
 """Options of 'placeit optimize' that a workload does not take."""
 
