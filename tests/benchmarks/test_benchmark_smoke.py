@@ -102,6 +102,12 @@ QUICKLY = [
         least={"LAYERS": 2, "WIDTH": 64, "QUICK_ROUNDS": 1, "QUICK_ROUND_S": 0.02},
     ),
     Smoke(
+        "several_models --quick",
+        {"model": ("text_direction", "voice_rate")},
+        ("largest load within limits, joint", "error of the predicted"),
+        least={"MODELS": ("text_direction", "voice_rate"), "QUICK_SECONDS": 1.0},
+    ),
+    Smoke(
         "calls --quick",
         {
             "calls": (

@@ -1,0 +1,88 @@
+"""Several models on the same devices: how much load is served within limits by the joint placement, and by others.
+
+A text detector, a text classifier and a recurrent voice detector share two cores. Each gets the same share of a core's time in
+requests at random times. The limit on the 95th percentile is four times the time of the slowest model alone. The load grows
+from step to step. Each step places the workload anew (``placeit.optimize_workload``), and compares the joint placement with
+each model where a search for it alone puts it, and with each model on the whole CPU as its runtime uses that by itself. Run
+it alone on the machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import placeit
+from benchmarks._architectures.packaged import PACKAGED
+from benchmarks._harness import Args, Report, main
+from benchmarks._models import progress, two_cores
+from placeit.backends import load
+from placeit.serving.latency import LatencyLimit
+from placeit.workload.entries import Entry, Workload
+
+MODELS = ("text_detector", "text_direction", "voice_rate")
+_LIMIT = 4.0  # times of a request of the slowest model alone
+_LOADS, _QUICK_LOADS = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6), (0.4,)  # cores' time that requests would take on one core
+SECONDS, QUICK_SECONDS = 40.0, 6.0
+
+
+def run(args: Args, report: Report) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(args, report, Path(folder))
+
+
+def _run(args: Args, report: Report, folder: Path) -> None:
+    devices = [f"CPU@{core}" for core in two_cores()]
+    entries = [_entry(name, folder, devices[0]) for name in MODELS]
+    limit = LatencyLimit(95, _LIMIT * max(1 / entry.rate for entry in entries if entry.rate is not None) / len(MODELS))
+    most, errors = defaultdict[str, float](float), list[float]()
+    for share in _QUICK_LOADS if args.quick else _LOADS:
+        progress(f"load {share:g}")
+        workload = Workload(tuple(replace(entry, limit=limit) for entry in entries)).scaled(share)
+        seconds = QUICK_SECONDS if args.quick else args.seconds or SECONDS
+        found = placeit.optimize_workload(workload, devices, budget=seconds, seed=args.seed)
+        for way in found.every:
+            for k, entry in enumerate(workload):
+                off = found.error(way, k)
+                errors += [] if off is None else [abs(off)]
+                report.row(
+                    load=share,
+                    way=way.name,
+                    model=entry.name,
+                    placement=way.options[k].name,
+                    rate=entry.rate,
+                    limit_ms=entry.limited.seconds * 1e3,
+                    predicted_ms=way.predicted[k].p95 * 1e3,
+                    measured_ms=None if way.measured is None else way.measured[k].p95 * 1e3,
+                    kept=way.points[k].kept,
+                )
+            for name in way.name.split(", ") if way.kept else ():
+                most[name] = max(most[name], share)
+    for name in ("joint", "each alone", "plain"):
+        report.claim(f"largest load within limits, {name}", most[name], "cores")
+    for name in ("each alone", "plain"):
+        ratio = most["joint"] / most[name] if most[name] else None
+        report.claim(f"largest load of joint over {name}", ratio, "", at_least=1.2)
+    report.claim(
+        "median error of the predicted 95th percentile", float(np.median(errors)) if errors else None, "", at_most=0.15
+    )
+
+
+def _entry(name: str, folder: Path, device: str) -> Entry:
+    """Return a model with the rate at which all of them would keep one core busy."""
+    sample, file = PACKAGED[name](), folder / f"{name}.npz"
+    inputs = sample.inputs or load(sample.path, input_shapes=sample.shapes).random_inputs()
+    np.savez(file, **inputs)  # type: ignore[arg-type]
+    with placeit.Session(sample.path, device, inputs=inputs) as session:
+        session.profile(budget_s=2.0)
+        whole = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        alone = float(session.run(whole, runs=30).latency.median)
+    return Entry(name, sample.path, 1 / len(MODELS) / alone, inputs=file)
+
+
+if __name__ == "__main__":
+    main("several_models", run, seconds=SECONDS)
