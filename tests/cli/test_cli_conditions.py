@@ -63,6 +63,7 @@ def test_the_file_of_a_placement_has_the_result_that_json_prints(model: Path, tm
     assert placement.result is not None
     assert printed.pop("placement_file") == str(path)
     assert printed.pop("recording_file") is None
+    assert printed.pop("page_file") is None
     assert printed.pop("schema") == "placeit.optimize/1"
     kept = dict(placement.result)
     assert printed.pop("profiled").keys() == kept.pop("profiled").keys()  # one of which is an age

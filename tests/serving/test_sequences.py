@@ -426,8 +426,9 @@ def test_a_request_that_is_in_flight_when_its_device_dies_fails_or_is_computed_a
                 if answer.exception(60) is None:
                     close_to(answer.result(), model.run(inputs(step)["x"]))
         failed = [sum(answer.exception() is not None for answer in of_sequence) for of_sequence in answers]
-        assert failed[1:] == [0, 0]
-        assert failed[0] > 0
+        assert failed[1] == 0
+        assert failed[2] <= 1  # the request that the thread died of, if it is of this sequence
+        assert failed[0] + failed[2] > 0
 
 
 def test_a_server_that_leaves_a_placement_moves_the_states_to_the_next_one(bench: Callable[[str], Bench]) -> None:

@@ -202,7 +202,8 @@ def train(
         **_result_data(result, placements=problems is None),
         "not_trained": None if model is None else model.obvious,
         "placements": None if model is None else model.counts(),
-        "answer": found and (found.to_dict() | {"placement_file": placement and str(placement), "recording_file": None}),
+        "answer": found
+        and (found.to_dict() | {"placement_file": placement and str(placement), "recording_file": None, "page_file": None}),
         "no_answer": lost,
         "checkpoint": None if result is None else str(output),
         "folder": None if folder is None else str(folder),
