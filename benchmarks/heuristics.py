@@ -10,11 +10,11 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
+from placeit.bench import read_problems
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import Problem
 from placeit.learning.placers.guided import Guided
@@ -42,7 +42,7 @@ def run(args: Args, report: Report) -> None:
 
 def _giph(path: Path, args: Args, report: Report) -> None:
     instances = json.loads(path.read_text(encoding="utf-8"))
-    problems = [_problem(instance) for instance in instances]
+    problems = [one.problem for one in read_problems(path).values()]
     bounds = [instance["cp_min_lower_bound"] for instance in instances]
     rows = {name: _row(report, name, problems, bounds, args.seed, column="mean_slr") for name in _names(args)}
     plans = [Heft().plan(problem) for problem in problems]
@@ -118,17 +118,6 @@ def _heft_seconds(args: Args) -> float:
         Heft().plan(problem)
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))
-
-
-def _problem(instance: dict[str, Any]) -> Problem:
-    """Return a problem of the data set, in its units of time: compute over speed where the task may run."""
-    work, speed = np.array(instance["compute"]), np.array(instance["speed"])
-    compute = np.full((len(work), len(speed)), np.inf)
-    for v, devices in enumerate(instance["feasible"]):
-        compute[v, devices] = work[v] * np.array(instance["inv_speed"])[devices]
-    bandwidth = [[np.inf if value is None else value for value in row] for row in instance["bandwidth"]]
-    edges = [edge[:2] for edge in instance["edges"]]
-    return Problem.from_arrays(compute, edges, [edge[2] for edge in instance["edges"]], bandwidth, instance["delay"])
 
 
 if __name__ == "__main__":

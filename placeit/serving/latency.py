@@ -14,7 +14,14 @@ from placeit.core.errors import UsageError
 from placeit.core.units import parse_duration
 from placeit.measuring.statistics import median_interval
 
-__all__ = ["LatencyLimit", "OperatingPoint"]
+__all__ = ["LatencyLimit", "OperatingPoint", "most_left"]
+
+_LEFT = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
+
+
+def most_left(in_flight: int, arrived: int) -> float:
+    """Return the most requests that a server which keeps up may have left when the last of ``arrived`` has arrived."""
+    return in_flight + _LEFT * arrived
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from placeit.devices.meters import Series
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Plan
 from placeit.runtime.spans import Done, Event, Span
+from placeit.serving.latency import most_left
 from placeit.serving.server import Answer, Server
 from placeit.simulator.load import LoadReport
 
 __all__ = ["RateReport", "Served", "keep_busy", "offer", "offer_all"]
 
-_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may wait when the last one has arrived
 _BREATH_S = 1e-3
 
 
@@ -120,7 +120,7 @@ class RateReport:
         None if no rate was given.
         """
         served = self.served
-        return None if self.rate is None else served.keeps_up(self.in_flight + _KEEPS_UP * served.arrived)
+        return None if self.rate is None else served.keeps_up(most_left(self.in_flight, served.arrived))
 
     @property
     def reason(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.serving.latency import OperatingPoint
+from placeit.serving.latency import OperatingPoint, most_left
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
 from placeit.workload.entries import Entry, Workload
@@ -26,7 +26,6 @@ Rank: TypeAlias = tuple[float, float, float]
 _FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of all models, in a simulation
 _RARE = 0.05  # share of a device's time that more requests of a rare model than arrive may take in a simulation
 _LARGEST = 8.0  # factor on the rates that is tried
-_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
 
 
 class Predictor:
@@ -94,7 +93,7 @@ class Predictor:
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
                 left = int((ended > arrived[-1]).sum())
-                up = entry.rate is None or left <= in_flight + _KEEPS_UP * len(arrived)
+                up = entry.rate is None or left <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
                 points.append(OperatingPoint.of(rate, [(ended - arrived + option.host, up)], entry.limited))
             self._known[choice] = tuple(points)

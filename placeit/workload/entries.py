@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import yaml
 
 from placeit.core.errors import UsageError, WorkloadError
 from placeit.core.files import write_text
@@ -136,7 +138,7 @@ class Workload:
 
     def save(self, path: Path) -> None:
         """Write a workload file, with paths relative to its folder. Raises FileError."""
-        lines = ["models:"]
+        models = []
         for entry in self.entries:
             fields = {
                 "model": _relative(entry.model, path),
@@ -148,20 +150,12 @@ class Workload:
                 "inputs": _relative(entry.inputs, path),
                 "placement": _relative(entry.placement, path),
             }
-            given = [f"{key}: {_scalar(value)}" for key, value in fields.items() if value is not None]
-            lines += [f"  {'-' if k == 0 else ' '} {line}" for k, line in enumerate(given)]
-        write_text(path, "\n".join(lines) + "\n")
+            models.append({key: value for key, value in fields.items() if value is not None})
+        write_text(path, yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
 def _relative(path: Path | None, file: Path) -> str | None:
     return None if path is None else os.path.relpath(path, file.parent)
-
-
-def _scalar(value: Any) -> str:
-    """Return a value for YAML: a text in single quotes unless it is a plain word."""
-    text = value if isinstance(value, str) else f"{value:.17g}" if isinstance(value, float) else str(value)
-    plain = text.replace("/", "").replace(".", "").replace("-", "").replace("_", "").replace("=", "")
-    return text if plain.isascii() and plain.isalnum() else "'" + text.replace("'", "''") + "'"
 
 
 class _Reader(StrictYaml):

@@ -14,7 +14,7 @@ from placeit.backends.base import Arrays
 from placeit.core import clock
 from placeit.measuring.statistics import FEWEST
 from placeit.profiler.costs import Progress
-from placeit.serving.latency import OperatingPoint
+from placeit.serving.latency import OperatingPoint, most_left
 from placeit.serving.load_run import Served, keep_busy, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -27,7 +27,6 @@ __all__ = ["measured"]
 
 _TURN_S = (0.1, 5.0)  # least and most seconds of requests in one turn, unless there would be too few requests
 _REQUESTS = (5, 100)  # fewest and most requests of the model with the lowest rate in one turn
-_KEEPS_UP = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests, whether its server kept up, and the requests per second that it served."""
@@ -131,7 +130,7 @@ def _turn(
 
 def _of(entry: Entry, server: Server, served: Served) -> Turn:
     in_flight = sum(one.in_flight for one in server.executors)
-    up = entry.rate is None or served.keeps_up(in_flight + _KEEPS_UP * served.arrived)
+    up = entry.rate is None or served.keeps_up(most_left(in_flight, served.arrived))
     return served.latencies, up, len(served.latencies) / served.seconds
 
 

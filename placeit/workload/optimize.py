@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from placeit.core import clock
 from placeit.core.cluster import Cluster
@@ -272,11 +273,8 @@ def _memory(sessions: Sequence[Session]) -> dict[str, float]:
 def _conflicts(sessions: Sequence[Session]) -> set[tuple[str, str]]:
     """Return the pairs of devices of all models that share hardware."""
     every = {d.name: d for session in sessions for d in (*session.setup.whole_devices, *session.cluster.devices)}
-    return {
-        (one.name, other.name)
-        for one, other in itertools.combinations(every.values(), 2)
-        if one.address is not None and other.address is not None and one.address.shares(other.address)
-    }
+    cluster = Cluster(tuple(every.values()))
+    return {(cluster.names[a], cluster.names[b]) for a, b in np.argwhere(cluster.conflicts()) if a < b}
 
 
 def _check_fits(predict: Predictor, choice: Choice) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeit.core.problem import Problem
+from placeit.bench import read_problems
 from placeit.placers.annealing import Annealing
 from placeit.placers.heft import Heft
 from placeit.simulator.scheduler import GIPH_RULES
@@ -22,22 +22,9 @@ def instances():
     folder = os.environ.get("PLACEIT_DATA")
     if not folder:
         pytest.skip("PLACEIT_DATA does not name the folder that holds giph_dev.json")
-    loaded = []
-    for case in json.loads((Path(folder) / "giph_dev.json").read_text(encoding="utf-8")):
-        work, inverse_speed = np.array(case["compute"]), np.array(case["inv_speed"])
-        able = np.zeros((len(work), len(inverse_speed)), bool)
-        for op, devices in enumerate(case["feasible"]):
-            able[op, devices] = True
-        src, dst, size = zip(*case["edges"], strict=True)
-        problem = Problem.from_arrays(
-            np.where(able, work[:, None] * inverse_speed, np.inf),
-            np.stack([src, dst], axis=1),
-            size,
-            [[np.inf if rate is None else rate for rate in row] for row in case["bandwidth"]],
-            case["delay"],
-        )
-        loaded.append((problem, case["cp_min_lower_bound"]))
-    return loaded
+    path = Path(folder) / "giph_dev.json"
+    bounds = [case["cp_min_lower_bound"] for case in json.loads(path.read_text(encoding="utf-8"))]
+    return [(one.problem, bound) for one, bound in zip(read_problems(path).values(), bounds, strict=True)]
 
 
 def mean_slr(instances, seconds):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeit import _core
+from placeit.bench import read_problems
 from placeit.core import clock
 from placeit.core.problem import Problem
 from placeit.placers.annealing import Annealing
@@ -172,12 +172,8 @@ def test_annealing_comes_within_a_thousandth_of_the_best_that_is_known_of_dopple
     folder = os.environ.get("PLACEIT_DATA")
     if not folder:
         pytest.skip("PLACEIT_DATA does not name the folder that holds doppler_*.json")
-    case = json.loads((Path(folder) / f"doppler_{name}.json").read_text(encoding="utf-8"))
-    compute, comm, edges = (np.array(case[key]) for key in ("compute", "comm", "edges"))
-    links = (np.ones((4, 4)), np.zeros((4, 4)))
-    problem = Problem.from_arrays(
-        np.repeat(compute[:, None], 4, axis=1), edges, comm[edges[:, 0]], *links, edge_tensor=edges[:, 0]
-    )
+    ((_, one),) = read_problems(Path(folder) / f"doppler_{name}.json").items()
+    problem = one.problem
     cost = SimulatedCost(problem, rules=GIPH_RULES)
     found = Annealing(evaluations=1_000_000).place(problem, cost, seed=0, evaluations=None)
     assert cost(found)[0] <= best * 1.001

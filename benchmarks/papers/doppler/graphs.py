@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import numpy as np
-
+from placeit.bench import read_problems
 from placeit.core.cluster import Cluster
 from placeit.core.problem import Problem
 from placeit.devices.caps import capped
@@ -99,24 +97,11 @@ class Case:
 def _problem(case: Case) -> Problem:
     folder = published_folder()
     if case.where == "published" and folder is not None:
-        return _published(folder / f"doppler_{case.graph.replace('-', '_')}.json")
+        (one,) = read_problems(folder / f"doppler_{case.graph.replace('-', '_')}.json").values()
+        return one.problem
     if case.where == "meshes":
         return case.program.problem(read_cluster(_CLUSTERS / "two_meshes.yaml"))
     return case.program.problem(_four(case.limit))
-
-
-def _published(path: Path) -> Problem:
-    case: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    compute, comm, edges = (np.array(case[key]) for key in ("compute", "comm", "edges"))
-    devices = int(case["devices"])
-    return Problem.from_arrays(
-        np.repeat(compute[:, None], devices, axis=1),
-        edges,
-        comm[edges[:, 0]],
-        np.ones((devices, devices)),
-        np.zeros((devices, devices)),
-        edge_tensor=edges[:, 0],
-    )
 
 
 def _four(memory: str | None) -> Cluster:
