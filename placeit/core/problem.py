@@ -19,7 +19,6 @@ from placeit.core.files import write_text
 from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
 from placeit.core.records import read_json
-from placeit.core.units import about_bytes
 from placeit.core.weights import Shared, held_bytes
 
 __all__ = ["CostFunction", "Problem"]
@@ -263,14 +262,7 @@ class Problem:
         if len(bad):
             v = int(bad[0])
             raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
-        used = self.held(devices[None])[0]
-        over = np.flatnonzero(used > self.memory)
-        if len(over):
-            d = int(over[0])
-            raise PlacementError(
-                f"{self.device_names[d]} has {about_bytes(self.memory[d])} of memory; the ops placed there need "
-                f"{about_bytes(used[d])} for their weights."
-            )
+        checks.room(self.held(devices[None])[0], self.memory, self.device_names)
         return np.ascontiguousarray(devices, np.int32)
 
     def placement(self, devices: ArrayLike) -> Placement:
@@ -314,16 +306,7 @@ class Problem:
         """
         data = read_json(Path(path), "placeit-problem", _VERSIONS)
         known = {"format", "version", "key", "graph", *_NAMES, "output_shapes", "conflicts", "host", "shared", *_ARRAYS}
-        for name in data:
-            if name not in known:
-                raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
-        missing = {"compute", "edges", "edge_bytes", "bandwidth", "latency"} - data.keys()
-        if missing:
-            raise ProblemError(f"{path}: missing '{min(missing)}'.")
-        for name in _NAMES:
-            names = data.get(name)
-            if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
-                raise ProblemError(f"{path}: '{name}' is not a list of names.")
+        checks.keys(path, data, known, {"compute", "edges", "edge_bytes", "bandwidth", "latency"}, _NAMES)
         arrays: dict[str, Any] = {name: _from_jsonable(data[name]) for name in _ARRAYS if data.get(name) is not None}
         texts: dict[str, Any] = {argument: data.get(name) for name, argument in _NAMES.items()}
         try:

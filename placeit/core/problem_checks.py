@@ -1,17 +1,19 @@
-"""Checks of the parts of a :class:`placeit.core.problem.Problem`; they raise ProblemError, or InfeasibleError."""
+"""Checks of the parts of a :class:`placeit.core.problem.Problem`; they raise ProblemError, unless they say otherwise."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placeit.core.errors import InfeasibleError, ProblemError
+from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
 from placeit.core.graph import topological_order
+from placeit.core.units import about_bytes
 
 MOST = 1e100  # largest finite number of seconds, bytes or rates, so that sums and products do not overflow
 
@@ -199,3 +201,30 @@ def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
         seen.add(v)
         v = parent[v]
     return v
+
+
+def keys(
+    path: str | Path, data: Mapping[str, Any], known: Collection[str], needed: Collection[str], names: Collection[str]
+) -> None:
+    """Check which keys the file of a problem has, and that the values of the keys ``names`` are lists of strings."""
+    for name in data:
+        if name not in known:
+            raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
+    missing = set(needed) - data.keys()
+    if missing:
+        raise ProblemError(f"{path}: missing '{min(missing)}'.")
+    for name in names:
+        values = data.get(name)
+        if values is not None and not (isinstance(values, list) and all(isinstance(one, str) for one in values)):
+            raise ProblemError(f"{path}: '{name}' is not a list of names.")
+
+
+def room(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Check that devices can hold the bytes of weights that they are to hold, ``float64[D]`` each. Raises PlacementError."""
+    over = np.flatnonzero(used > memory)
+    if len(over):
+        d = int(over[0])
+        raise PlacementError(
+            f"{names[d]} has {about_bytes(memory[d])} of memory; the ops placed there need {about_bytes(used[d])} for their "
+            "weights."
+        )

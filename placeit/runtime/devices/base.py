@@ -1,9 +1,8 @@
 """The interface between devices and the executor.
 
 A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
-and runs instances asynchronously. Nothing here knows about placement or scheduling, and nothing in the scheduler knows
-what a device is. Devices, instances, programs, buffers and links that can do more say so by the protocols below and in
-:mod:`placeit.runtime.devices.entries`, which callers ask for with ``isinstance``.
+and runs instances asynchronously; it knows nothing of placement or scheduling. Devices, instances, programs, buffers and links
+that can do more say so by the protocols below and in :mod:`placeit.runtime.devices.entries`: callers ask with ``isinstance``.
 """
 
 from __future__ import annotations
