@@ -101,10 +101,10 @@ types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
 check: setup ## pytest, without the slow tests and those of Intel GPUs, in three processes, which often wait
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 3 --dist loadfile --junitxml=build/check.xml
 
 slow: setup ## the slow tests: stress, nodes, training; in three processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 3 --dist loadfile --junitxml=build/slow.xml
 
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones; in two processes
 	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu -n 2 --dist loadfile
