@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core import clock
 from placeit.serving.latency import OperatingPoint, most_left
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
@@ -116,26 +117,37 @@ def rank(workload: Workload, points: Sequence[OperatingPoint]) -> Rank:
     return (float(sum(not point.kept for point in points)), over, weighted / sum(entry.weight for entry in workload))
 
 
-def choose(predict: Predictor, starts: Sequence[Choice]) -> Choice:
-    """Return the best choice that changes of one or two models lead to, from the best of some starts.
+def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf) -> Choice:
+    """Improve the best of some starts by changes of one model, and then of two, until no change is better.
 
     Args:
         predict: predicts latencies.
         starts: choices to start from; the choice of the least used devices is one in any case.
+        until: time, by :func:`placeit.core.clock.now`, at which the best choice so far is returned.
     """
     best = min([*starts, _greedy(predict)], key=predict.rank)
-    models = range(len(best))
-    while True:
-        changes = [
-            tuple(dict(zip(changed, to, strict=True)).get(k, number) for k, number in enumerate(best))
-            for several in (1, 2)
-            for changed in itertools.combinations(models, several)
-            for to in itertools.product(*(range(len(predict.options[k])) for k in changed))
-        ]
-        found = min(changes, key=predict.rank)
-        if predict.rank(found) >= predict.rank(best):
-            return best
-        best = found
+    better: Choice | None = best
+    while better is not None:
+        best, better = better, None
+        for change in _changes(predict, best):
+            if clock.now() >= until:
+                return best
+            if predict.rank(change) < predict.rank(best):
+                better = change
+                break
+    return best
+
+
+def _changes(predict: Predictor, choice: Choice) -> Iterator[Choice]:
+    """Yield choices that differ in the option of one model, and then of two."""
+    others = [[k for k in range(len(own)) if k != number] for own, number in zip(predict.options, choice, strict=True)]
+    for several in (1, 2):
+        for changed in itertools.combinations(range(len(choice)), several):
+            for to in itertools.product(*(others[model] for model in changed)):
+                now = list(choice)
+                for model, number in zip(changed, to, strict=True):
+                    now[model] = number
+                yield tuple(now)
 
 
 def _greedy(predict: Predictor) -> Choice:

@@ -32,6 +32,7 @@ from placeit.workload.options import Option, naming, open_entry, options_of
 __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
 _SEARCH = 0.5  # share of the budget for the searches of the models
+_CHOICE = 0.1  # share of the budget for the choice of an option for each model
 _JOINT, _ALONE, _PLAIN = "joint", "each alone", "plain"
 
 
@@ -188,9 +189,10 @@ def optimize_workload(
 
     Half of the budget is for a search for each model (:func:`placeit.optimize`). Its answer, the single devices, single devices
     as replicas, and the best splits are the options of the model. A choice of an option for each model is valued by simulating
-    the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. In the other
-    half, the best choice is measured by requests to all models at once, against each model where a search for it alone puts
-    it, and against each model on the whole CPU as its runtime uses that by itself. The measurement decides.
+    the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The search among
+    choices takes at most a tenth of the budget. The best choice is then measured by requests to all models at once, against
+    each model where a search for it alone puts it, and against each model on the whole CPU as its runtime uses that by itself.
+    The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
@@ -226,7 +228,7 @@ def optimize_workload(
             with naming(entry):
                 options.append(options_of(session, entry, _SEARCH * seconds / len(workload), seed, progress))
         predict = Predictor(workload, options, _memory(sessions), _conflicts(sessions), seed)
-        ways = _ways(predict)
+        ways = _ways(predict, clock.now() + _CHOICE * seconds)
         joint = next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
@@ -250,10 +252,10 @@ def optimize_workload(
         )
 
 
-def _ways(predict: Predictor) -> dict[str, Choice]:
+def _ways(predict: Predictor, until: float) -> dict[str, Choice]:
     """Return the choices to compare, by name, the joint one first; without others that do not fit, and each once."""
     alone: Choice = (0,) * len(predict.options)
-    ways = {_JOINT: choose(predict, [alone]), _ALONE: alone}
+    ways = {_JOINT: choose(predict, [alone], until), _ALONE: alone}
     plain = [next((k for k, one in enumerate(own) if one.plain), None) for own in predict.options]
     whole = tuple(k for k in plain if k is not None)
     if len(whole) == len(plain):

@@ -57,6 +57,12 @@ def test_a_choice_is_about_as_good_as_the_best_of_all(seed: int) -> None:
     assert found[2] <= 1.05 * best[2]
 
 
+def test_a_choice_ends_at_its_time() -> None:
+    options = [[option(0.001 * k, "d") for k in range(1, 9)] for _ in range(8)]
+    predict = Predictor(workload(*[20.0] * 8), options, {})
+    assert choose(predict, [(7,) * 8], until=0.0) == (0,) * 8  # the choice of the least used devices, without a change
+
+
 def test_limits_count_before_latencies_and_latencies_by_their_weights() -> None:
     fast, slow = option(0.001, "fast"), option(0.004, "slow")
     entries = tuple(Entry(f"m{k}", Path("m"), rate=400.0, weight=weight) for k, weight in enumerate((1.0, 5.0)))
