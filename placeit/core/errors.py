@@ -88,8 +88,9 @@ class SequenceError(ExecutionError):
 class StateLostError(SequenceError):
     """The state of a sequence is not known any more.
 
-    Attributes:
-        why: the reason.
+    Args:
+        number: of the sequence.
+        why: the reason; also an attribute.
     """
 
     def __init__(self, number: int, why: str) -> None:
@@ -97,7 +98,10 @@ class StateLostError(SequenceError):
             f"The state of sequence {number} is not known any more: {why} Call reset() to have it begin anew. With "
             "recompute=True, a sequence computes its state anew by itself."
         )
-        self.why = why
+        self.number, self.why = number, why
+
+    def __reduce__(self) -> tuple[type[StateLostError], tuple[int, str]]:
+        return type(self), (self.number, self.why)
 
 
 class StateMemoryError(SequenceError):

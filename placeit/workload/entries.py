@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -20,8 +20,9 @@ from placeit.simulator.load import check_rate
 
 __all__ = ["Entry", "Workload"]
 
-_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "inputs", "placement")
+_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "input_shapes", "inputs", "placement")
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
+_SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # models of a workload, or requests of one that are under way
 
 
@@ -38,6 +39,7 @@ class Entry:
         weight: importance of its latency beside the other models'.
         inputs: path of a NumPy archive with its inputs; None for random inputs.
         placement: path of its placement, which is kept; None to look for one.
+        shapes: sizes of inputs that the model leaves open, by input name (:class:`placeit.workbench.options.Inputs`).
     """
 
     name: str
@@ -48,6 +50,7 @@ class Entry:
     weight: float = 1.0
     inputs: Path | None = None
     placement: Path | None = None
+    shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -147,6 +150,7 @@ class Workload:
                 "in_flight": entry.in_flight,
                 "latency_limit": None if entry.limit is None else str(entry.limit),
                 "weight": None if entry.weight == 1 else entry.weight,
+                "input_shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
                 "inputs": _relative(entry.inputs, path),
                 "placement": _relative(entry.placement, path),
             }
@@ -191,12 +195,20 @@ class _Reader(StrictYaml):
                 weight=numbers.get("weight", 1.0),
                 inputs=self.file(fields["inputs"], f"'{entry}.inputs'") if "inputs" in fields else None,
                 placement=self.file(fields["placement"], f"'{entry}.placement'") if "placement" in fields else None,
+                shapes=self.shapes(fields["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in fields else {},
             )
         except UsageError as error:
             self.fail(node, str(error).rstrip("."))
 
     def file(self, node: Node, entry: str) -> Path:
         return self.path.parent / self.text(node, entry)
+
+    def shapes(self, node: Node, entry: str) -> dict[str, list[str]]:
+        shapes = {name: self.texts(sizes, f"{entry} of '{name}'") for name, sizes in self.mapping(node, entry).items()}
+        for name, sizes in shapes.items():
+            if wrong := next((size for size in sizes if _SIZE.fullmatch(size) is None), None):
+                self.fail(node, f"{entry} of '{name}' has '{wrong}'; sizes are numbers, or ranges such as 1..64@8")
+        return shapes
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
         try:

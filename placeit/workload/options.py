@@ -12,6 +12,7 @@ import numpy as np
 
 from placeit import backends
 from placeit.backends.archive import read_shapes, read_tensors
+from placeit.backends.openvino.inputs import OpenSizesError
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError
 from placeit.core.placement import Placement, Serving
@@ -65,6 +66,12 @@ def naming(entry: Entry) -> Iterator[None]:
     """Name the model of the workload in errors that are raised in the block."""
     try:
         yield
+    except OpenSizesError as error:
+        sizes = ", ".join(f"{name}: [{', '.join(map(str, shape))}]" for name, shape in error.guess.items())
+        raise ModelError(
+            f"The model '{entry.name}' of the workload has inputs with open sizes: give them as its 'input_shapes' in the file"
+            + (f", such as {{{sizes}}}." if sizes else ".")
+        ) from error
     except (DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError) as error:
         raise type(error)(f"The model '{entry.name}' of the workload: {error}") from error
 
@@ -78,7 +85,7 @@ def open_entry(entry: Entry, cluster: Cluster, **session: Any) -> Session:
         session: options of :class:`placeit.Session`.
     """
     given = None if entry.placement is None else Placement.load(entry.placement)
-    shapes: dict[str, Any] = {}
+    shapes: dict[str, Any] = dict(entry.shapes)
     if given is not None and given.conditions is not None and entry.model.suffix.lower() in (".onnx", ".xml"):
         shapes = {name: shape for name, shape in given.conditions.shapes.items() if shape and 0 not in shape}
     samples = {} if entry.inputs is None else read_shapes(entry.inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from placeit.core.errors import FileError, InfeasibleError, ModelError, WorkloadError
@@ -15,6 +16,7 @@ from placeit.simulator.load import constant_arrivals
 from placeit.workload.entries import Workload
 from placeit.workload.optimize import optimize_workload
 from tests.schema_check import check_schema
+from tests.serving.test_batching import saved
 from tests.steady import STEADY
 from tests.workload.nets import described, net, write_workload
 
@@ -85,6 +87,20 @@ def test_models_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for entry, error in (("model: m.onnx, rate: 1", ModelError), ("model: none.onnx, name: m, rate: 1", FileError)):
         with pytest.raises(error, match="The model 'm' of the workload: "):
             optimize_workload(write_workload(tmp_path, entry), described(only=1e6), budget=2, cache=None)
+
+
+def test_open_sizes_are_given_in_the_file(tmp_path: Path) -> None:
+    weight = np.ones((4, 4), np.float32)
+    saved(tmp_path, "(float[N, 4] x) => (float[N, 4] y)", "y = MatMul (x, w)", w=weight)
+    open_sizes = write_workload(tmp_path, "model: model.onnx, rate: 2")
+    with pytest.raises(ModelError, match=r"The model 'model' .* open sizes: give them as its 'input_shapes' .*\{x: \[1, 4\]\}"):
+        optimize_workload(open_sizes, described(fast=1e6), budget=4, cache=None)
+    given = write_workload(tmp_path, "model: model.onnx, rate: 2, input_shapes: {x: [3, 4]}")
+    found = optimize_workload(given, described(fast=1e6), budget=4, cache=None)
+    assert found.chosen is not None
+    conditions = found.chosen.options[0].placement.conditions
+    assert conditions is not None
+    assert conditions.shapes == {"x": (3, 4)}
 
 
 def test_the_mix_is_measured_on_real_devices_and_served_from_its_file(models: Path) -> None:

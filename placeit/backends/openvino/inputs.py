@@ -38,7 +38,9 @@ class OpenSizesError(ModelError):
 
     guess: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
-    def __init__(self, message: str, partial: Mapping[str, Any], known: Mapping[str, Any], *, advised: bool = False) -> None:
+    def __init__(
+        self, message: str, partial: Mapping[str, Any] = {}, known: Mapping[str, Any] = {}, *, advised: bool = False
+    ) -> None:
         super().__init__(message)
         self.partial, self.known, self.advised = partial, known, advised
 
