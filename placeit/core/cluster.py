@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -159,6 +159,14 @@ class Cluster:
     def executable(self) -> bool:
         """True if every device is real, or emulated by a real one."""
         return not any(device.described for device in self.devices)
+
+    def only(self, names: Collection[str]) -> Cluster:
+        """Return the devices with some names, and the links between them. Raises ClusterError for a name that is unknown."""
+        for name in names:
+            if name not in self.names:
+                raise ClusterError(f"There is no device '{name}' in the cluster; its devices are {', '.join(self.names)}.")
+        links = {ends: link for ends, link in self.links.items() if set(ends) <= set(names)}
+        return Cluster(tuple(device for device in self.devices if device.name in names), links)
 
     def missing_links(self) -> list[tuple[str, str]]:
         """Return the ordered pairs of distinct devices whose link is unknown."""

@@ -73,8 +73,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     if within is None:
         cluster = discover(taken, precision=manifest.precision)
     else:
-        links = {ends: link for ends, link in within.links.items() if set(ends) <= set(taken)}
-        cluster = Cluster(tuple(device for device in within.devices if device.name in taken), links)
+        cluster = within.only(taken)
     found = {device.name: device for device in cluster.devices}
     one_other = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # its runtime then drives any core set
     for old, new in names.items():

@@ -20,7 +20,7 @@ from placeit.simulator.load import check_rate
 
 __all__ = ["Entry", "Workload"]
 
-_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "input_shapes", "inputs", "placement")
+_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "devices", "input_shapes", "inputs", "placement")
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # models of a workload, or requests of one that are under way
@@ -39,6 +39,7 @@ class Entry:
         weight: importance of its latency beside the other models'.
         inputs: path of a NumPy archive with its inputs; None for random inputs.
         placement: path of its placement, which is kept; None to look for one.
+        devices: names of the devices that it may use; empty for all.
         shapes: sizes of inputs that the model leaves open, by input name (:class:`placeit.workbench.options.Inputs`).
     """
 
@@ -50,6 +51,7 @@ class Entry:
     weight: float = 1.0
     inputs: Path | None = None
     placement: Path | None = None
+    devices: tuple[str, ...] = ()
     shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ class Workload:
                 "in_flight": entry.in_flight,
                 "latency_limit": None if entry.limit is None else str(entry.limit),
                 "weight": None if entry.weight == 1 else entry.weight,
+                "devices": [*entry.devices] or None,
                 "input_shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
                 "inputs": _relative(entry.inputs, path),
                 "placement": _relative(entry.placement, path),
@@ -195,6 +198,7 @@ class _Reader(StrictYaml):
                 weight=numbers.get("weight", 1.0),
                 inputs=self.file(fields["inputs"], f"'{entry}.inputs'") if "inputs" in fields else None,
                 placement=self.file(fields["placement"], f"'{entry}.placement'") if "placement" in fields else None,
+                devices=tuple(self.names(fields["devices"], f"'{entry}.devices'")) if "devices" in fields else (),
                 shapes=self.shapes(fields["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in fields else {},
             )
         except UsageError as error:
@@ -202,6 +206,12 @@ class _Reader(StrictYaml):
 
     def file(self, node: Node, entry: str) -> Path:
         return self.path.parent / self.text(node, entry)
+
+    def names(self, node: Node, entry: str) -> list[str]:
+        names = self.texts(node, entry)
+        if not names:
+            self.fail(node, f"{entry} names no device")
+        return names
 
     def shapes(self, node: Node, entry: str) -> dict[str, list[str]]:
         shapes = {name: self.texts(sizes, f"{entry} of '{name}'") for name, sizes in self.mapping(node, entry).items()}

@@ -256,7 +256,11 @@ def _ways(predict: Predictor, until: float) -> dict[str, Choice]:
     """Return the choices to compare, by name, the joint one first; without others that do not fit, and each once."""
     alone: Choice = (0,) * len(predict.options)
     ways = {_JOINT: choose(predict, [alone], until), _ALONE: alone}
-    plain = [next((k for k, one in enumerate(own) if one.plain), None) for own in predict.options]
+    # a model that may only use one device has no other plain way than that
+    plain = [
+        next((k for k, one in enumerate(own) if one.plain), 0 if len(entry.devices) == 1 else None)
+        for own, entry in zip(predict.options, predict.workload, strict=True)
+    ]
     whole = tuple(k for k in plain if k is not None)
     if len(whole) == len(plain):
         ways[_PLAIN] = whole

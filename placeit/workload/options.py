@@ -14,7 +14,7 @@ from placeit import backends
 from placeit.backends.archive import read_shapes, read_tensors
 from placeit.backends.openvino.inputs import OpenSizesError
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError
+from placeit.core.errors import ClusterError, DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError
 from placeit.core.placement import Placement, Serving
 from placeit.core.problem import Problem
 from placeit.core.weights import held_bytes
@@ -72,7 +72,7 @@ def naming(entry: Entry) -> Iterator[None]:
             f"The model '{entry.name}' of the workload has inputs with open sizes: give them as its 'input_shapes' in the file"
             + (f", such as {{{sizes}}}." if sizes else ".")
         ) from error
-    except (DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError) as error:
+    except (ClusterError, DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError) as error:
         raise type(error)(f"The model '{entry.name}' of the workload: {error}") from error
 
 
@@ -81,7 +81,7 @@ def open_entry(entry: Entry, cluster: Cluster, **session: Any) -> Session:
 
     Args:
         entry: the model.
-        cluster: the devices.
+        cluster: the devices, of which it uses its own (:attr:`Entry.devices`).
         session: options of :class:`placeit.Session`.
     """
     given = None if entry.placement is None else Placement.load(entry.placement)
@@ -92,6 +92,7 @@ def open_entry(entry: Entry, cluster: Cluster, **session: Any) -> Session:
     model = backends.load(entry.model, input_shapes=shapes or None, sample_shapes=samples)
     if entry.inputs is not None:
         model = model.with_inputs(read_tensors(entry.inputs, model.settable))
+    cluster = cluster.only(entry.devices) if entry.devices else cluster
     opened = Session(model, cluster, graph="" if given is None else given.graph_hash, **session)
     if given is not None and opened.home_of(given) is opened:
         for one in given.every:

@@ -29,7 +29,13 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
     entries = (
         Entry("a.b-c", tmp_path / "it's a: model.onnx", rate=1 / 3, limit=LatencyLimit(99, 0.0015), weight=0.1),
         Entry("d", tmp_path / "x" / "d.onnx", in_flight=1, inputs=tmp_path / "d.npz", placement=tmp_path / "#d.json"),
-        Entry("e", tmp_path / "e.onnx", rate=1.0, shapes={"ids: x": ["1", "16..64@32"], "scalar": []}),
+        Entry(
+            "e",
+            tmp_path / "e.onnx",
+            rate=1.0,
+            devices=("CPU@0", "edge1/CPU"),
+            shapes={"ids: x": ["1", "16..64@32"], "scalar": []},
+        ),
     )
     Workload(entries).save(tmp_path / "w.yaml")
     assert Workload.load(tmp_path / "w.yaml").entries == entries
@@ -54,6 +60,8 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models: [{model: m, rate: 1, weight: 0}]", "'models.0..weight' is 0; it must be above 0"),
         ("models: [{model: m, rate: 1, latency_limit: 20ms}]", "'models.0..latency_limit': Cannot read the limit '20ms'"),
         ("models: [{model: m, rate: 1, latency_limit: p95=0s}]", "allows no time"),
+        ("models: [{model: m, rate: 1, devices: CPU}]", "'models.0..devices' is not a list"),
+        ("models: [{model: m, rate: 1, devices: []}]", "'models.0..devices' names no device"),
         ("models: [{model: m, rate: 1, input_shapes: [x]}]", "'models.0..input_shapes' is not a mapping"),
         ("models: [{model: m, rate: 1, input_shapes: {x: [1, -3]}}]", "of 'x' has '-3'; sizes are numbers, or ranges"),
         ("models: [{model: m, rate: 1, name: a/b}]", "'a/b' cannot name a model"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeit.core.errors import FileError, InfeasibleError, ModelError, WorkloadError
+from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelError, WorkloadError
 from placeit.devices.host import allowed_cores
 from placeit.serving.load_run import offer_all
 from placeit.session import Session
@@ -51,6 +51,17 @@ def test_the_model_that_can_goes_to_the_slower_device(models: Path) -> None:
     assert again.best.predicted[1].p95 == pytest.approx(found.best.predicted[1].p95, rel=0.01)
     data = {"schema": "placeit.workload/1", **found.to_dict(), "workload_file": None}
     check_schema(json.loads(json.dumps(data)), "placeit.workload/1")
+
+
+def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
+    big, small = "model: big/model.onnx, name: big, rate: 4.5", "model: small/model.onnx, name: small, rate: 5"
+    path = write_workload(models, big, f"{small}, devices: [slow]")
+    found = optimize_workload(path, described(fast=1e6, slow=2e5), budget=4, cache=None)
+    assert found.chosen is not None
+    assert found.chosen.options[1].placement.device_names == ("slow",)
+    missing = write_workload(models, big, f"{small}, devices: [slower]")
+    with pytest.raises(ClusterError, match=r"The model 'small' of the workload: There is no device 'slower'.* fast, slow"):
+        optimize_workload(missing, described(fast=1e6, slow=2e5), budget=4, cache=None)
 
 
 def test_what_cannot_be_kept_is_named_with_the_rates_that_would_be(models: Path) -> None:
