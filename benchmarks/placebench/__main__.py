@@ -40,7 +40,7 @@ def stored_graph(name: str) -> dict[str, Any]:
         "kind": model.kind,
         "origin": model.origin,
         "clusters": list(model.clusters),
-        "shared": bool(groups.shared),
+        "shared": [[round(size), list(ops)] for size, ops in groups.shared],
         "ops": list(groups.names),
         "kinds": list(groups.kinds),
         "flops": _whole(groups.flops),
@@ -51,16 +51,16 @@ def stored_graph(name: str) -> dict[str, Any]:
     }
 
 
-def stored_problems(graphs: dict[str, Any]) -> dict[str, Any]:
+def stored_problems(graphs: dict[str, Any], version: int) -> dict[str, Any]:
     """List the problems of some graphs with their keys and lower bounds: every model on its clusters, objectives in turn.
 
-    Memory is not capped where several ops read one weight, since other simulators count such weights in several ways.
+    In version 1, memory is not capped where several ops read one weight.
     """
     found = {}
     for i, name in enumerate(MODELS):
-        objectives = [one for one in problems.OBJECTIVES if one != "memory" or not graphs[name]["shared"]]
+        objectives = [one for one in problems.OBJECTIVES if version > 1 or one != "memory" or not graphs[name]["shared"]]
         for j, cluster in enumerate(graphs[name]["clusters"]):
-            problem = problems.built(f"{name}/{cluster}/{objectives[(i + j) % len(objectives)]}", graphs[name])
+            problem = problems.built(f"{name}/{cluster}/{objectives[(i + j) % len(objectives)]}", graphs[name], version)
             bound = math.floor(problem.bound() * (1 - 1e-12) * 2**40) / 2**40  # below it by more than its rounding error
             found[problem.name] = {"key": problem.problem.key, "bound": bound}
     return found
@@ -73,7 +73,8 @@ def build(names: list[str]) -> None:
         print(name, file=sys.stderr)
         graphs[name] = stored_graph(name)
     graphs = {name: graphs[name] for name in MODELS if name in graphs}
-    data = {"format": "placeit-bench-set", "version": problems.VERSION, "graphs": graphs, "problems": stored_problems(graphs)}
+    lists = {str(version): stored_problems(graphs, version) for version in problems.VERSIONS}
+    data = {"format": "placeit-bench-set", "version": problems.VERSION, "graphs": graphs, "problems": lists}
     text_of_set = json.dumps(data, separators=(",", ":")) + "\n"
     with replacing(_SET) as temporary:
         temporary.write_bytes(gzip.compress(text_of_set.encode(), mtime=0))

@@ -20,6 +20,7 @@ from placeit.core.errors import ProblemError, UsageError
 from placeit.core.extras import import_extra
 from placeit.core.nearest import nearest
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.weights import counted_once
 from placeit.devices.described import roofline_seconds
 from placeit.placers.bound import lower_bound
 from placeit.simulator.depth import served
@@ -27,10 +28,28 @@ from placeit.simulator.scheduler import EXECUTED_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["IN_FLIGHT", "OBJECTIVES", "VERSION", "BenchProblem", "built", "load", "names", "stated", "stored"]
+__all__ = [
+    "IN_FLIGHT",
+    "OBJECTIVES",
+    "VERSION",
+    "VERSIONS",
+    "BenchProblem",
+    "built",
+    "known",
+    "load",
+    "names",
+    "stated",
+    "stored",
+]
 
-VERSION = 1
-"""Version of the set. Another set of problems, other costs or other rules are another version."""
+VERSIONS = (1, 2)
+"""Versions of the set. Another set of problems, other costs or other rules are another version.
+
+In version 1, a weight that several ops read counts for each of them; in version 2, once on each device.
+"""
+
+VERSION = VERSIONS[-1]
+"""The current version."""
 
 IN_FLIGHT = 8
 """Number of requests in flight, for throughput."""
@@ -100,7 +119,8 @@ class BenchProblem:
         """Return a ``torch_geometric.data.Data``: ops are nodes, and edges are tensors that move.
 
         ``x`` is ``float64[V, D]``, the seconds of each op on each device; ``edge_attr`` is ``float64[E, 1]``, bytes, and
-        ``edge_tensor`` numbers the tensors; ``weights``, ``memory``, ``bandwidth`` and ``latency`` are as in the problem.
+        ``edge_tensor`` numbers the tensors; ``weights``, ``shared``, ``memory``, ``bandwidth`` and ``latency`` are as in the
+        problem.
 
         Raises:
             UsageError: PyTorch Geometric is not installed.
@@ -118,42 +138,56 @@ class BenchProblem:
         arrays |= {"edge_tensor": p.edge_tensor, "weights": p.param_bytes, "memory": p.memory}
         arrays |= {"bandwidth": p.bandwidth, "latency": p.latency}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return geometric.Data(**tensors, num_nodes=len(p), name=self.name)
+        return geometric.Data(**tensors, shared=p.shared, num_nodes=len(p), name=self.name)
 
 
-def names(pattern: str = "*") -> list[str]:
-    """Return the names of the problems that match a pattern, such as ``*/gpus4/*``. Raises UsageError if none does."""
-    found = [name for name in stored()["problems"] if fnmatchcase(name, pattern)]
+def names(pattern: str = "*", version: int = VERSION) -> list[str]:
+    """Return the names of the problems that match a pattern, such as ``*/gpus4/*``.
+
+    Raises:
+        UsageError: no problem matches, or the version does not exist.
+    """
+    found = [name for name in known(version) if fnmatchcase(name, pattern)]
     if not found:
-        raise UsageError(f"No problem of PlaceBench matches '{pattern}'{nearest(pattern, stored()['problems'])}.")
+        raise UsageError(f"No problem of PlaceBench {version} matches '{pattern}'{nearest(pattern, known(version))}.")
     return found
 
 
-def load(name: str) -> BenchProblem:
+def load(name: str, version: int = VERSION) -> BenchProblem:
     """Return a problem by name.
 
     Raises:
-        UsageError: the problem does not exist.
+        UsageError: the problem or the version does not exist.
         ProblemError: the problem differs from the published one, because this installation is damaged.
     """
-    known = stored()["problems"]
-    if name not in known:
-        raise UsageError(f"There is no problem '{name}' in PlaceBench {VERSION}{nearest(name, known)}.")
-    found = built(name, stored()["graphs"][name.partition("/")[0]])
-    if found.problem.key != known[name]["key"]:
-        raise ProblemError(f"'{name}' has other costs than in PlaceBench {VERSION}: install placeit anew.")
+    if name not in known(version):
+        others = [str(other) for other in VERSIONS if name in known(other)]
+        there = f"; version {others[-1]} has it" if others else nearest(name, known(version))
+        raise UsageError(f"There is no problem '{name}' in PlaceBench {version}{there}.")
+    found = built(name, stored()["graphs"][name.partition("/")[0]], version)
+    if found.problem.key != known(version)[name]["key"]:
+        raise ProblemError(f"'{name}' has other costs than in PlaceBench {version}: install placeit anew.")
+    return found
+
+
+def known(version: int = VERSION) -> Mapping[str, Mapping[str, Any]]:
+    """Return the problems of a version by name, with their ``key`` and ``bound``. Raises UsageError if it does not exist."""
+    if version not in VERSIONS:
+        newer = ": install a newer placeit" if version > VERSION else ""
+        raise UsageError(f"This placeit has PlaceBench {VERSIONS[0]} to {VERSION}, not {version}{newer}.")
+    found: Mapping[str, Mapping[str, Any]] = stored()["problems"][str(version)]
     return found
 
 
 @functools.cache
 def stored() -> dict[str, Any]:
-    """Return the set in the package: its ``graphs``, by model, and its ``problems``, by name, with key and bound."""
+    """Return the set in the package: its ``graphs``, by model, and its ``problems``, by version and name."""
     data: dict[str, Any] = json.loads(gzip.decompress(resources.files("placeit.bench").joinpath("set.json.gz").read_bytes()))
     return data
 
 
-def built(name: str, graph: Mapping[str, Any]) -> BenchProblem:
-    """Build a problem from a stored graph.
+def built(name: str, graph: Mapping[str, Any], version: int = VERSION) -> BenchProblem:
+    """Build a problem of a version from a stored graph.
 
     Costs are by the roofline model (:func:`placeit.devices.described.roofline_seconds`).
     """
@@ -161,11 +195,12 @@ def built(name: str, graph: Mapping[str, Any]) -> BenchProblem:
     cluster = CLUSTERS[where]
     devices, (bandwidth, latency) = cluster.devices, cluster.links()
     edges = np.array(graph["edges"], np.int32).reshape(-1, 3)
-    weights = np.array(graph["weights"], np.float64)
+    read, shared = np.array(graph["weights"], np.float64), graph["shared"] if version > 1 else ()
+    weights = counted_once(read, shared)
     seconds = [roofline_seconds(graph["flops"], graph["bytes"], device) for device in devices]
     memory = np.array([device.memory_bytes for device in devices])
     if objective == "memory":
-        memory = np.minimum(memory, _cap(weights, len(devices)))
+        memory = np.minimum(memory, np.ceil(weights.sum() / len(devices) + read.max()))
     problem = Problem.from_arrays(
         on_grid(np.stack(seconds, axis=1)),
         edges[:, :2],
@@ -174,14 +209,10 @@ def built(name: str, graph: Mapping[str, Any]) -> BenchProblem:
         latency,
         edge_tensor=edges[:, 2],
         param_bytes=weights,
+        shared=shared,
         memory=memory,
         op_names=graph["ops"],
         device_names=list(cluster.catalogue),
         kinds=graph["kinds"],
     )
     return BenchProblem(name, problem)
-
-
-def _cap(weights: NDArray[np.float64], devices: int) -> float:
-    """Return a device's memory: an even share of the weights, and the largest op's, so that ops fit in any order."""
-    return float(np.ceil(weights.sum() / devices + weights.max()))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from placeit.bench.problems import IN_FLIGHT, VERSION, BenchProblem, load, names, stated, stored
+from placeit.bench.problems import IN_FLIGHT, VERSION, VERSIONS, BenchProblem, known, load, names, stated
 from placeit.core import clock
 from placeit.core.errors import FileError, InfeasibleError, PlaceitError, PlacementError, UsageError
 from placeit.core.files import write_text
@@ -150,11 +150,16 @@ def read(path: str | Path, rules: Rules = EXECUTED_RULES) -> dict[str, Solution]
     Raises:
         FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
     """
+    return _read(path, rules)[1]
+
+
+def _read(path: str | Path, rules: Rules) -> tuple[int, dict[str, Solution]]:
+    """Read the version and the placements of a submission, as :func:`read` does."""
     try:
-        found = record(_File, read_json(Path(path), _FORMAT, (VERSION,)))
+        found = record(_File, read_json(Path(path), _FORMAT, VERSIONS))
     except RecordError as error:
         raise FileError(f"{path} is not a submission to PlaceBench: {error}.") from None
-    wanted, of = stated(rules), f"PlaceBench {VERSION}" if rules == EXECUTED_RULES else "the problems"
+    wanted, of = stated(rules), f"PlaceBench {found.version}" if rules == EXECUTED_RULES else "the problems"
     for rule in {**found.rules, **wanted}:
         is_now, has_to_be = found.rules.get(rule, "absent"), wanted.get(rule, "absent")
         if is_now != has_to_be:
@@ -162,11 +167,14 @@ def read(path: str | Path, rules: Rules = EXECUTED_RULES) -> dict[str, Solution]
                 f"{path} was made by other rules than {of}: '{rule}' is {is_now}, and has to be {has_to_be}. "
                 "Value its placements by these rules."
             )
-    return {name: Solution(name, one.placer, one.value, one.seconds, one.placement) for name, one in found.problems.items()}
+    solutions = {n: Solution(n, one.placer, one.value, one.seconds, one.placement) for n, one in found.problems.items()}
+    return found.version, solutions
 
 
 def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) -> list[Verdict]:
     """Check every placement of a submission by the simulator and by :mod:`placeit.testing.oracle`.
+
+    A submission to an earlier version is checked by the problems of that version.
 
     Args:
         path: the submission.
@@ -176,7 +184,8 @@ def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) 
         FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
     """
     rules = EXECUTED_RULES if problems is None else next(iter(problems.values())).rules
-    return [_checked(one, problems) for one in read(path, rules).values()]
+    version, solutions = _read(path, rules)
+    return [_checked(one, problems, version) for one in solutions.values()]
 
 
 def better(known: Mapping[str, Solution], others: Iterable[Solution]) -> dict[str, Solution]:
@@ -190,7 +199,7 @@ def better(known: Mapping[str, Solution], others: Iterable[Solution]) -> dict[st
 
 @functools.cache
 def best() -> dict[str, Solution]:
-    """Return the best known placements, by problem."""
+    """Return the best known placements of the current version, by problem."""
     with resources.as_file(resources.files("placeit.bench").joinpath("best.json")) as path:
         return read(path)
 
@@ -199,14 +208,14 @@ def listed(pattern: str = "*") -> list[Listed]:
     """Return the problems that match a pattern. Raises UsageError if none does."""
     found = []
     for name in names(pattern):
-        bound, one = float(stored()["problems"][name]["bound"]), best()[name]
+        bound, one = float(known()[name]["bound"]), best()[name]
         found.append(Listed(name, bound, one.value, one.value / bound - 1, one.placer, one.seconds))
     return found
 
 
 def _bound(problem: BenchProblem) -> float:
     """Return the published bound of a problem of PlaceBench, or the bound of any other."""
-    published = stored()["problems"].get(problem.name)
+    published = known().get(problem.name)
     return problem.bound() if published is None else float(published["bound"])
 
 
@@ -220,21 +229,25 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
+    version: int
     rules: Mapping[str, str | int]
     problems: Mapping[str, _Entry]
 
 
-def _checked(one: Solution, problems: Mapping[str, BenchProblem] | None) -> Verdict:
-    value, known, fault = None, best().get(one.problem) if problems is None else None, None
+def _checked(one: Solution, problems: Mapping[str, BenchProblem] | None, version: int) -> Verdict:
+    value, best_known, fault = None, None, None
     try:
         if problems is not None and one.problem not in problems:
             raise UsageError(f"There is no problem '{one.problem}' in the file{nearest(one.problem, problems)}.")
-        value = _valued(load(one.problem) if problems is None else problems[one.problem], one.placement)
+        published = known(version).get(one.problem) if problems is None else None
+        if published is not None and published == known().get(one.problem):
+            best_known = best()[one.problem].value
+        value = _valued(load(one.problem, version) if problems is None else problems[one.problem], one.placement)
         if abs(value - one.value) > _ROUNDING * value:
             fault = f"its value is {value!r} s, and the submission states {one.value!r} s"
     except (PlacementError, UsageError) as error:
         fault = str(error).rstrip(".")
-    return Verdict(one.problem, one.placer, one.value, value, None if known is None else known.value, fault)
+    return Verdict(one.problem, one.placer, one.value, value, best_known, fault)
 
 
 def _valued(problem: BenchProblem, placement: Sequence[str]) -> float:

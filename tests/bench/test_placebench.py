@@ -37,9 +37,10 @@ def test_there_are_models_of_all_kinds_on_six_clusters_by_three_objectives_in_li
     assert sum(path.stat().st_size for path in SET.parent.iterdir() if path.is_file()) < 5e6
 
 
-def test_every_problem_is_the_published_one_and_its_costs_add_up_exactly() -> None:
-    for name in NAMES:
-        problem = bench.load(name).problem  # compares the key
+@pytest.mark.parametrize("version", problems.VERSIONS)
+def test_every_problem_is_the_published_one_and_its_costs_add_up_exactly(version: int) -> None:
+    for name in bench.names(version=version):
+        problem = bench.load(name, version).problem  # compares the key
         moved = problem.latency + problem.edge_bytes.max() / problem.bandwidth
         assert (np.mod(np.r_[problem.compute.ravel(), moved.ravel()], 2.0**-40) == 0).all()
         assert problem.compute.sum() + problem.edge_bytes.sum() / problem.bandwidth.min() < 2.0**12
@@ -56,8 +57,8 @@ def valued_twice(name: str) -> None:
         else oracle.makespan(one.problem, place)
     )
     assert known.value == one.value(place) == second
-    assert problems.stored()["problems"][name]["bound"] == pytest.approx(one.bound(), rel=1e-9)
-    assert known.value >= problems.stored()["problems"][name]["bound"]
+    assert problems.known()[name]["bound"] == pytest.approx(one.bound(), rel=1e-9)
+    assert known.value >= problems.known()[name]["bound"]
 
 
 @pytest.mark.parametrize("name", NAMES[::16])
@@ -70,6 +71,30 @@ def test_all_best_known_values_are_right() -> None:
     assert best().keys() == set(NAMES)
     for name in NAMES:
         valued_twice(name)
+
+
+def test_a_device_holds_a_weight_of_several_ops_once_and_in_version_1_for_each_of_them() -> None:
+    now, before = bench.load("tree_lstm/gpus4/latency").problem, bench.load("tree_lstm/gpus4/latency", 1).problem
+    everything = np.zeros((1, len(now)), np.int32)
+    (size, readers), *_ = now.shared
+    assert (size, len(readers), before.shared) == (512 * 2 * 512 * 4 * 4, 31, ())  # one cell for all pairs of subtrees
+    assert now.held(everything)[0, 0] * 31 == before.held(everything)[0, 0]
+
+
+def test_a_submission_to_version_1_is_checked_by_its_problems(submission: Callable[..., Path]) -> None:
+    (verdict,) = bench.check(submission(lambda data, one: data.update(version=1)))
+    assert (verdict.fault, verdict.best) == (None, verdict.stated)  # a problem of both versions
+    tied = "tree_lstm/gpus4/latency"
+    path = submission(lambda data, one: data.update(problems={tied: {**one, "placement": best()[tied].placement}}))
+    (verdict,) = bench.check(path)
+    assert (verdict.value, verdict.best) == (best()[tied].value, None)
+
+
+def test_a_problem_of_another_version_is_said() -> None:
+    with pytest.raises(UsageError, match="no problem 'lstm/gpus4/memory' in PlaceBench 1; version 2 has it"):
+        bench.load("lstm/gpus4/memory", 1)
+    with pytest.raises(UsageError, match="has PlaceBench 1 to 2, not 3: install a newer placeit"):
+        bench.names(version=3)
 
 
 def test_a_problem_is_also_json(tmp_path: Path) -> None:
@@ -122,7 +147,7 @@ def test_a_right_submission_passes(submission: Callable[..., Path]) -> None:
         (lambda data, one: one["placement"].__setitem__(0, "gpu9"), r"on the device 'gpu9', which the problem does not have"),
         (lambda data, one: one["placement"].pop(), r"it places \d+ ops, and the problem has \d+"),
         (lambda data, one: one.update(placement=one["placement"][:1] * len(one["placement"])), r"holds .*B, and the weights"),
-        (lambda data, one: data.update(problems={"vgg/moon/latency": one}), "no problem 'vgg/moon/latency' in PlaceBench 1"),
+        (lambda data, one: data.update(problems={"vgg/moon/latency": one}), "no problem 'vgg/moon/latency' in PlaceBench 2"),
     ],
     ids=["a wrong value", "an unknown device", "a missing op", "a violated cap", "an unknown problem"],
 )
@@ -136,7 +161,7 @@ def test_a_wrong_placement_is_named(submission: Callable[..., Path], change: Any
     [
         (lambda data, one: data["rules"].update(queue="fifo"), "'queue' is fifo, and has to be priority"),
         (lambda data, one: data["rules"].update(noise=1), "'noise' is 1, and has to be absent"),
-        (lambda data, one: data.update(version=2), "has version 2; this placeit reads version 1"),
+        (lambda data, one: data.update(version=3), "has version 3; this placeit reads version 1 and 2"),
         (lambda data, one: one.pop("value"), "is not a submission to PlaceBench: .*value"),
     ],
     ids=["other rules", "a further rule", "a newer version", "no value"],
