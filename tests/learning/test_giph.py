@@ -40,7 +40,7 @@ def placed(problem: Problem, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("features", ["paper", "schedule"])
+@pytest.mark.parametrize("features", ["paper", "schedule", "public"])
 def test_scores_do_not_depend_on_the_other_problems_of_a_batch(variant: str, features: str) -> None:
     agent = agent_of(variant, features=features)
     problems = [random_problem(ops, devices, seed=ops) for ops, devices in ((8, 3), (1, 2), (13, 4))]

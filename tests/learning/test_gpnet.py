@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeit.core.problem import Problem
+from placeit.learning.agents.giph.features import criticality, features
 from placeit.learning.agents.giph.gpnet import EDGE_FEATURES, NODE_FEATURES, GpNets
 from placeit.placers.feasibility import random_placements
 from placeit.simulator.scheduler import GIPH_RULES
@@ -179,3 +180,36 @@ def test_ops_that_take_no_time_and_edges_that_carry_nothing_give_finite_features
     assert np.isfinite(nets.nodes).all()
     assert np.isfinite(nets.edges).all()
     assert nets.edges.shape[1] == len(EDGE_FEATURES)
+
+
+def test_an_op_passes_its_criticality_on_by_the_bytes_of_its_tensors() -> None:
+    problem = Problem.from_arrays(
+        np.ones((4, 2)), [[0, 1], [0, 2], [1, 3], [2, 3]], [9.0, 9.0, 4.0, 0.0], np.ones((2, 2)), np.zeros((2, 2))
+    )
+    of_op, of_edge = criticality(problem)
+    assert of_op.tolist() == [1.0, 0.5, 0.5, 1.0]
+    assert of_edge.tolist() == [0.5, 0.5, 1.0, 1.0]  # an op with one tensor passes on all
+    more = Problem.from_arrays(np.ones((3, 2)), [[0, 1], [0, 2]], [10.0, 9.0], np.ones((2, 2)), np.zeros((2, 2)))
+    assert criticality(more)[0][1] == pytest.approx(np.e / (np.e + 1))
+
+
+@given(problems, st.integers(0, 99), st.booleans())
+@settings(max_examples=30)
+def test_public_features_are_the_plain_ones_between_the_least_and_the_most(problem: Problem, seed: int, pivots: bool) -> None:
+    placement = placed(problem, seed)
+    nets = net_of(problem, placement, pivots=pivots)
+    nodes, edges = features(nets, "public")
+    of_op, of_edge = criticality(problem)
+    tensors = [
+        of_edge[np.all(problem.edges == ends, axis=1)] for ends in zip(nets.op[nets.src], nets.op[nets.dst], strict=True)
+    ]
+    plain = [(nodes, 2, problem.compute[nets.op, nets.device]), (nodes, 4, of_op[nets.op])]
+    if len(edges):
+        plain += [
+            (edges, 2, problem.latency[nets.device[nets.src], nets.device[nets.dst]]),
+            (edges, 4, np.concatenate(tensors)),
+        ]
+    for found, column, values in plain:
+        width = np.ptp(values)
+        wanted = 2 * (values - values.min()) / width - 1 if width > 1e-6 * values.max() else np.zeros(len(values))
+        np.testing.assert_allclose(found[:, column], wanted, atol=1e-3)

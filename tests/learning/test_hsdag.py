@@ -39,6 +39,24 @@ class TestHsdagDrawsEdges(AgentConformance):
         return agent(sample_edges=True, most_groups=4, dropout=0.5)
 
 
+class TestHsdagWithoutDirections(AgentConformance):
+    def make(self):
+        return agent(symmetric=True)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_edges_have_no_direction_only_if_the_graph_is_symmetric(symmetric):
+    network, edges = agent(symmetric=symmetric).network.eval(), torch.tensor([[0, 1], [1, 2]])
+    features = torch.from_numpy(node_features(chain(), []))
+
+    def scored(edges):
+        with torch.no_grad():
+            embedding = network.encode(features, torch.zeros(3, 8), edges, torch.zeros(3, dtype=torch.int64))
+            return network.log_scores(embedding, edges)
+
+    assert torch.allclose(scored(edges), scored(edges.flip(1))) == symmetric
+
+
 def instance(problem):
     return ProblemInstance(problem, SimulatedCost(problem), problem.critical_path)
 

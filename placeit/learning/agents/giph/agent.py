@@ -15,7 +15,8 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.giph.gpnet import FEATURES, GpNets
+from placeit.learning.agents.giph.features import FEATURES
+from placeit.learning.agents.giph.gpnet import GpNets
 from placeit.learning.agents.giph.networks import Encoder, Scorer
 from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 from placeit.learning.agents.savings import savings
@@ -58,7 +59,8 @@ class GiphAgent:
         variant: which encoder, and whether it sees gpNet.
         features: ``paper`` for the four node features of Appendix B.7, ``costs`` for the three of them that say nothing of the
             schedule (Fig. 15), ``schedule`` for the four and four more of the schedule; all relative and squashed
-            (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`).
+            (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`). ``public`` for the four and the criticality, scaled by
+            minimum and maximum (:func:`placeit.learning.agents.giph.features.features`).
         dim: width of an embedding in one direction; 5 in the paper.
         steps_per_op: steps of an episode, per op.
 
@@ -77,7 +79,7 @@ class GiphAgent:
         check_size("agent", "giph", "dim", dim, 1, 1024)
         check_size("agent", "giph", "steps_per_op", steps_per_op, 0, 1000)
         encoder, steps = _ENCODERS[variant]
-        self._scorer = Scorer(encoder, features=FEATURES[features], dim=dim, steps=steps)
+        self._scorer = Scorer(encoder, features=features, dim=dim, steps=steps)
         self.network: nn.Module = self._scorer
         self.variant, self.steps_per_op = variant, steps_per_op
         self.pivots = variant == "giph-task-eft"

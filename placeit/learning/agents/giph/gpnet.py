@@ -7,8 +7,7 @@ several problems form one disjoint graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +17,7 @@ from placeit import _core
 from placeit.core.problem import Problem
 from placeit.simulator.tables import compiled
 
-__all__ = ["EDGE_FEATURES", "FEATURES", "NODE_FEATURES", "GpNets"]
+__all__ = ["EDGE_FEATURES", "NODE_FEATURES", "GpNets"]
 
 NODE_FEATURES = (
     "compute requirement",
@@ -34,9 +33,6 @@ NODE_FEATURES = (
 path through v if it were on d, less the makespan; how much later v may start now without delaying the end; the share of the
 makespan that d computes for other ops; whether v is on d now. Times are in multiples of an average op's, and they and the
 compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
-
-FEATURES: Mapping[str, int] = MappingProxyType({"costs": 3, "paper": 4, "schedule": len(NODE_FEATURES)})
-"""Number of leading :data:`NODE_FEATURES` that a policy reads, by name. The paper does not say how it scales its four."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
 """Features of an edge (Appendix B.7). Times are in multiples of an average op's time, squashed like the times of nodes. Bytes
@@ -60,6 +56,7 @@ class GpNets:
         src: ``int64[M]``, from which node an edge comes.
         dst: ``int64[M]``, to which node it goes, which is of a higher level.
         edges: ``float32[M, 4]``, see :data:`EDGE_FEATURES`.
+        task_edge: ``int64[M]``, the edge of the task graph that it follows; the edges of all problems are numbered through.
         node_bounds: ``int64[L + 1]``; nodes of level l are those from ``node_bounds[l]`` on.
         forward: ``int64[M]``, the edges sorted by the level of the node that they go to.
         forward_bounds: ``int64[L + 1]``; the edges in that order that go to level l.
@@ -97,6 +94,7 @@ class GpNets:
                 for p, c in zip(problems, choices, strict=True)
             ]
         )
+        self.task_edge = np.repeat(np.arange(len(size)), size)
         first, total = np.cumsum(size) - size, int(size.sum())
         ends_at = [
             np.repeat(np.concatenate([s.level[p.edges[:, side]] for s, p in zip(statics, problems, strict=True)]), size)

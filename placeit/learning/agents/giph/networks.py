@@ -8,7 +8,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from placeit.learning.agents.giph.gpnet import EDGE_FEATURES, GpNets
+from placeit.learning.agents.giph.features import FEATURES, features
+from placeit.learning.agents.giph.gpnet import GpNets
 from placeit.learning.agents.giph.message_passing import pass_by_level
 from placeit.learning.agents.giph.passing import EdgeOrder, orders
 
@@ -29,13 +30,12 @@ class GraphTensors:
 
     Args:
         nets: the graphs.
-        features: how many of the node features the network sees.
+        name: of the features that the network sees, a key of :data:`placeit.learning.agents.giph.features.FEATURES`.
         edge_means: append to each node the mean features of its out-edges, for networks that do not read edges.
     """
 
-    def __init__(self, nets: GpNets, features: int, *, edge_means: bool) -> None:
-        self.edges = torch.from_numpy(nets.edges.copy())
-        self.nodes = torch.from_numpy(nets.nodes[:, :features].copy())
+    def __init__(self, nets: GpNets, name: str, *, edge_means: bool) -> None:
+        self.nodes, self.edges = map(torch.from_numpy, features(nets, name))
         self.orders = orders(nets)
         self.src, self.dst = torch.from_numpy(self.orders[0].src), torch.from_numpy(self.orders[0].dst)
         if edge_means:
@@ -50,16 +50,17 @@ class Scorer(nn.Module):
 
     Args:
         encoder: how nodes exchange information.
-        features: node features used.
+        features: name of the features used.
         dim: width of an embedding in one direction; 5 in the paper.
         steps: message passing steps of ``steps``.
     """
 
-    def __init__(self, encoder: Encoder, *, features: int, dim: int, steps: int) -> None:
+    def __init__(self, encoder: Encoder, *, features: str, dim: int, steps: int) -> None:
         super().__init__()
         self.encoder, self.features, self.steps = encoder, features, steps
         self.edge_means = encoder in ("no-edges", "sage", "none")
-        width = features + len(EDGE_FEATURES) if self.edge_means else features
+        of_node, of_edge = FEATURES[features]
+        width = of_node + of_edge if self.edge_means else of_node
         self.directions = nn.ModuleList()
         if encoder == "none":
             embedded = width
@@ -70,7 +71,7 @@ class Scorer(nn.Module):
             embedded = 2 * dim
         else:
             self.transform = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
-            edges = 0 if self.edge_means else len(EDGE_FEATURES)
+            edges = 0 if self.edge_means else of_edge
             for _ in range(2):
                 self.directions.append(_Direction(dim, edges, again=encoder == "steps"))
             embedded = 2 * dim

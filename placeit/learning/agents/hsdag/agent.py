@@ -106,6 +106,8 @@ class HsdagAgent:
         most_groups: upper bound on the number of groups, for graphs of at most as many connected parts.
         sample_edges: whether the edge that an op keeps is drawn in proportion to scores, so that groups have a probability;
             otherwise it is the best.
+        symmetric: whether an edge and its reverse are equal, as in the public code: messages go both ways, and an edge's score
+            does not depend on its direction.
         output_shape: whether the policy sees output shapes; like the next two, an ablation of Table 3.
         node_id: whether it sees positions in topological order.
         structure: whether it sees degrees and fractal dimensions.
@@ -127,12 +129,14 @@ class HsdagAgent:
         fewest_groups: int = 8,
         most_groups: int = 64,
         sample_edges: bool = False,
+        symmetric: bool = False,
         output_shape: bool = True,
         node_id: bool = True,
         structure: bool = True,
     ) -> None:
         self.devices, self.width, self.steps, self.dropout = devices, width, steps, dropout
         self.fewest_groups, self.most_groups, self.sample_edges = fewest_groups, most_groups, sample_edges
+        self.symmetric = symmetric
         self.output_shape, self.node_id, self.structure = output_shape, node_id, structure
         for option, most in _LARGEST_OPTIONS.items():
             check_size("agent", "hsdag", option, getattr(self, option), 1, most)
@@ -143,13 +147,13 @@ class HsdagAgent:
                 "not be more than 'most_groups'."
             )
         self._without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
-        self.network = self._network = Network(width, devices)
+        self.network = self._network = Network(width, devices, symmetric=symmetric)
         self._seen: weakref.WeakKeyDictionary[Problem, tuple[Tensor, NDArray[np.int64]]] = weakref.WeakKeyDictionary()
 
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in (*_LARGEST_OPTIONS, "dropout", "sample_edges", *_ABLATIONS)}
+        return {name: getattr(self, name) for name in (*_LARGEST_OPTIONS, "dropout", "sample_edges", "symmetric", *_ABLATIONS)}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).

@@ -24,20 +24,23 @@ class Network(nn.Module):
     Args:
         width: of all hidden layers.
         devices: outputs for a group.
+        symmetric: whether messages go along edges and against them, and an edge's score is by the product alone (Eq. 7), as in
+            the public code.
 
     Raises:
         UsageError: PyTorch Geometric is not installed.
     """
 
-    def __init__(self, width: int, devices: int) -> None:
+    def __init__(self, width: int, devices: int, *, symmetric: bool = False) -> None:
         super().__init__()
+        self.symmetric = symmetric
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
             geometric = import_extra("The agent 'hsdag'", "learn", "torch_geometric.nn")
         self.transform = nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width))
         self.norm = nn.ModuleList(geometric.GraphNorm(width) for _ in range(3))
         self.convolve = nn.ModuleList(geometric.GCNConv(width, width) for _ in range(2))
-        self.edge = nn.Sequential(nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.edge = nn.Sequential(nn.Linear(width if symmetric else 3 * width, width), nn.ReLU(), nn.Linear(width, 1))
         self.device = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, devices))
 
     def encode(self, features: Tensor, update: Tensor, edges: Tensor, problem: Tensor) -> Tensor:
@@ -49,6 +52,8 @@ class Network(nn.Module):
             edges: ``int64[E, 2]``, the edges along which messages go, from producer to consumer.
             problem: ``int64[V]``, the problem that an op belongs to.
         """
+        if self.symmetric:
+            edges = torch.cat([edges, edges.flip(1)])
         hidden: Tensor = self.norm[0](self.transform(features) + update, problem)
         for convolve, norm in zip(self.convolve, self.norm[1:], strict=True):
             hidden = relu(norm(convolve(hidden, edges.T), problem))
@@ -57,7 +62,8 @@ class Network(nn.Module):
     def log_scores(self, embedding: Tensor, edges: Tensor) -> Tensor:
         """Return logarithms of the scores of edges, ``float32[E]`` of ``float32[V, W]`` and ``int64[E, 2]``."""
         producer, consumer = embedding[edges[:, 0]], embedding[edges[:, 1]]
-        return logsigmoid(self.edge(torch.cat([producer, consumer, producer * consumer], dim=1))[:, 0])
+        ends = [] if self.symmetric else [producer, consumer]
+        return logsigmoid(self.edge(torch.cat([*ends, producer * consumer], dim=1))[:, 0])
 
     def devices(self, pooled: Tensor) -> Tensor:
         """Return logits of devices, ``float32[G, D]`` of ``float32[G, W]``."""
