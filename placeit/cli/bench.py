@@ -15,6 +15,7 @@ from placeit.cli.commands import settings
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import check_placers
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def run(
     asked = placer or ["annealing"]
     given = _of_file(problems)
     check_outputs(output, inputs=named_files(asked))
+    check_placers(asked)
     with terminal.progress() as progress:
         found = run(
             bench.names(problems) if given is None else list(given.values()), asked, seconds, seed=seed, progress=progress

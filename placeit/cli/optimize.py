@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cos
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import complete_agents, complete_placers, duration
+from placeit.cli.values import check_placers, complete_agents, complete_placers, duration
 from placeit.cli.workload import is_workload, optimize_workload
 from placeit.core.errors import PlaceitError
 from placeit.core.files import own_descriptor
@@ -180,7 +179,6 @@ def optimize(
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import discover
     from placeit.optimizer.options import Budget, Candidates
-    from placeit.placers.registry import own_module, parse_placer
     from placeit.planning.pins import parse_pins
     from placeit.report.page import check_page
     from placeit.report.searching import SearchView
@@ -195,10 +193,7 @@ def optimize(
         budget = _BUDGET_S if policy is None else _LEARNING_S
     if policy is not None:
         placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
-    for one in placer or ():
-        if own_module(one) and str(Path.cwd()) not in sys.path:  # a module in this folder, as Python itself finds it
-            sys.path.append(str(Path.cwd()))
-        parse_placer(one)  # is it misspelt, or is a package missing?
+    check_placers(placer or ())
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
     cluster = discover(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import typer
 
@@ -11,6 +13,7 @@ from placeit.core.units import parse_duration
 from placeit.simulator.objectives.registry import objective_names
 
 __all__ = [
+    "check_placers",
     "complete_agents",
     "complete_devices",
     "complete_objectives",
@@ -32,6 +35,16 @@ def duration(text: str | float) -> float:
         return parse_duration(str(text))
     except UsageError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def check_placers(placers: Sequence[str]) -> None:
+    """Check that placers exist, with their packages. The module of a ``module:Class`` may be in the working directory."""
+    from placeit.placers.registry import own_module, parse_placer
+
+    for one in placers:
+        if own_module(one) and str(Path.cwd()) not in sys.path:  # last: it hides no module of a package
+            sys.path.append(str(Path.cwd()))
+        parse_placer(one)
 
 
 def complete_devices(incomplete: str) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from placeit import bench
 from placeit.bench.submissions import best
@@ -18,6 +21,19 @@ def test_a_run_is_a_submission_with_the_best_of_its_placers(tmp_path: Path, cli:
     kept = bench.read(file)
     assert all(kept[one["problem"]].value <= one["value"] for one in found)
     assert not any(verdict.fault for verdict in bench.check(file))
+
+
+def test_a_class_of_a_module_in_this_folder_is_a_placer(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "placer_of_this_folder.py").write_text(
+        "from dataclasses import dataclass\nimport numpy as np\n\n\n@dataclass(frozen=True)\nclass First:\n"
+        "    def place(self, problem, cost, *, seed, evaluations, deadline=None):\n"
+        "        return np.zeros(len(problem), np.int32)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    ran = cli("bench", "run", "--placer", "placer_of_this_folder:First", "--problems", "vgg/soc/latency", "--json")
+    (one,) = json.loads(ran.stdout)["solutions"]
+    assert set(one["placement"]) == {bench.load(one["problem"]).problem.device_names[0]}
 
 
 def test_problems_of_a_file_are_listed_run_and_checked(tmp_path: Path, cli: Any) -> None:
