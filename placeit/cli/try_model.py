@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,8 +27,6 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.backends.base import Model
-
 __all__ = ["EXAMPLES", "try_model"]
 
 EXAMPLES = """\b
@@ -39,24 +38,6 @@ Examples:
 """
 
 _COLUMNS = 120  # of a page without pictures
-
-
-@dataclass(frozen=True)
-class _Guessing(CheckedOptions):
-    """A model on devices, whose open sizes are guessed unless they are given."""
-
-    def load(self) -> Model:
-        """Read the model; :attr:`input_shape` has the sizes that were guessed from then on."""
-        from placeit.backends.openvino.inputs import OpenSizesError
-
-        try:
-            return super().load()
-        except OpenSizesError as error:
-            if not error.guess:
-                raise
-            guessed = [f"{name}:{','.join(map(str, sizes))}" for name, sizes in error.guess.items()]
-            object.__setattr__(self, "input_shape", [*(self.input_shape or ()), *guessed])
-            return super().load()
 
 
 def try_model(
@@ -82,14 +63,23 @@ def try_model(
     its hint for latency, or for throughput) and, for an ONNX file, against plain ONNX Runtime. The result is a page to send to
     others, with hardware, versions and the command. It has pictures if the extra 'report' is installed.
     """
+    from placeit.backends.openvino.inputs import OpenSizesError
+
     page = options.model.parent / f"{options.model.name}.try.html" if output is None else output
-    options = _Guessing(**vars(options))
-    given = list(options.input_shape or ())
     pictures = installed("bokeh") and installed("jinja2")
     if not pictures and page.parent.is_dir():
         check_outputs(page, inputs=options.files())
-    found = optimize(objective=objective, budget=budget, page=page if pictures else None, options=options, terminal=terminal)
-    guessed = [one for one in options.input_shape or () if one not in given]
+    find = partial(optimize, objective=objective, budget=budget, page=page if pictures else None, terminal=terminal)
+    guess: Mapping[str, Sequence[int]] = {}
+    try:
+        found = find(options=options)
+    except OpenSizesError as error:
+        if not error.guess:
+            raise
+        guess = error.guess
+    guessed = [f"{name}:{','.join(map(str, sizes))}" for name, sizes in guess.items()]
+    if guessed:
+        found = find(options=replace(options, input_shape=[*(options.input_shape or ()), *guessed]))
 
     def show(console: Console) -> None:
         text.paragraph(console, found.data["verdict"])
@@ -106,8 +96,7 @@ def try_model(
     files = [*found.files]
     if not pictures:
         files.append(OutputFile(page, "the page", lambda: write_text(page, _as_page(show))))
-    sizes = {name: [int(size) for size in shape.split(",")] for name, _, shape in (one.rpartition(":") for one in guessed)}
-    data = {**found.data, "page_file": str(page), "guessed": sizes}
+    data = {**found.data, "page_file": str(page), "guessed": {name: list(sizes) for name, sizes in guess.items()}}
     answer = f"{found.data['verdict']} {page}"
     return replace(found, data=data, show=show, files=files, answer=answer)
 
