@@ -23,7 +23,8 @@ __all__ = ["Entry", "Workload"]
 _KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "devices", "input_shapes", "inputs", "placement")
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
-_MOST = 64  # models of a workload, or requests of one that are under way
+_MOST = 64  # requests of one model that are under way
+_MODELS = 1000  # of a workload
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Workload:
         path: the file; None if it was made otherwise.
 
     Raises:
-        UsageError: there is no model, there are more than 64, or two have one name.
+        UsageError: there is no model, there are more than 1000, or two have one name.
     """
 
     entries: tuple[Entry, ...]
@@ -97,8 +98,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
-        if not 1 <= len(names) <= _MOST:
-            raise UsageError(f"A workload has 1 to {_MOST} models; got {len(names)}.")
+        if not 1 <= len(names) <= _MODELS:
+            raise UsageError(f"A workload has 1 to {_MODELS} models; got {len(names)}.")
         if twice := [name for k, name in enumerate(names) if name in names[:k]]:
             raise UsageError(f"Two models of the workload are named '{twice[0]}': give one of them another 'name'.")
 

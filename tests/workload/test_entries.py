@@ -46,7 +46,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ("devices: {}", r"line 1: the file has the unknown key 'devices'; known: models"),
         ("models:", "'models' is not a list"),
-        ("models: []", "1 to 64 models; got 0"),
+        ("models: []", "1 to 1000 models; got 0"),
         ("models: [3]", "line 1: 'models.0.' is not a mapping"),
         ("models: [{rate: 3}]", "line 1: 'models.0.' has no 'model'"),
         ("models:\n- {model: m.onnx}", "line 2: The model 'm' needs either 'rate' or 'in_flight'"),

@@ -1,0 +1,383 @@
+"""Assign the models of a workload to the nodes of a fleet, and change the assignment as rates and nodes change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.simulator.waiting import most_busy
+from placeit.workload.fleet import Demand, Fleet
+from placeit.workload.fleet_bound import capacity
+
+__all__ = ["WAYS", "Assignment", "Planner", "Way"]
+
+Way: TypeAlias = Literal["joint", "round robin", "best fit", "declared", "each alone"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+_PARTS = 4  # most nodes that a model is split over
+_LATE = (0.05, 0.5)  # of the requests that may be late, the share for which nodes are filled, at first and at most
+_NEAR = 4  # sites with others below them that a site may send requests to
+_DECLARED = 0.7  # share of a node's time that is given away where loads are declared
+_SENT = 0.7  # share of a link's bandwidth that requests may take, so that they do not wait for each other
+_SMALL = 1e-6  # share of a source's requests that may be left out
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Which nodes hold which models, and how many requests go there.
+
+    An *instance* is a model on a node, or split over several. A *flow* is the requests of a source that go to an instance.
+
+    Attributes:
+        model: ``int32[I]``, the model of each instance.
+        nodes: ``int32[I, 4]``, its nodes; -1 for fewer parts.
+        part: ``float64[I]``, seconds that a request takes on each of its nodes.
+        source: ``int32[F]``, the source of each flow.
+        instance: ``int32[F]``, the instance of each flow.
+        rate: ``float64[F]``, requests per second of each flow.
+        wait: ``float64[F]``, seconds that a request may wait at each node without being late.
+        unplaced: ``float64[Q]``, requests per second of each source that are refused, since no node has room for them.
+        moves: instances that are loaded for this assignment.
+        moved_bytes: bytes of their weights.
+    """
+
+    model: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    part: NDArray[np.float64]
+    source: NDArray[np.int32]
+    instance: NDArray[np.int32]
+    rate: NDArray[np.float64]
+    wait: NDArray[np.float64]
+    unplaced: NDArray[np.float64]
+    moves: int = 0
+    moved_bytes: float = 0.0
+
+    def spread(self, instances: NDArray[np.int32], values: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """Return the nodes of some instances, and the value of its instance for each node."""
+        nodes = self.nodes[instances]
+        return nodes[nodes >= 0], np.repeat(values, (nodes >= 0).sum(axis=1))
+
+    def held(self, demand: Demand, count: int) -> NDArray[np.float64]:
+        """Return the bytes of weights on each of ``count`` nodes."""
+        each = demand.weights[self.model] / np.maximum((self.nodes >= 0).sum(axis=1), 1)
+        return np.bincount(*self.spread(np.arange(len(self.model), dtype=np.int32), each), count)
+
+    def load(self, count: int) -> NDArray[np.float64]:
+        """Return the share of its time that each of ``count`` nodes works."""
+        load = np.bincount(*self.spread(self.instance, self.rate * self.part[self.instance]), count)
+        return load.astype(np.float64)  # without flows, they are integers
+
+
+class _Near(NamedTuple):
+    """The nodes that requests of a site may go to, the nearest site first; the time, and the links, on the way."""
+
+    nodes: NDArray[np.intp]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
+    links: NDArray[np.int32]
+
+
+class _Uses(NamedTuple):
+    """What a model needs of each near node: parts, seconds of a part, seconds to wait at a part, bytes of a part."""
+
+    parts: NDArray[np.int32]
+    part: NDArray[np.float64]
+    wait: NDArray[np.float64]
+    held: NDArray[np.float64]
+
+
+class Planner:
+    """Assigns models to nodes so that each model keeps its limit, weights fit in memory, and little is moved.
+
+    Requests go where they cost least of what is scarce: the time of nodes, valued by the prices of `capacity`; the time for which
+    a node has to be left idle, because a model with a shorter limit or with longer requests comes to it; and memory, as a share
+    of the node's. A node is filled up to the load at which `late_share` is a twentieth of what the strictest limit of the workload
+    allows; what has no room then, up to half of that. Models with larger weights come first, then those with fewer choices. When rates change, flows change first, and instances only where that is not enough.
+
+    Other ways are baselines. They assign one model after the other, and know only its own load. ``round robin`` takes the nodes
+    of the nearest site in turn, ``best fit`` the node of the nearest site with the least memory left, ``declared`` does so among
+    nodes that are busy for less than 70 % of their time, and ``each alone`` takes the node that answers first.
+
+    Args:
+        fleet: the nodes.
+        demand: the models, and where requests arrive.
+        rates: ``float64[Q]``, typical requests per second of each source, for which prices are found.
+        way: how nodes are chosen.
+    """
+
+    def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64], way: Way = "joint") -> None:
+        self.fleet, self.demand, self.way = fleet, demand, way
+        memory = np.array([fleet.memory[fleet.node_class == c].min(initial=np.inf) for c in range(len(fleet.classes))])
+        parts = np.maximum(np.ceil(demand.weights[:, None] / np.maximum(memory, 1e-9)), 1.0)
+        able = np.isfinite(demand.seconds) & (parts <= _PARTS)
+        self._parts = np.where(able, parts, 1).astype(np.int32)
+        between = demand.hop[0] + demand.between[:, None] / demand.hop[1]
+        self._whole = np.where(able, demand.seconds + (self._parts - 1) * between, np.inf)
+        self.factor, self.price = capacity(fleet, demand, rates)
+        self._limits, self._weights = demand.limits, np.array([entry.weight for entry in demand.workload])
+        self._near: dict[int, _Near] = {}
+        self._now: Assignment | None = None
+        choices = [
+            int((self._uses(q, self._nearby(int(demand.site[q]))).wait > 0).sum()) for q in range(len(demand.model))
+        ]
+        self._choices = np.array(choices)
+        self._turn = 0
+
+    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = _LATE[-1]) -> NDArray[np.float64]:
+        """Return the share of its time that a node may work, for the shortest wait and the longest request of its models."""
+        return most_busy(2.0 * wait / np.maximum(longest, 1e-12), late * self.demand.late)
+
+    def links(self, now: Assignment) -> NDArray[np.int32]:
+        """Return the links that the requests of each flow take, ``int32[F, L]`` with -1 where there are fewer."""
+        return self.fleet.sites.links(self.demand.site[now.source], self.fleet.site[now.nodes[now.instance, 0]])
+
+    def sent(self, now: Assignment, rate: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bytes per second on each site's link, ``float64[S]``, for requests per second of each flow."""
+        links, size = self.links(now), rate * self.demand.sent[self.demand.model[now.source]]
+        used = np.bincount(links[links >= 0], np.repeat(size, (links >= 0).sum(axis=1)), len(self.fleet.sites.names))
+        return used.astype(np.float64)
+
+    def plan(self, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> Assignment:
+        """Return an assignment for new rates, changed from the one before.
+
+        Memory of instances that go is free from the next call on, since they serve until the new ones are loaded.
+
+        Args:
+            rates: ``float64[Q]``, requests per second of each source.
+            alive: ``bool[N]``, nodes that can be used.
+        """
+        draft = _Draft(self, self._now, rates, alive)
+        left = rates - draft.served
+        work = left * self._whole[self.demand.model].min(axis=1)
+        order = np.lexsort((-work, self._choices, -self._weights[self.demand.model]))
+        for late in _LATE if self.way == "joint" else _LATE[-1:]:
+            for source in order[left[order] > _SMALL * rates[order]].tolist():
+                left[source] = self._place(draft, source, float(left[source]), _SMALL * float(rates[source]), late)
+        self._now = draft.done(np.where(left > _SMALL * rates, left, 0.0))
+        return self._now
+
+    def _nearby(self, site: int) -> _Near:
+        if site not in self._near:
+            sites = self.fleet.sites
+            latency, per_byte = sites.paths(site)
+            inner = [one for one in sites.inner()[np.argsort(latency[sites.inner()], kind="stable")] if one != site]
+            nodes = [np.flatnonzero(self.fleet.site == one) for one in (site, *inner[:_NEAR])]
+            every = np.concatenate(nodes)
+            at = self.fleet.site[every]
+            links = sites.links(np.full(len(at), site, np.int32), at)
+            self._near[site] = _Near(every, latency[at], per_byte[at], links)
+        return self._near[site]
+
+    def _uses(self, source: int, near: _Near) -> _Uses:
+        model = int(self.demand.model[source])
+        of = self.fleet.node_class[near.nodes]
+        parts = self._parts[model, of]
+        whole = self._whole[model, of] + 2 * near.latency + self.demand.sent[model] * near.per_byte
+        return _Uses(
+            parts, self.demand.seconds[model, of] / parts, (self._limits[model] - whole) / parts, self.demand.weights[model] / parts
+        )
+
+    def _place(self, draft: _Draft, source: int, left: float, small: float, late: float) -> float:
+        """Give the requests of a source to nodes; return what is left."""
+        near = self._nearby(int(self.demand.site[source]))
+        uses, model = self._uses(source, near), int(self.demand.model[source])
+        tried = draft.alive[near.nodes] & (uses.wait > 0)
+        while left > small:
+            nodes = near.nodes
+            has = draft.holds(model, nodes)
+            limit = np.minimum(draft.wait[nodes], uses.wait)
+            longest = np.maximum(draft.longest[nodes], uses.part)
+            most = self.most(limit, longest, late) if self.way == "joint" else self.most(uses.wait, uses.part, late)
+            load = draft.load[nodes] if self.way == "joint" else draft.own(model, nodes) * uses.part
+            room = (most - load) / uses.part
+            if self.way == "declared":
+                room = np.minimum(room, (_DECLARED - draft.load[nodes]) / uses.part)
+            sendable = np.where(near.links >= 0, draft.sendable[near.links], np.inf).min(axis=1)
+            room = np.minimum(room, sendable / self.demand.sent[model])
+            able = tried & (room > small) & (has | (draft.free[nodes] >= uses.held))
+            if not able.any():
+                return left
+            each = np.flatnonzero(able)
+            take = np.minimum(room[each], left)
+            best = int(each[np.argmin(self._cost(draft, near, uses, each, take, has, most, late))])
+            chosen = draft.instance_at(model, int(nodes[best])) if has[best] else self._parts_of(near, uses, able & ~has, best)
+            if chosen is None:
+                tried[best] = False
+                continue
+            among = np.flatnonzero(np.isin(nodes, chosen))
+            taken = min(left, float(room[among].min()))
+            if taken <= small:
+                tried[best] = False
+                continue
+            draft.add(model, chosen, source, taken, float(uses.part[best]), float(uses.wait[best]), float(uses.held[best]))
+            links = near.links[best]
+            draft.sendable[links[links >= 0]] -= taken * self.demand.sent[model]
+            left -= taken
+            self._turn = int(nodes[best]) + 1
+        return 0.0
+
+    def _cost(
+        self,
+        draft: _Draft,
+        near: _Near,
+        uses: _Uses,
+        each: NDArray[np.intp],
+        take: NDArray[np.float64],
+        has: NDArray[np.bool_],
+        most: NDArray[np.float64],
+        late: float,
+    ) -> NDArray[np.float64]:
+        """Return what the choice of each of some near nodes costs; the least is chosen."""
+        nodes = near.nodes[each]
+        if self.way == "joint":
+            idle = self.most(draft.wait[nodes], draft.longest[nodes], late) - most[each]
+            memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes], 1e-9))
+            price = self.price[self.fleet.node_class[nodes]] * uses.parts[each]
+            return price * (take * uses.part[each] + np.maximum(idle, 0.0) + memory) / take
+        if self.way == "each alone":
+            return -uses.wait[each] * uses.parts[each]
+        far = near.latency[each] * 1e12 - has[each] * 1e11  # the nearest site first, there a node that holds the model
+        if self.way == "round robin":
+            return far + (nodes - self._turn) % len(self.fleet.names)
+        return far + (draft.free[nodes] - uses.held[each]) / 1e3
+
+    def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int] | None:
+        """Return the nodes of a new instance, of one class and site; None if there are too few."""
+        fleet, count = self.fleet, int(uses.parts[first])
+        node = int(near.nodes[first])
+        if count == 1:
+            return [node]
+        like = (fleet.site[near.nodes] == fleet.site[node]) & (fleet.node_class[near.nodes] == fleet.node_class[node])
+        others = near.nodes[able & like & (near.nodes != node)]
+        return [node, *others[: count - 1].tolist()] if len(others) >= count - 1 else None
+
+
+class _Draft:
+    """An assignment in the making: what was kept of the one before, and what has been added.
+
+    Attributes:
+        served: ``float64[Q]``, requests per second of each source that are kept.
+        load: ``float64[N]``, share of its time that each node works.
+        wait: ``float64[N]``, the shortest time that a request of a node may wait.
+        longest: ``float64[N]``, the longest time of a request on a node.
+        free: ``float64[N]``, bytes of memory.
+        sendable: ``float64[S]``, bytes per second that each site's link can take.
+    """
+
+    def __init__(self, planner: Planner, now: Assignment | None, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> None:
+        self.alive, self._demand, count = alive, planner.demand, len(planner.fleet.names)
+        none, no = np.empty(0), np.empty(0, np.int32)
+        now = now or Assignment(no, np.empty((0, _PARTS), np.int32), none, no, no, none, none, none)
+        kept = _still(now, rates, alive)
+        lowest, highest = np.full(count, np.inf), np.zeros(count)
+        np.minimum.at(lowest, *kept.spread(kept.instance, kept.wait))
+        np.maximum.at(highest, *kept.spread(kept.instance, kept.part[kept.instance]))
+        nodes = kept.nodes[kept.instance]
+        if planner.way == "joint":  # flows shrink where a node would be too busy
+            fits = np.minimum(1.0, planner.most(lowest, highest) / np.maximum(kept.load(count), 1e-300))
+            rate = kept.rate * np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
+        else:
+            own = np.bincount(kept.instance, kept.rate, len(kept.model))[kept.instance]
+            most = planner.most(kept.wait, kept.part[kept.instance]) / kept.part[kept.instance]
+            rate = kept.rate * np.minimum(1.0, most / np.maximum(own, 1e-300))
+        most_sent = _SENT * planner.fleet.sites.bandwidth
+        links = planner.links(kept)
+        fits = np.minimum(1.0, most_sent / np.maximum(planner.sent(kept, rate), 1e-9))
+        rate = rate * np.where(links >= 0, fits[links], 1.0).min(axis=1, initial=1.0)
+        self._kept = kept = Assignment(kept.model, kept.nodes, kept.part, kept.source, kept.instance, rate, kept.wait, none)
+        self.served = np.bincount(kept.source, rate, len(rates))
+        self.sendable = most_sent - planner.sent(kept, rate)
+        self.load, self.wait, self.longest = kept.load(count), lowest, highest
+        self.free = planner.fleet.memory - now.held(planner.demand, count)
+        self._models: list[int] = kept.model.tolist()
+        self._places = [[node for node in nodes if node >= 0] for nodes in kept.nodes.tolist()]
+        self._part: list[float] = kept.part.tolist()
+        self._rate: list[float] = np.bincount(kept.instance, rate, len(kept.model)).tolist()
+        self._at: dict[int, dict[int, int]] = {}
+        for number, (model, place) in enumerate(zip(self._models, self._places, strict=True)):
+            self._at.setdefault(model, {})[place[0]] = number
+        self._flows: list[tuple[int, int, float, float]] = []
+        self._mask, self._sum = np.zeros(count, bool), np.zeros(count)
+
+    def holds(self, model: int, nodes: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which nodes are the first ones of an instance of a model."""
+        at = list(self._at.get(model, ()))
+        self._mask[at] = True
+        found = self._mask[nodes]
+        self._mask[at] = False
+        return found
+
+    def own(self, model: int, nodes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return the requests per second of a model at each node."""
+        at = self._at.get(model, {})
+        self._sum[list(at)] = [self._rate[number] for number in at.values()]
+        found = self._sum[nodes]
+        self._sum[list(at)] = 0.0
+        return found
+
+    def instance_at(self, model: int, node: int) -> list[int]:
+        """Return the nodes of the instance of a model whose first node is given."""
+        return self._places[self._at[model][node]]
+
+    def add(self, model: int, place: list[int], source: int, rate: float, part: float, wait: float, held: float) -> None:
+        """Give requests of a source to the instance at a place; load it if there is none."""
+        number = self._at.setdefault(model, {}).get(place[0])
+        if number is None:
+            number = self._at[model][place[0]] = len(self._models)
+            self._models.append(model)
+            self._places.append(place)
+            self._part.append(part)
+            self._rate.append(0.0)
+            self.free[place] -= held
+        self._flows.append((source, number, rate, wait))
+        self._rate[number] += rate
+        self.load[place] += rate * part
+        self.wait[place] = np.minimum(self.wait[place], wait)
+        self.longest[place] = np.maximum(self.longest[place], part)
+
+    def done(self, unplaced: NDArray[np.float64]) -> Assignment:
+        """Return the assignment; flows of a source to an instance are one flow."""
+        kept, new = self._kept, np.array(self._flows).reshape(-1, 4)
+        source = np.concatenate((kept.source, new[:, 0].astype(np.int32)))
+        instance = np.concatenate((kept.instance, new[:, 1].astype(np.int32)))
+        rate, wait = np.concatenate((kept.rate, new[:, 2])), np.concatenate((kept.wait, new[:, 3]))
+        _, first, same = np.unique(source.astype(np.int64) << 32 | instance, return_index=True, return_inverse=True)
+        nodes = np.full((len(self._models), _PARTS), -1, np.int32)
+        for number, place in enumerate(self._places):
+            nodes[number, : len(place)] = place
+        model = np.array(self._models, np.int32)
+        loaded = model[len(kept.model) :]
+        return Assignment(
+            model,
+            nodes,
+            np.array(self._part),
+            source[first],
+            instance[first],
+            np.bincount(same, rate, len(first)),
+            wait[first],
+            unplaced,
+            len(loaded),
+            float(self._demand.weights[loaded].sum()),
+        )
+
+
+def _still(now: Assignment, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> Assignment:
+    """Return what is left of an assignment: of each source, the largest flows that are enough, scaled to its new rate."""
+    lives = ((now.nodes < 0) | alive[now.nodes]).all(axis=1)
+    order = np.lexsort((-now.rate, now.source))
+    order = order[lives[now.instance[order]]]
+    source, rate = now.source[order], now.rate[order]
+    before = np.cumsum(rate) - rate
+    first = np.flatnonzero(np.diff(source, prepend=-1))
+    before -= np.repeat(before[first], np.diff(first, append=len(source)))
+    order = order[before < rates[source]]
+    source, instance = now.source[order], now.instance[order]
+    total = np.bincount(source, now.rate[order], len(rates))
+    rate = now.rate[order] * (rates / np.maximum(total, 1e-300))[source]
+    used, instance = np.unique(instance, return_inverse=True)
+    return Assignment(
+        now.model[used], now.nodes[used], now.part[used], source, instance.astype(np.int32), rate, now.wait[order], now.unplaced
+    )

@@ -1,0 +1,167 @@
+"""A fleet: many nodes of few classes, at sites that a tree of links joins; and the requests that arrive at its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import WorkloadError
+from placeit.workload.entries import Workload
+
+__all__ = ["Demand", "Fleet", "Sites"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """Sites, and the links that join each to its parent: a star, a tree, or one site.
+
+    Attributes:
+        names: of the sites.
+        parent: ``int32[S]``, the site at the other end of each site's link; -1 for the one without a link.
+        latency: ``float64[S]``, seconds from one end of the link to the other.
+        bandwidth: ``float64[S]``, bytes per second.
+
+    Raises:
+        WorkloadError: two sites have one name, or the links do not form a tree.
+    """
+
+    names: Sequence[str]
+    parent: NDArray[np.int32]
+    latency: NDArray[np.float64]
+    bandwidth: NDArray[np.float64]
+    depth: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_unique(self.names, "site")
+        count = len(self.names)
+        if not len(self.parent) == len(self.latency) == len(self.bandwidth) == count:
+            raise WorkloadError(f"Each of the {count} sites needs a parent, a latency and a bandwidth.")
+        depth, above, everyone = np.zeros(count, np.int32), self.parent.copy(), np.arange(count)
+        for _ in range(count):
+            if (above < 0).all():
+                break
+            depth += above >= 0
+            above = np.where(above < 0, -1, self.parent[above])
+        else:
+            circle = [self.names[one] for one in everyone[above >= 0][:5]]
+            raise WorkloadError(f"The links of the sites form a circle ({', '.join(circle)}): give one of them the parent -1.")
+        if len(roots := everyone[self.parent < 0]) > 1:
+            raise WorkloadError(
+                f"No link joins the sites '{self.names[roots[0]]}' and '{self.names[roots[1]]}': give one of them a parent."
+            )
+        object.__setattr__(self, "depth", depth)
+
+    def paths(self, site: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the seconds from a site to each site, and the seconds per byte of the slowest link between, ``float64[S]``."""
+        seconds, per_byte = np.full(len(self.names), np.nan), np.zeros(len(self.names))
+        seconds[site], at = 0.0, site
+        while (up := int(self.parent[at])) >= 0:
+            seconds[up] = seconds[at] + self.latency[at]
+            per_byte[up] = max(per_byte[at], 1 / self.bandwidth[at])
+            at = up
+        for depth in range(1, int(self.depth.max(initial=0)) + 1):
+            new = np.flatnonzero((self.depth == depth) & np.isnan(seconds))
+            up_ = self.parent[new]
+            seconds[new] = seconds[up_] + self.latency[new]
+            per_byte[new] = np.maximum(per_byte[up_], 1 / self.bandwidth[new])
+        return seconds, per_byte
+
+    def links(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the links between sites, each as the site below it, ``int32[K, L]`` with -1 where there are fewer.
+
+        Args:
+            one: ``int32[K]``, sites.
+            other: ``int32[K]``, other sites.
+        """
+        found = []
+        while (apart := one != other).any():
+            up = apart & (self.depth[one] >= self.depth[other])
+            down = apart & ~up
+            found.append(np.where(up, one, np.where(down, other, -1)))
+            one, other = np.where(up, self.parent[one], one), np.where(down, self.parent[other], other)
+        return np.stack(found, axis=1) if found else np.full((len(one), 1), -1, np.int32)
+
+    def inner(self) -> NDArray[np.intp]:
+        """Return the sites that other sites have as their parent."""
+        return np.unique(self.parent[self.parent >= 0])
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """Nodes, each of which serves one request at a time, of the models that it holds.
+
+    Attributes:
+        sites: where they are.
+        names: of the nodes.
+        site: ``int32[N]``, the site of each node.
+        classes: names of the classes of nodes.
+        node_class: ``int32[N]``, the class of each node.
+        memory: ``float64[N]``, bytes of weights that each node can hold.
+
+    Raises:
+        WorkloadError: two nodes have one name.
+    """
+
+    sites: Sites
+    names: Sequence[str]
+    site: NDArray[np.int32]
+    classes: Sequence[str]
+    node_class: NDArray[np.int32]
+    memory: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        _check_unique(self.names, "node")
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What a fleet has to serve: for each model its costs, and its *sources*, the sites where its requests arrive.
+
+    Attributes:
+        workload: the models, with their limits and weights; rates are given for each source instead.
+        seconds: ``float64[M, C]``, seconds of a request on a node of each class; infinite where a model cannot run.
+        weights: ``float64[M]``, bytes of weights.
+        sent: ``float64[M]``, bytes of a request's inputs and outputs.
+        between: ``float64[M]``, bytes that cross from part to part if a model is split.
+        model: ``int32[Q]``, the model of each source.
+        site: ``int32[Q]``, the site of each source.
+        hop: seconds of latency, and bytes per second, between nodes of one site.
+
+    Raises:
+        WorkloadError: a model has requests under way in place of a rate.
+    """
+
+    workload: Workload
+    seconds: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    sent: NDArray[np.float64]
+    between: NDArray[np.float64]
+    model: NDArray[np.int32]
+    site: NDArray[np.int32]
+    hop: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        for entry in self.workload:
+            if entry.rate is None:
+                raise WorkloadError(f"The model '{entry.name}' of a fleet needs a 'rate' in place of 'in_flight'.")
+
+    @property
+    def limits(self) -> NDArray[np.float64]:
+        """The limits on latencies, ``float64[M]`` seconds."""
+        return np.array([entry.limited.seconds for entry in self.workload])
+
+    @property
+    def late(self) -> float:
+        """The least share of requests that the limit of a model lets be late."""
+        return min(1.0 - entry.limited.percentile / 100 for entry in self.workload)
+
+
+def _check_unique(names: Sequence[str], what: str) -> None:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            raise WorkloadError(f"The {what} '{name}' appears twice: give one of them another name.")
+        seen.add(name)

@@ -1,0 +1,78 @@
+"""What no assignment of a fleet can exceed: bounds by the time of nodes alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.workload.fleet import Demand, Fleet
+
+__all__ = ["capacity", "least_late"]
+
+_STEPS = (4.0, 2.0, 1.4, 1.1, 1.02)  # factors by which prices are changed
+
+
+def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Bound the factor on all rates at which a fleet could serve every request.
+
+    For any prices of a second of each class of nodes, a request costs at least its price on the class where it is cheapest. So
+    the factor is at most the price of all nodes, divided by the price of all requests. The prices that make this least are
+    those of a linear program without memory, links and waiting.
+
+    Args:
+        fleet: the nodes.
+        demand: the models.
+        rates: ``float64[Q]``, requests per second of each source.
+
+    Returns:
+        The factor, and the prices, ``float64[C]``, of which the largest is 1.
+    """
+    count = np.bincount(fleet.node_class, minlength=len(fleet.classes)).astype(float)
+    total = np.bincount(demand.model, rates, len(demand.seconds))
+    seconds = demand.seconds[np.isfinite(demand.seconds).any(axis=1)]
+    total = total[np.isfinite(demand.seconds).any(axis=1)]
+
+    def factor(price: NDArray[np.float64]) -> float:
+        work = float(total @ (price * seconds).min(axis=1))
+        return float(price @ count) / work if work > 0 else np.inf
+
+    with np.errstate(divide="ignore"):
+        price = np.nan_to_num(np.nanmedian(np.where(np.isfinite(seconds), 1 / seconds, np.nan), axis=0), nan=1.0)
+    best = factor(price)
+    for step in _STEPS:
+        better = True
+        while better:
+            better = False
+            for each in range(len(price)):
+                for times in (step, 1 / step):
+                    tried = price.copy()
+                    tried[each] *= times
+                    if (found := factor(tried)) < best * (1 - 1e-9):
+                        price, best, better = tried, found, True
+    return best, price / price.max(initial=1e-300)
+
+
+def least_late(
+    fleet: Fleet, demand: Demand, rates: NDArray[np.float64], price: NDArray[np.float64], alive: NDArray[np.bool_]
+) -> float:
+    """Bound from below the requests per second that are late or refused, whatever the assignment.
+
+    Args:
+        fleet: the nodes.
+        demand: the models.
+        rates: ``float64[Q]``, requests per second of each source.
+        price: ``float64[C]``, of a second of each class, as from `capacity`; any prices give a bound.
+        alive: ``bool[N]``, nodes that can be used.
+    """
+    total = np.bincount(demand.model, rates, len(demand.seconds))
+    able = (np.where(np.isfinite(demand.seconds), demand.seconds, np.inf) <= demand.limits[:, None]).any(axis=1)
+    nodes = float(price @ np.bincount(fleet.node_class[alive], minlength=len(fleet.classes)))
+    cost = (price * demand.seconds[able]).min(axis=1)  # of a request
+    order = np.argsort(cost)
+    cost, served = cost[order], total[able][order]
+    # the requests that cost least, as far as the price of the nodes pays for them
+    paid = np.cumsum(cost * served)
+    most = float(served[paid <= nodes].sum())
+    if (next_ := int((paid <= nodes).sum())) < len(served):
+        most += (nodes - (paid[next_ - 1] if next_ else 0.0)) / max(float(cost[next_]), 1e-300)
+    return max(0.0, float(rates.sum()) - most)
