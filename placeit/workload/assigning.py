@@ -18,10 +18,11 @@ Way: TypeAlias = Literal["joint", "round robin", "best fit", "declared", "each a
 WAYS: tuple[Way, ...] = get_args(Way)
 
 _PARTS = 4  # most nodes that a model is split over
-_LATE = (0.05, 0.5)  # of the requests that may be late, the share for which nodes are filled, at first and at most
+_FIRST, _KEPT, _MOST = 0.05, 0.2, 0.5  # share of the requests that may be late for which nodes are filled: see `Planner`
 _NEAR = 4  # sites with others below them that a site may send requests to
 _DECLARED = 0.7  # share of a node's time that is given away where loads are declared
 _SENT = 0.7  # share of a link's bandwidth that requests may take, so that they do not wait for each other
+_WASTE = 3.0  # times of what a request costs on the best class of nodes; dearer choices are for what is left at the end
 _SMALL = 1e-6  # share of a source's requests that may be left out
 
 
@@ -95,11 +96,13 @@ class Planner:
     Requests go where they cost least of what is scarce: the time of nodes, valued by the prices of `capacity`; the time for which
     a node has to be left idle, because a model with a shorter limit or with longer requests comes to it; and memory, as a share
     of the node's. A node is filled up to the load at which `late_share` is a twentieth of what the strictest limit of the workload
-    allows; what has no room then, up to half of that. Models with larger weights come first, then those with fewer choices. When rates change, flows change first, and instances only where that is not enough.
+    allows; if requests are left then, up to a half. Models with larger weights come first, then those with fewer choices. When rates
+    change, flows change first, up to a fifth of what the limit allows; instances are added only for the rest.
 
-    Other ways are baselines. They assign one model after the other, and know only its own load. ``round robin`` takes the nodes
-    of the nearest site in turn, ``best fit`` the node of the nearest site with the least memory left, ``declared`` does so among
-    nodes that are busy for less than 70 % of their time, and ``each alone`` takes the node that answers first.
+    Other ways are baselines. They take a node for a model only if it would keep the limit alone there, fill it as if it had no other
+    model, and fill a node that holds the model before they take another one. ``round robin`` takes nodes in turn, ``best fit`` the
+    node with the least memory left, ``declared`` does so among nodes that are busy for less than 70 % of their time, and ``each
+    alone`` takes the node that answers first. All ways keep to the memory of nodes, and to 70 % of the bandwidth of links.
 
     Args:
         fleet: the nodes.
@@ -117,18 +120,24 @@ class Planner:
         between = demand.hop[0] + demand.between[:, None] / demand.hop[1]
         self._whole = np.where(able, demand.seconds + (self._parts - 1) * between, np.inf)
         self.factor, self.price = capacity(fleet, demand, rates)
-        self._limits, self._weights = demand.limits, np.array([entry.weight for entry in demand.workload])
+        self._limits, self._late = demand.limits, demand.late
+        self._weights = np.array([entry.weight for entry in demand.workload])
         self._near: dict[int, _Near] = {}
         self._now: Assignment | None = None
-        choices = [
-            int((self._uses(q, self._nearby(int(demand.site[q]))).wait > 0).sum()) for q in range(len(demand.model))
-        ]
-        self._choices = np.array(choices)
+        self._choices, self._saved, self._least = (np.zeros(len(demand.model)) for _ in range(3))
+        for source in range(len(demand.model)):
+            near = self._nearby(int(demand.site[source]))
+            uses = self._uses(source, near)
+            able, home = uses.wait > 0, near.latency == 0
+            cost = np.where(able, self.price[fleet.node_class[near.nodes]] * uses.part * uses.parts, np.inf)
+            self._choices[source], self._least[source] = able.sum(), cost.min(initial=np.inf)
+            if able.any():
+                self._saved[source] = cost[home].min(initial=np.inf) - cost[~home].min(initial=np.inf)
         self._turn = 0
 
-    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = _LATE[-1]) -> NDArray[np.float64]:
+    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = _MOST) -> NDArray[np.float64]:
         """Return the share of its time that a node may work, for the shortest wait and the longest request of its models."""
-        return most_busy(2.0 * wait / np.maximum(longest, 1e-12), late * self.demand.late)
+        return most_busy(2.0 * wait / np.maximum(longest, 1e-12), late * self._late)
 
     def links(self, now: Assignment) -> NDArray[np.int32]:
         """Return the links that the requests of each flow take, ``int32[F, L]`` with -1 where there are fewer."""
@@ -153,11 +162,30 @@ class Planner:
         left = rates - draft.served
         work = left * self._whole[self.demand.model].min(axis=1)
         order = np.lexsort((-work, self._choices, -self._weights[self.demand.model]))
-        for late in _LATE if self.way == "joint" else _LATE[-1:]:
+        self._toll = self._tolls(rates)
+        for late, waste in ((_FIRST, _WASTE), (_MOST, _WASTE), (_MOST, np.inf)) if self.way == "joint" else ((_MOST, np.inf),):
             for source in order[left[order] > _SMALL * rates[order]].tolist():
-                left[source] = self._place(draft, source, float(left[source]), _SMALL * float(rates[source]), late)
+                small = _SMALL * float(rates[source])
+                left[source] = self._place(draft, source, float(left[source]), small, late, waste)
         self._now = draft.done(np.where(left > _SMALL * rates, left, 0.0))
         return self._now
+
+    def _tolls(self, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the price of a byte on each site's link, ``float64[S]``, in the unit of `price`.
+
+        It is what the last byte saves that a link has room for, if the requests are sent that save most for each byte.
+        """
+        size = self.demand.sent[self.demand.model]
+        saved = np.maximum(self._saved, 0.0) / size
+        toll = np.zeros(len(self.fleet.sites.names))
+        order = np.lexsort((-saved, self.demand.site))
+        site = self.demand.site[order]
+        sent = np.cumsum((rates * size)[order])
+        first = np.flatnonzero(np.diff(site, prepend=-1))
+        sent -= np.repeat(np.append(0.0, sent)[first], np.diff(first, append=len(site)))
+        over = sent > _SENT * self.fleet.sites.bandwidth[site]
+        np.maximum.at(toll, site[over], np.where(np.isfinite(saved), saved, 0.0)[order][over])
+        return toll
 
     def _nearby(self, site: int) -> _Near:
         if site not in self._near:
@@ -180,11 +208,13 @@ class Planner:
             parts, self.demand.seconds[model, of] / parts, (self._limits[model] - whole) / parts, self.demand.weights[model] / parts
         )
 
-    def _place(self, draft: _Draft, source: int, left: float, small: float, late: float) -> float:
+    def _place(self, draft: _Draft, source: int, left: float, small: float, late: float, waste: float) -> float:
         """Give the requests of a source to nodes; return what is left."""
         near = self._nearby(int(self.demand.site[source]))
         uses, model = self._uses(source, near), int(self.demand.model[source])
         tried = draft.alive[near.nodes] & (uses.wait > 0)
+        price = self.price[self.fleet.node_class[near.nodes]] * uses.parts
+        toll = self.demand.sent[model] * np.where(near.links >= 0, self._toll[near.links], 0.0).sum(axis=1)
         while left > small:
             nodes = near.nodes
             has = draft.holds(model, nodes)
@@ -201,14 +231,24 @@ class Planner:
             if not able.any():
                 return left
             each = np.flatnonzero(able)
-            take = np.minimum(room[each], left)
-            best = int(each[np.argmin(self._cost(draft, near, uses, each, take, has, most, late))])
+            if self.way == "joint":
+                take = np.minimum(room[each], left)
+                idle = np.maximum(self.most(draft.wait[nodes[each]], draft.longest[nodes[each]], late) - most[each], 0.0)
+                cost = price[each] * (uses.part[each] + idle / take)
+                each, cost, take = (of[cost <= waste * self._least[source]] for of in (each, cost, take))
+                if not len(each):
+                    return left
+                memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes[each]], 1e-9))
+                cost = cost + price[each] * memory / take + toll[each]
+            else:
+                cost = np.where(has[each], -np.inf, self._rank(draft, near, uses)[each])
+            best = int(each[np.argmin(cost)])
             chosen = draft.instance_at(model, int(nodes[best])) if has[best] else self._parts_of(near, uses, able & ~has, best)
             if chosen is None:
                 tried[best] = False
                 continue
-            among = np.flatnonzero(np.isin(nodes, chosen))
-            taken = min(left, float(room[among].min()))
+            among = np.isin(nodes, chosen) if len(chosen) > 1 else best
+            taken = min(left, float(np.min(room[among])))
             if taken <= small:
                 tried[best] = False
                 continue
@@ -219,30 +259,13 @@ class Planner:
             self._turn = int(nodes[best]) + 1
         return 0.0
 
-    def _cost(
-        self,
-        draft: _Draft,
-        near: _Near,
-        uses: _Uses,
-        each: NDArray[np.intp],
-        take: NDArray[np.float64],
-        has: NDArray[np.bool_],
-        most: NDArray[np.float64],
-        late: float,
-    ) -> NDArray[np.float64]:
-        """Return what the choice of each of some near nodes costs; the least is chosen."""
-        nodes = near.nodes[each]
-        if self.way == "joint":
-            idle = self.most(draft.wait[nodes], draft.longest[nodes], late) - most[each]
-            memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes], 1e-9))
-            price = self.price[self.fleet.node_class[nodes]] * uses.parts[each]
-            return price * (take * uses.part[each] + np.maximum(idle, 0.0) + memory) / take
+    def _rank(self, draft: _Draft, near: _Near, uses: _Uses) -> NDArray[np.float64]:
+        """Return the order in which a baseline takes near nodes, the least first."""
         if self.way == "each alone":
-            return -uses.wait[each] * uses.parts[each]
-        far = near.latency[each] * 1e12 - has[each] * 1e11  # the nearest site first, there a node that holds the model
+            return -uses.wait * uses.parts
         if self.way == "round robin":
-            return far + (nodes - self._turn) % len(self.fleet.names)
-        return far + (draft.free[nodes] - uses.held[each]) / 1e3
+            return (near.nodes - self._turn) % len(self.fleet.names)
+        return draft.free[near.nodes] - uses.held
 
     def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int] | None:
         """Return the nodes of a new instance, of one class and site; None if there are too few."""
@@ -277,7 +300,7 @@ class _Draft:
         np.maximum.at(highest, *kept.spread(kept.instance, kept.part[kept.instance]))
         nodes = kept.nodes[kept.instance]
         if planner.way == "joint":  # flows shrink where a node would be too busy
-            fits = np.minimum(1.0, planner.most(lowest, highest) / np.maximum(kept.load(count), 1e-300))
+            fits = np.minimum(1.0, planner.most(lowest, highest, _KEPT) / np.maximum(kept.load(count), 1e-300))
             rate = kept.rate * np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
         else:
             own = np.bincount(kept.instance, kept.rate, len(kept.model))[kept.instance]
