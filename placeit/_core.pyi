@@ -197,7 +197,7 @@ class Bell:
 
 class Lane:
     """
-    Work for the thread of a device or a link, which runs it one by one and in order.
+    Work for the thread of a device or a link, which runs it one by one, by priority and in order.
     """
 
     def __init__(self) -> None: ...
@@ -334,6 +334,15 @@ class Executor:
 
     def spin(self, seconds: float) -> None:
         """Have callers wait awake for some seconds before they sleep."""
+
+    @property
+    def priority(self) -> int:
+        """
+        Of what waits for a lane, the lowest number goes first; for nodes that start from now on.
+        """
+
+    @priority.setter
+    def priority(self, arg: int, /) -> None: ...
 
     def run(self, requests: int, waiting: int, deadline: float) -> Waited:
         """

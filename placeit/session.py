@@ -215,6 +215,7 @@ class Session(Workbench):
         state_memory: float | str | None = None,
         max_batch: int | Literal["auto"] | None = None,
         batch_delay: float = 0.0,
+        priority: int = 0,
     ) -> Server:
         """Start a server that runs requests on a placement and its replicas, each of which serves whole requests.
 
@@ -238,12 +239,13 @@ class Session(Workbench):
                 runs each request alone; ``"auto"`` measures batches when the server starts, and joins requests if that takes
                 less time for each. None for the placement's own (:func:`placeit.tune`), or 1.
             batch_delay: seconds that a request may wait for others to join it while a device is free.
+            priority: 0 or less: of several servers whose segments wait for a device, the one with the lowest number goes first.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
             UsageError: it cannot be planned (:meth:`plan_of`); ``refine`` or ``on_loss="replace"`` is given, and costs are not
-                known; both are given, or one of them and ``max_batch``; ``refine`` is given for a placement with replicas; or
-                ``max_batch`` is above 1, and requests of the model cannot be joined.
+                known; both are given, or one of them and ``max_batch`` or ``priority``; ``refine`` is given for a placement
+                with replicas; or ``max_batch`` is above 1, and requests of the model cannot be joined.
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
@@ -265,13 +267,15 @@ class Session(Workbench):
                 "A server that joins requests does not refine or replace its placement, as the times of its requests depend on "
                 "their batches: leave out 'max_batch', or 'refine' and 'on_loss'."
             )
+        if priority > 0 or (priority and (refine or on_loss == "replace")):
+            raise UsageError("'priority' is 0 or less, and a server that refines or replaces its placement has none.")
         replicas = self._prepared.every(placement)
         if refine:
             limits = refine if isinstance(refine, Limits) else Limits()
             return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, queue=queue, state_memory=room)
-        return Server(executors(replicas, in_flight), queue=queue, state_memory=room, joining=join, steps=steps(self))
+        return Server(executors(replicas, in_flight, priority), queue=queue, state_memory=room, joining=join, steps=steps(self))
 
     def sequence(
         self,

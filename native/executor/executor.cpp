@@ -548,6 +548,7 @@ void Executor::start(Index node, double time) {
     }
     offered_[at(node / rules_->nodes())] = &task;
     ++inside_;
+    task.priority = priority_;
     if (use.lane->add(task)) use.asleep = true;
 }
 

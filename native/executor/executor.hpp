@@ -109,6 +109,10 @@ public:
     void spin(double seconds) { spin_ = seconds; }
     double spin() const { return spin_; }
 
+    /// Set the priority of the nodes that start from now on, where they wait for a lane: the lowest number goes first.
+    void prioritize(int priority) { priority_ = priority; }
+    int priority() const { return priority_; }
+
     /// Run requests and wait for the end. First, stop a run that was given up, and wait for what is left of it.
     ///
     /// The calling thread runs segments itself from the begin on, as long as it finds them short and their lane free.
@@ -240,6 +244,7 @@ private:
     std::uint64_t runs_ = 0;
     double begin_ = 0.0, end_ = 0.0;
     std::atomic<double> spin_{0.0};
+    std::atomic<int> priority_{0};
     std::thread::id caller_;    // the thread that waits
     Helper* helper_ = nullptr;  // the caller that decides just now, if it may run nodes that start
     Event changed_, halted_;    // for threads that wait for the run, and for lanes that only pass time

@@ -86,9 +86,12 @@ bool Lane::add(Work& work) {
         work.drop();
         return false;
     }
-    work.next = nullptr;
-    (first_ ? last_->next : first_) = &work;
-    last_ = &work;
+    Work** place = &first_;
+    if (first_ && last_->priority <= work.priority) place = &last_->next;
+    while (*place && (*place)->priority <= work.priority) place = &(*place)->next;
+    work.next = *place;
+    *place = &work;
+    if (!work.next) last_ = &work;
     return asleep_ && !busy_;
 }
 

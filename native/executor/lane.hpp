@@ -1,4 +1,5 @@
-// A lane: the thread of a device or a link, which runs one thing at a time, in the order in which it is asked to.
+// A lane: the thread of a device or a link, which runs one thing at a time: of what waits, the first of the lowest priority
+// number.
 //
 // It lives as long as its device and serves all executors. The thread is a Python thread that has released the interpreter's
 // lock; work that is written in Python takes the lock for as long as it runs.
@@ -18,6 +19,7 @@ public:
     virtual void run() = 0;   // an exception ends the thread
     virtual void drop() = 0;  // it will not run
     Work* next = nullptr;
+    int priority = 0;  // set before it is added
 
 protected:
     ~Work() = default;

@@ -128,8 +128,8 @@ class RunOptions:
         if not 0.001 <= self.sequence_idle < math.inf:
             raise UsageError(f"--sequence-idle is {self.sequence_idle:g} seconds; it must be at least 1 ms, and finite.")
 
-    def of_server(self, placement: Placement) -> dict[str, Any]:
-        """Return the options of :meth:`placeit.Session.serve` for a placement."""
+    def of_server(self, placement: Placement, priority: int = 0) -> dict[str, Any]:
+        """Return the options of :meth:`placeit.Session.serve` for a placement; with a priority where a server can have one."""
         return {
             "queue": self.queue,
             "max_batch": self._rows(tuned=placement.serving is not None),
@@ -138,6 +138,7 @@ class RunOptions:
             "refine": self.refine,
             "on_loss": self.on_loss.value,
             "state_memory": self.state_memory,
+            "priority": 0 if self.refine or self.on_loss is OnLoss.REPLACE else priority,
         }
 
     def _rows(self, *, tuned: bool) -> int | Literal["auto"] | None:
@@ -380,6 +381,7 @@ def _model(
     running: RunOptions,
     stack: contextlib.ExitStack,
     terminal: Terminal,
+    priority: int = 0,
 ) -> ServedModel:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
@@ -391,7 +393,7 @@ def _model(
     with terminal.progress() as progress:
         known(session, chosen, progress)
     with naming(what.path):
-        server = stack.enter_context(session.serve(chosen, **running.of_server(chosen)))
+        server = stack.enter_context(session.serve(chosen, **running.of_server(chosen, priority)))
     model, text = session.model, None
     if path.is_dir() and (tokenizer_folder(model.path) / TOKENIZER).is_file():
         name = name or path.name
@@ -415,14 +417,16 @@ def _workload(
 
     stack.enter_context(shared_devices())
     served = []
-    for entry in Workload.load(path):
+    workload = Workload.load(path)
+    for entry, priority in zip(workload, workload.priorities, strict=True):
         if entry.placement is None:
             raise UsageError(
                 f"{path}: the model '{entry.name}' has no 'placement': serve the file that 'placeit optimize {path}' writes."
             )
         with naming_model(entry):
             options = {**more, "inputs": entry.inputs}
-            served.append(_model(f"{entry.name}={entry.model}", entry.placement, options, None, running, stack, terminal))
+            name = f"{entry.name}={entry.model}"
+            served.append(_model(name, entry.placement, options, None, running, stack, terminal, priority))
     return served
 
 

@@ -101,6 +101,10 @@ class Executor(PlanExecutor):
         with self._lock:
             self._slots.remove(slot)
 
+    def prioritize(self, priority: int) -> None:
+        """Set its priority: of the segments of several executors that wait for a device, the lowest number goes first."""
+        self._engine.priority = priority
+
     @property
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""

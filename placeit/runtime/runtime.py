@@ -28,7 +28,7 @@ from placeit.runtime.segment_compiler import SegmentCompiler
 
 __all__ = ["SERVING_PRIORITY", "Runtime"]
 
-SERVING_PRIORITY = -1  # of streams, as CUDA counts it: ahead of profiling and races at the same time, which have 0
+SERVING_PRIORITY = -1  # as CUDA counts it: ahead of profiling and races at the same time, which have 0
 
 
 class Runtime:
@@ -128,7 +128,7 @@ class Runtime:
         Args:
             plan: what to run.
             in_flight: how many requests may be in flight at once.
-            priority: of the streams that it launches on, where streams drive all devices: a lower one goes first.
+            priority: of several executors whose work waits for a device, the one with the lowest number goes first.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -160,4 +160,6 @@ class Runtime:
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
-        return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight)
+        executor = Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight)
+        executor.prioritize(priority)
+        return executor

@@ -47,10 +47,12 @@ class Stream:
         replicas: at least one; devices are the same as another stream's if their names are.
         arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`); or the number of requests that are under
             way at any time, each submitted as soon as another one has ended.
+        priority: of several streams whose work waits for a device, the one with the lowest number goes first.
     """
 
     replicas: Sequence[SimulatedReplica]
     arrivals: NDArray[np.float64] | int
+    priority: int = 0
 
 
 class Flights(NamedTuple):
@@ -84,9 +86,9 @@ def serve_streams(
 ) -> list[Flights]:
     """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
 
-    Each replica starts its segments and transfers by the rules of executors. A device or a link runs one of them at a time, in
-    the order in which they were started, as lanes do. A replica has at most one there, so replicas take turns. Devices that
-    conflict never run at the same time.
+    Each replica starts its segments and transfers by the rules of executors. A device or a link runs one of them at a time, by
+    priority, and then in the order in which they were started, as lanes do. A replica has at most one there, so replicas take
+    turns. Devices that conflict never run at the same time.
 
     Args:
         streams: one for each model.
@@ -101,9 +103,9 @@ def serve_streams(
 
 @dataclass(eq=False)
 class _Lane:
-    """A device, or a link, and the work that waits for it: when it was queued, its replica, and its instruction."""
+    """A device, or a link, and a heap of what waits for it: priority, when it was queued, its replica, and its instruction."""
 
-    waiting: deque[tuple[int, _Replica, Start | Transfer]] = field(default_factory=deque)
+    waiting: list[tuple[int, int, _Replica, Start | Transfer]] = field(default_factory=list)
     rivals: list[_Lane] = field(default_factory=list)
     busy: bool = False
 
@@ -143,7 +145,7 @@ class _Source:
 
     def __init__(self, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
         self.replicas = [_Replica(one, self, lanes) for one in stream.replicas]
-        self.closed = isinstance(stream.arrivals, int)
+        self.closed, self.priority = isinstance(stream.arrivals, int), stream.priority
         self.waiting = deque[int]()
         self.arrived: list[float] = []
         self.begun: list[float] = []
@@ -220,19 +222,19 @@ class _Mix:
                     heapq.heappush(self._events, (self._now, 0, next(self._count), source))
             else:
                 lane = replica.lane(one)
-                lane.waiting.append((next(self._count), replica, one))
+                heapq.heappush(lane.waiting, (source.priority, next(self._count), replica, one))
                 self._start_next(lane)
         if ended:
             self._begin(source)
 
     def _start_next(self, lane: _Lane) -> None:
-        """Start what waits for a device or a link, and for devices that conflict with it, in the order of queueing."""
+        """Start what waits for a device or a link, and for devices that conflict with it: by priority, then in order."""
         for one in sorted((lane, *lane.rivals), key=_first) if lane.rivals else (lane,):
             if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
-                _, replica, work = one.waiting.popleft()
+                *_, replica, work = heapq.heappop(one.waiting)
                 one.busy = True
                 heapq.heappush(self._events, (self._now + replica.seconds(work), 1, next(self._count), (one, replica, work)))
 
 
-def _first(lane: _Lane) -> float:
-    return lane.waiting[0][0] if lane.waiting else math.inf
+def _first(lane: _Lane) -> tuple[float, float]:
+    return lane.waiting[0][:2] if lane.waiting else (math.inf, math.inf)

@@ -50,10 +50,13 @@ class Prepared:
         """``int32[V]``, the segment of each op."""
         return self.plan.segment_of[self.home.grouping.group_of]
 
-    def to_serve(self, in_flight: int | None = None) -> PlanExecutor:
-        """Compile it for a server, for ``in_flight`` requests; None for as many as its highest throughput needs."""
+    def to_serve(self, in_flight: int | None = None, priority: int = 0) -> PlanExecutor:
+        """Compile it for a server, for ``in_flight`` requests; None for as many as its highest throughput needs.
+
+        ``priority``, 0 or less, is added to the one of servers.
+        """
         best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight
-        return to_serve(functools.partial(self.home.executor, priority=SERVING_PRIORITY), self.plan, best)
+        return to_serve(functools.partial(self.home.executor, priority=SERVING_PRIORITY + priority), self.plan, best)
 
 
 class PreparedCache:

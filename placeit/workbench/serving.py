@@ -41,7 +41,7 @@ Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[obje
 """Makes a context, given a server, in which requests arrive at the server."""
 
 
-def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) -> list[PlanExecutor]:
+def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None, priority: int = 0) -> list[PlanExecutor]:
     """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.prepared.Prepared.to_serve`.
 
     Raises:
@@ -52,7 +52,7 @@ def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None) 
     found: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placements:
-            found.append(one.to_serve(in_flight))
+            found.append(one.to_serve(in_flight, priority))
             stack.callback(found[-1].close)
         stack.pop_all()
     return found

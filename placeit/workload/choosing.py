@@ -88,7 +88,9 @@ class Predictor:
         """Return the predicted latencies of each model."""
         if choice not in self._known:
             options = self.chosen(choice)
-            streams = [Stream(one.replicas, times) for one, times in zip(options, self._arrivals, strict=True)]
+            priorities = self.workload.priorities
+            every = zip(options, self._arrivals, priorities, strict=True)
+            streams = [Stream(one.replicas, times, priority) for one, times, priority in every]
             flights = serve_streams(streams, until=self._seconds, conflicts=self._conflicts)
             points = []
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):

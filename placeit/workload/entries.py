@@ -128,6 +128,15 @@ class Workload:
         """Return a workload that is given as such, or as the path of its file."""
         return given if isinstance(given, Workload) else cls.load(given)
 
+    @property
+    def priorities(self) -> list[int]:
+        """The priority of each model's server: the shorter its limit, the lower the number, and the sooner it goes; 0 at most.
+
+        This is deadline-monotonic scheduling (Leung and Whitehead 1982).
+        """
+        longest_first = sorted({entry.limited.seconds for entry in self.entries}, reverse=True)
+        return [-longest_first.index(entry.limited.seconds) for entry in self.entries]
+
     def scaled(self, factor: float) -> Workload:
         """Return it with all rates multiplied by a factor."""
         entries = (one if one.rate is None else replace(one, rate=one.rate * factor) for one in self.entries)

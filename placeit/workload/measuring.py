@@ -65,13 +65,14 @@ def measured(
     """
     rng = np.random.default_rng(seed)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in choices}
+    priorities = workload.priorities
     with contextlib.ExitStack() as stack:
         servers: dict[tuple[int, int], Server] = {}
         for choice in choices.values():
             for model, number in enumerate(choice):
                 if (model, number) not in servers:
                     with naming(workload.entries[model]):
-                        server = sessions[model].serve(options[model][number].placement)
+                        server = sessions[model].serve(options[model][number].placement, priority=priorities[model])
                     servers[model, number] = stack.enter_context(server)
         inputs = [session.model.sample_inputs() for session in sessions]
         rates = [entry.rate for entry in workload if entry.rate is not None]

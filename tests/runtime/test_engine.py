@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 import re
 import signal
@@ -562,6 +563,22 @@ def test_a_run_whose_deadline_is_over_does_not_begin(engine_of: Callable[..., _c
     (event,) = engine.incidents()
     assert isinstance(event, _core.Late)
     assert (event.running, calls, engine.over) == ([], [], True)
+
+
+def test_a_lane_runs_what_waits_by_priority_and_then_in_order() -> None:
+    one_op = Problem.from_arrays([[1.0]], np.empty((0, 2), int), [], [[1.0]], [[0.0]])
+    ran, gate, engines = list[int](), threading.Event(), list[_core.Executor]()
+    with contextlib.closing(Worker("placeit lane")) as worker:
+        worker.submit(gate.wait)
+        for number, priority in enumerate((0, -2, -1, 0, -2, -1)):
+            engine = _core.Executor(Scheduler(one_op, [0]).machine, [worker.lane], np.ones(1))
+            engine.set_call(0, 0, functools.partial(ran.append, number))
+            engine.priority = priority
+            engine.begin(1, 0, time.perf_counter())
+            engines.append(engine)
+        gate.set()
+        assert [engine.wait(np.inf) for engine in engines] == [_core.Waited.over] * 6
+    assert ran == [1, 4, 2, 5, 0, 3]
 
 
 def test_a_run_of_no_request_is_over_at_once(engine_of: Callable[..., _core.Executor]) -> None:

@@ -89,6 +89,12 @@ def test_models_take_turns_on_a_device_that_they_share():
     assert second.ended.tolist() == [1.5, 3.0]  # behind one request of the other model each, not behind all that wait
 
 
+def test_work_of_the_lowest_priority_number_goes_first():
+    times = [np.zeros(2), np.array([0.1]), np.array([0.2])]
+    streams = [Stream([one_op(1.0, 9, "d")], at, priority) for at, priority in zip(times, (0, 0, -1), strict=True)]
+    assert [flights.ended.tolist() for flights in serve_streams(streams)] == [[1.0, 4.0], [3.0], [2.0]]
+
+
 def test_conflicting_devices_of_two_models_never_run_at_the_same_time():
     streams = [Stream([one_op(1.0, 1, name)], np.zeros(2)) for name in ("part", "whole")]
     first, second = serve_streams(streams, conflicts=[("part", "whole")])

@@ -25,6 +25,12 @@ def test_a_file_says_what_each_model_serves_and_paths_are_relative_to_it(tmp_pat
     assert found.files() == [path, first.model, second.model, second.inputs, second.placement]
 
 
+def test_shorter_limits_go_first_and_no_limit_last() -> None:
+    limits = [LatencyLimit(95, 0.1), None, LatencyLimit(99, 0.02), LatencyLimit(50, 0.1)]
+    entries = tuple(Entry(f"m{k}", Path("m"), rate=1.0, limit=limit) for k, limit in enumerate(limits))
+    assert Workload(entries).priorities == [-1, 0, -2, -1]
+
+
 def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
     entries = (
         Entry("a.b-c", tmp_path / "it's a: model.onnx", rate=1 / 3, limit=LatencyLimit(99, 0.0015), weight=0.1),
