@@ -6,20 +6,21 @@ Published figures:
 * models: parameters and multiply-adds of torchvision's documentation, of YOLOX's model zoo (arXiv:2107.08430), of BERT
   (arXiv:1810.04805), Whisper (arXiv:2212.04356) and Llama 2 (arXiv:2307.09288); for the last three, operations are computed as
   two for each parameter and token;
-* links: Gigabit Ethernet; 5 ms from an edge site to its region, as 58 % of users reach an edge server within a round trip of 10 ms
-  (Charyyev, Arslan, Gunes, "Latency comparison of cloud datacenters and edge servers", GLOBECOM 2020); 10 ms between regions, which
-  is 2,000 km of fibre;
-* popularity: log-normal, so that the 18.6 % most popular models get 99.6 % of the requests, and the daily curve: half of the peak
-  is there all day (Shahrad et al., "Serverless in the wild", USENIX ATC 2020, on applications of Azure Functions);
+* links: Gigabit Ethernet; 5 ms from an edge site to its region, as 58 % of users reach an edge server within a round trip of
+  10 ms (Charyyev, Arslan, Gunes, "Latency comparison of cloud datacenters and edge servers", GLOBECOM 2020); 10 ms from a
+  region to the core, which is 2,000 km of fibre;
+* popularity: log-normal, so that the 18.6 % most popular models get 99.6 % of the requests, and the daily curve: half of the
+  peak is there all day (Shahrad et al., "Serverless in the wild", USENIX ATC 2020, on applications of Azure Functions);
 * failures: 1,000 of single machines, and 20 of racks, in a year of 2,400 machines (Dean 2008, after Hennessy and Patterson,
   "Computer Architecture", figure 6.1); repairs take a log-normal time, with a mean between an hour and a day (Schroeder and
   Gibson, "A large-scale study of failures in high-performance computing systems", DSN 2006).
 
-Assumptions: everything else. Edge nodes fail ten times as often as machines of data centres; a failure of a rack is one of an edge
-site; repairs take six hours on average. 30 % of the nodes are in regions of 500 nodes each, the rest at edge sites of 20. The times
-of a request are those of the roofline model for described devices. A limit is the least round number that is at least four times
-the seconds of a request on a Jetson AGX Orin. A model is used at one site for each request in two seconds of its rate. Time zones
-are up to eight hours apart. Each five minutes have their own deviation from the expected rate, log-normal with 10 %.
+Assumptions: everything else. Edge nodes fail ten times as often as machines of data centres; a failure of a rack is one of an
+edge site; repairs take six hours on average. 30 % of the nodes are in regions of 500 nodes each, the rest at edge sites of 20.
+The times of a request are computed by the roofline model, as for described devices. A limit is the least round number that is
+at least four times the seconds of a request on a Jetson AGX Orin. A model is used at one site for each request in two seconds
+of its rate. Time zones are up to eight hours apart. Each five minutes have their own deviation from the expected rate,
+log-normal with 10 %.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _EDGE_FACTOR, _REPAIR_H = 10.0, 6.0
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A fleet, its demand, and a day: expected rates and actual rates, ``float32[T, Q]``, and nodes that work, ``bool[T, N]``."""
+    """A fleet, its demand, and a day: expected and actual rates, ``float32[T, Q]``, and nodes that work, ``bool[T, N]``."""
 
     fleet: Fleet
     demand: Demand

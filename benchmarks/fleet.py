@@ -1,10 +1,10 @@
 """A simulated fleet: how many requests of many models on many nodes are answered within their limits, over a day.
 
-Nodes, models, requests and failures are those of ``benchmarks/_fleet_problems.py``, which says which figures are published and
+Nodes, models, requests and failures come from ``benchmarks/_fleet_problems.py``, which says which figures are published and
 which are assumed. A load of 1 is the most that the nodes could serve at the peak of the day by their computing time alone. The
-joint planner (``placeit.workload.assigning``) is compared with baselines, and with a lower bound on requests that are late. A model
-keeps its limit if 95 % of its requests of the day are answered within it. Nothing is run but the planner: requests are simulated by a
-formula for waiting times (``placeit.simulator.waiting``), for each node and each five minutes.
+joint planner (``placeit.workload.assigning``) is compared with baselines, and with a lower bound on requests that are late. A
+model keeps its limit if 95 % of its requests of the day are answered within it. Nothing is run but the planner: requests are
+simulated by a formula for waiting times (``placeit.simulator.waiting``), for each node and each five minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks._models import progress
 from placeit.workload.assigning import WAYS, Planner, Way
 from placeit.workload.fleet_day import Day, simulate_day
 
-_SIZES = {(100, 10): (0.1, 0.3, 0.5, 0.7, 0.9), (1000, 100): (0.03, 0.1, 0.3, 0.5, 0.7, 0.9), (10_000, 1000): (0.3, 0.6)}
+_SIZES = {(100, 10): (0.1, 0.3, 0.5, 0.7, 0.9), (1000, 100): (0.03, 0.1, 0.3, 0.5, 0.7, 0.9), (10_000, 1000): (0.1, 0.7)}
 QUICK = {(100, 10): (0.3,)}
 STEPS, QUICK_STEPS = 288, 36
 _KEPT, _MODELS = 0.95, 0.99  # shares of requests in time, and of models that keep their limits, at the largest load

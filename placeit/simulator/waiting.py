@@ -16,9 +16,9 @@ def late_share(busy: ArrayLike, wait: ArrayLike) -> NDArray[np.float64]:
     """Return the share of requests that would have to wait longer than they may, and are refused.
 
     Requests arrive at random times (a Poisson process), are served in the order of arrival, and are refused at once if they
-    would wait longer than ``wait``. With ``x = (1 - busy) * wait``, the share is ``(1 - busy) * busy * exp(-x) /
-    (1 - busy**2 * exp(-x))``. This is exact for exponential times of service (D. Y. Barrer, "Queuing with impatient customers and
-    ordered service", Operations Research 5(5), 1957). For other times, it is an approximation by their mean remaining time.
+    would wait longer than ``wait``. With ``x = (1 - busy) * wait``, the share is ``(1 - busy) * busy * exp(-x) / (1 - busy**2 *
+    exp(-x))``. This is exact for exponential times of service (D. Y. Barrer, "Queuing with impatient customers and ordered
+    service", Operations Research 5(5), 1957). For other times, it is an approximation by their mean remaining time.
 
     Args:
         busy: requests per second times seconds per request, any shape; may be above 1.

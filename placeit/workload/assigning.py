@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.simulator.waiting import most_busy
-from placeit.workload.fleet import Demand, Fleet
+from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
 __all__ = ["WAYS", "Assignment", "Planner", "Way"]
@@ -56,7 +56,9 @@ class Assignment:
     moves: int = 0
     moved_bytes: float = 0.0
 
-    def spread(self, instances: NDArray[np.int32], values: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def spread(
+        self, instances: NDArray[np.int32], values: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the nodes of some instances, and the value of its instance for each node."""
         nodes = self.nodes[instances]
         return nodes[nodes >= 0], np.repeat(values, (nodes >= 0).sum(axis=1))
@@ -64,20 +66,25 @@ class Assignment:
     def held(self, demand: Demand, count: int) -> NDArray[np.float64]:
         """Return the bytes of weights on each of ``count`` nodes."""
         each = demand.weights[self.model] / np.maximum((self.nodes >= 0).sum(axis=1), 1)
-        return np.bincount(*self.spread(np.arange(len(self.model), dtype=np.int32), each), count)
+        return total(*self.spread(np.arange(len(self.model), dtype=np.int32), each), count)
 
     def load(self, count: int) -> NDArray[np.float64]:
         """Return the share of its time that each of ``count`` nodes works."""
-        load = np.bincount(*self.spread(self.instance, self.rate * self.part[self.instance]), count)
-        return load.astype(np.float64)  # without flows, they are integers
+        return total(*self.spread(self.instance, self.rate * self.part[self.instance]), count)
+
+    def lives(self, alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the instances all of whose nodes are alive, ``bool[I]``, of ``alive``, ``bool[N]``."""
+        every: NDArray[np.bool_] = np.all((self.nodes < 0) | alive[self.nodes], axis=1)
+        return every
 
 
 class _Near(NamedTuple):
-    """The nodes that requests of a site may go to, the nearest site first; the time, and the links, on the way."""
+    """The nodes that requests of a site may go to: the time on the way, and which site of ``links`` each is at."""
 
     nodes: NDArray[np.intp]
     latency: NDArray[np.float64]
     per_byte: NDArray[np.float64]
+    at: NDArray[np.intp]
     links: NDArray[np.int32]
 
 
@@ -93,16 +100,18 @@ class _Uses(NamedTuple):
 class Planner:
     """Assigns models to nodes so that each model keeps its limit, weights fit in memory, and little is moved.
 
-    Requests go where they cost least of what is scarce: the time of nodes, valued by the prices of `capacity`; the time for which
-    a node has to be left idle, because a model with a shorter limit or with longer requests comes to it; and memory, as a share
-    of the node's. A node is filled up to the load at which `late_share` is a twentieth of what the strictest limit of the workload
-    allows; if requests are left then, up to a half. Models with larger weights come first, then those with fewer choices. When rates
-    change, flows change first, up to a fifth of what the limit allows; instances are added only for the rest.
+    Requests go where they cost least of what is scarce: the time of nodes, valued by the prices of `capacity`; the time for
+    which a node has to be left idle, because a model with a shorter limit or with longer requests comes to it; and memory, as a
+    share of the node's. A node is filled up to the load at which `late_share` is a twentieth of what the strictest limit of the
+    workload allows; if requests are left then, up to a half. Models with larger weights come first, then those with fewer
+    choices. When rates change, flows change first, up to a fifth of what the limit allows; instances are added only for the
+    rest.
 
-    Other ways are baselines. They take a node for a model only if it would keep the limit alone there, fill it as if it had no other
-    model, and fill a node that holds the model before they take another one. ``round robin`` takes nodes in turn, ``best fit`` the
-    node with the least memory left, ``declared`` does so among nodes that are busy for less than 70 % of their time, and ``each
-    alone`` takes the node that answers first. All ways keep to the memory of nodes, and to 70 % of the bandwidth of links.
+    Other ways are baselines. They take a node for a model only if it would keep the limit alone there, fill it as if it had no
+    other model, and fill a node that holds the model before they take another one. ``round robin`` takes nodes in turn, ``best
+    fit`` the node with the least memory left, ``declared`` does so among nodes that are busy for less than 70 % of their time,
+    and ``each alone`` takes the node that answers first. All ways keep to the memory of nodes, and to 70 % of the bandwidth of
+    links.
 
     Args:
         fleet: the nodes.
@@ -115,10 +124,10 @@ class Planner:
         self.fleet, self.demand, self.way = fleet, demand, way
         memory = np.array([fleet.memory[fleet.node_class == c].min(initial=np.inf) for c in range(len(fleet.classes))])
         parts = np.maximum(np.ceil(demand.weights[:, None] / np.maximum(memory, 1e-9)), 1.0)
-        able = np.isfinite(demand.seconds) & (parts <= _PARTS)
-        self._parts = np.where(able, parts, 1).astype(np.int32)
+        self._able = np.isfinite(demand.seconds) & (parts <= _PARTS)
+        self._parts = np.where(self._able, parts, 1).astype(np.int32)
         between = demand.hop[0] + demand.between[:, None] / demand.hop[1]
-        self._whole = np.where(able, demand.seconds + (self._parts - 1) * between, np.inf)
+        self._whole = np.where(self._able, demand.seconds + (self._parts - 1) * between, 1e9)
         self.factor, self.price = capacity(fleet, demand, rates)
         self._limits, self._late = demand.limits, demand.late
         self._weights = np.array([entry.weight for entry in demand.workload])
@@ -146,8 +155,7 @@ class Planner:
     def sent(self, now: Assignment, rate: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the bytes per second on each site's link, ``float64[S]``, for requests per second of each flow."""
         links, size = self.links(now), rate * self.demand.sent[self.demand.model[now.source]]
-        used = np.bincount(links[links >= 0], np.repeat(size, (links >= 0).sum(axis=1)), len(self.fleet.sites.names))
-        return used.astype(np.float64)
+        return total(links[links >= 0], np.repeat(size, (links >= 0).sum(axis=1)), len(self.fleet.sites.names))
 
     def plan(self, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> Assignment:
         """Return an assignment for new rates, changed from the one before.
@@ -190,13 +198,15 @@ class Planner:
     def _nearby(self, site: int) -> _Near:
         if site not in self._near:
             sites = self.fleet.sites
-            latency, per_byte = sites.paths(site)
+            every = np.arange(len(sites.names), dtype=np.int32)
+            links = sites.links(np.full(len(every), site, np.int32), every)
+            latency = np.where(links >= 0, sites.latency[links], 0.0).sum(axis=1)
             inner = [one for one in sites.inner()[np.argsort(latency[sites.inner()], kind="stable")] if one != site]
-            nodes = [np.flatnonzero(self.fleet.site == one) for one in (site, *inner[:_NEAR])]
-            every = np.concatenate(nodes)
-            at = self.fleet.site[every]
-            links = sites.links(np.full(len(at), site, np.int32), at)
-            self._near[site] = _Near(every, latency[at], per_byte[at], links)
+            near = np.array([site, *inner[:_NEAR]])
+            nodes = [np.flatnonzero(self.fleet.site == one) for one in near]
+            at = np.repeat(np.arange(len(near)), [len(each) for each in nodes])
+            per_byte = np.where(links >= 0, 1 / sites.bandwidth[links], 0.0).max(axis=1)
+            self._near[site] = _Near(np.concatenate(nodes), latency[near][at], per_byte[near][at], at, links[near])
         return self._near[site]
 
     def _uses(self, source: int, near: _Near) -> _Uses:
@@ -204,9 +214,8 @@ class Planner:
         of = self.fleet.node_class[near.nodes]
         parts = self._parts[model, of]
         whole = self._whole[model, of] + 2 * near.latency + self.demand.sent[model] * near.per_byte
-        return _Uses(
-            parts, self.demand.seconds[model, of] / parts, (self._limits[model] - whole) / parts, self.demand.weights[model] / parts
-        )
+        wait = np.where(self._able[model, of], (self._limits[model] - whole) / parts, -1.0)
+        return _Uses(parts, self.demand.seconds[model, of] / parts, wait, self.demand.weights[model] / parts)
 
     def _place(self, draft: _Draft, source: int, left: float, small: float, late: float, waste: float) -> float:
         """Give the requests of a source to nodes; return what is left."""
@@ -214,19 +223,20 @@ class Planner:
         uses, model = self._uses(source, near), int(self.demand.model[source])
         tried = draft.alive[near.nodes] & (uses.wait > 0)
         price = self.price[self.fleet.node_class[near.nodes]] * uses.parts
-        toll = self.demand.sent[model] * np.where(near.links >= 0, self._toll[near.links], 0.0).sum(axis=1)
+        toll = self.demand.sent[model] * np.where(near.links >= 0, self._toll[near.links], 0.0).sum(axis=1)[near.at]
         while left > small:
             nodes = near.nodes
-            has = draft.holds(model, nodes)
-            limit = np.minimum(draft.wait[nodes], uses.wait)
-            longest = np.maximum(draft.longest[nodes], uses.part)
-            most = self.most(limit, longest, late) if self.way == "joint" else self.most(uses.wait, uses.part, late)
-            load = draft.load[nodes] if self.way == "joint" else draft.own(model, nodes) * uses.part
-            room = (most - load) / uses.part
+            own = draft.own(model, nodes)
+            has = own >= 0
+            if self.way == "joint":
+                most = self.most(np.minimum(draft.wait[nodes], uses.wait), np.maximum(draft.longest[nodes], uses.part), late)
+                room = (most - draft.load[nodes]) / uses.part
+            else:
+                room = self.most(uses.wait, uses.part, late) / uses.part - np.maximum(own, 0.0)
             if self.way == "declared":
                 room = np.minimum(room, (_DECLARED - draft.load[nodes]) / uses.part)
             sendable = np.where(near.links >= 0, draft.sendable[near.links], np.inf).min(axis=1)
-            room = np.minimum(room, sendable / self.demand.sent[model])
+            room = np.minimum(room, (sendable / self.demand.sent[model])[near.at])
             able = tried & (room > small) & (has | (draft.free[nodes] >= uses.held))
             if not able.any():
                 return left
@@ -243,17 +253,13 @@ class Planner:
             else:
                 cost = np.where(has[each], -np.inf, self._rank(draft, near, uses)[each])
             best = int(each[np.argmin(cost)])
-            chosen = draft.instance_at(model, int(nodes[best])) if has[best] else self._parts_of(near, uses, able & ~has, best)
-            if chosen is None:
-                tried[best] = False
-                continue
-            among = np.isin(nodes, chosen) if len(chosen) > 1 else best
-            taken = min(left, float(np.min(room[among])))
+            chosen = draft.place(model, int(nodes[best])) if has[best] else self._parts_of(near, uses, able & ~has, best)
+            taken = min([left, *room[np.isin(nodes, chosen) if len(chosen) > 1 else [best]]]) if chosen else 0.0
             if taken <= small:
                 tried[best] = False
                 continue
-            draft.add(model, chosen, source, taken, float(uses.part[best]), float(uses.wait[best]), float(uses.held[best]))
-            links = near.links[best]
+            draft.add(model, chosen, source, taken, *(float(of[best]) for of in uses[1:]))
+            links = near.links[near.at[best]]
             draft.sendable[links[links >= 0]] -= taken * self.demand.sent[model]
             left -= taken
             self._turn = int(nodes[best]) + 1
@@ -264,18 +270,16 @@ class Planner:
         if self.way == "each alone":
             return -uses.wait * uses.parts
         if self.way == "round robin":
-            return (near.nodes - self._turn) % len(self.fleet.names)
+            return ((near.nodes - self._turn) % len(self.fleet.names)).astype(np.float64)
         return draft.free[near.nodes] - uses.held
 
-    def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int] | None:
-        """Return the nodes of a new instance, of one class and site; None if there are too few."""
-        fleet, count = self.fleet, int(uses.parts[first])
-        node = int(near.nodes[first])
-        if count == 1:
-            return [node]
-        like = (fleet.site[near.nodes] == fleet.site[node]) & (fleet.node_class[near.nodes] == fleet.node_class[node])
-        others = near.nodes[able & like & (near.nodes != node)]
-        return [node, *others[: count - 1].tolist()] if len(others) >= count - 1 else None
+    def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int]:
+        """Return the nodes of a new instance, of one class and one site; none if there are too few."""
+        of = self.fleet.node_class[near.nodes]
+        like = able & (near.at == near.at[first]) & (of == of[first])
+        like[first] = False
+        others = near.nodes[like][: uses.parts[first] - 1].tolist()
+        return [int(near.nodes[first]), *others] if len(others) == uses.parts[first] - 1 else []
 
 
 class _Draft:
@@ -303,7 +307,7 @@ class _Draft:
             fits = np.minimum(1.0, planner.most(lowest, highest, _KEPT) / np.maximum(kept.load(count), 1e-300))
             rate = kept.rate * np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
         else:
-            own = np.bincount(kept.instance, kept.rate, len(kept.model))[kept.instance]
+            own = total(kept.instance, kept.rate, len(kept.model))[kept.instance]
             most = planner.most(kept.wait, kept.part[kept.instance]) / kept.part[kept.instance]
             rate = kept.rate * np.minimum(1.0, most / np.maximum(own, 1e-300))
         most_sent = _SENT * planner.fleet.sites.bandwidth
@@ -311,42 +315,34 @@ class _Draft:
         fits = np.minimum(1.0, most_sent / np.maximum(planner.sent(kept, rate), 1e-9))
         rate = rate * np.where(links >= 0, fits[links], 1.0).min(axis=1, initial=1.0)
         self._kept = kept = Assignment(kept.model, kept.nodes, kept.part, kept.source, kept.instance, rate, kept.wait, none)
-        self.served = np.bincount(kept.source, rate, len(rates))
+        self.served = total(kept.source, rate, len(rates))
         self.sendable = most_sent - planner.sent(kept, rate)
         self.load, self.wait, self.longest = kept.load(count), lowest, highest
         self.free = planner.fleet.memory - now.held(planner.demand, count)
         self._models: list[int] = kept.model.tolist()
         self._places = [[node for node in nodes if node >= 0] for nodes in kept.nodes.tolist()]
         self._part: list[float] = kept.part.tolist()
-        self._rate: list[float] = np.bincount(kept.instance, rate, len(kept.model)).tolist()
+        self._rate: list[float] = total(kept.instance, rate, len(kept.model)).tolist()
         self._at: dict[int, dict[int, int]] = {}
         for number, (model, place) in enumerate(zip(self._models, self._places, strict=True)):
             self._at.setdefault(model, {})[place[0]] = number
         self._flows: list[tuple[int, int, float, float]] = []
-        self._mask, self._sum = np.zeros(count, bool), np.zeros(count)
-
-    def holds(self, model: int, nodes: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which nodes are the first ones of an instance of a model."""
-        at = list(self._at.get(model, ()))
-        self._mask[at] = True
-        found = self._mask[nodes]
-        self._mask[at] = False
-        return found
+        self._own = np.full(count, -1.0)
 
     def own(self, model: int, nodes: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the requests per second of a model at each node."""
+        """Return the requests per second of a model at each node that is the first one of an instance; -1 at the others."""
         at = self._at.get(model, {})
-        self._sum[list(at)] = [self._rate[number] for number in at.values()]
-        found = self._sum[nodes]
-        self._sum[list(at)] = 0.0
+        self._own[list(at)] = [self._rate[number] for number in at.values()]
+        found = self._own[nodes]
+        self._own[list(at)] = -1.0
         return found
 
-    def instance_at(self, model: int, node: int) -> list[int]:
+    def place(self, model: int, node: int) -> list[int]:
         """Return the nodes of the instance of a model whose first node is given."""
         return self._places[self._at[model][node]]
 
     def add(self, model: int, place: list[int], source: int, rate: float, part: float, wait: float, held: float) -> None:
-        """Give requests of a source to the instance at a place; load it if there is none."""
+        """Give requests of a source to the instance at a place; load it if the place holds no such instance."""
         number = self._at.setdefault(model, {}).get(place[0])
         if number is None:
             number = self._at[model][place[0]] = len(self._models)
@@ -379,7 +375,7 @@ class _Draft:
             np.array(self._part),
             source[first],
             instance[first],
-            np.bincount(same, rate, len(first)),
+            total(same, rate, len(first)),
             wait[first],
             unplaced,
             len(loaded),
@@ -389,18 +385,17 @@ class _Draft:
 
 def _still(now: Assignment, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> Assignment:
     """Return what is left of an assignment: of each source, the largest flows that are enough, scaled to its new rate."""
-    lives = ((now.nodes < 0) | alive[now.nodes]).all(axis=1)
     order = np.lexsort((-now.rate, now.source))
-    order = order[lives[now.instance[order]]]
+    order = order[now.lives(alive)[now.instance[order]]]
     source, rate = now.source[order], now.rate[order]
     before = np.cumsum(rate) - rate
     first = np.flatnonzero(np.diff(source, prepend=-1))
     before -= np.repeat(before[first], np.diff(first, append=len(source)))
     order = order[before < rates[source]]
     source, instance = now.source[order], now.instance[order]
-    total = np.bincount(source, now.rate[order], len(rates))
-    rate = now.rate[order] * (rates / np.maximum(total, 1e-300))[source]
-    used, instance = np.unique(instance, return_inverse=True)
+    kept = total(source, now.rate[order], len(rates))
+    rate = now.rate[order] * (rates / np.maximum(kept, 1e-300))[source]
+    used, number = np.unique(instance, return_inverse=True)
     return Assignment(
-        now.model[used], now.nodes[used], now.part[used], source, instance.astype(np.int32), rate, now.wait[order], now.unplaced
+        now.model[used], now.nodes[used], now.part[used], source, number.astype(np.int32), rate, now.wait[order], now.unplaced
     )

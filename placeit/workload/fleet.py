@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import WorkloadError
 from placeit.workload.entries import Workload
 
-__all__ = ["Demand", "Fleet", "Sites"]
+__all__ = ["Demand", "Fleet", "Sites", "total"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,37 +39,17 @@ class Sites:
     def __post_init__(self) -> None:
         _check_unique(self.names, "site")
         count = len(self.names)
-        if not len(self.parent) == len(self.latency) == len(self.bandwidth) == count:
-            raise WorkloadError(f"Each of the {count} sites needs a parent, a latency and a bandwidth.")
-        depth, above, everyone = np.zeros(count, np.int32), self.parent.copy(), np.arange(count)
+        depth, above = np.zeros(count, np.int32), self.parent
         for _ in range(count):
-            if (above < 0).all():
-                break
             depth += above >= 0
             above = np.where(above < 0, -1, self.parent[above])
-        else:
-            circle = [self.names[one] for one in everyone[above >= 0][:5]]
-            raise WorkloadError(f"The links of the sites form a circle ({', '.join(circle)}): give one of them the parent -1.")
-        if len(roots := everyone[self.parent < 0]) > 1:
-            raise WorkloadError(
-                f"No link joins the sites '{self.names[roots[0]]}' and '{self.names[roots[1]]}': give one of them a parent."
-            )
+        if (above >= 0).any():
+            circle = ", ".join(self.names[one] for one in np.flatnonzero(above >= 0)[:5])
+            raise WorkloadError(f"The links of the sites form a circle ({circle}): give one of them the parent -1.")
+        if len(roots := np.flatnonzero(self.parent < 0)) > 1:
+            one, other = (self.names[root] for root in roots[:2])
+            raise WorkloadError(f"No link joins the sites '{one}' and '{other}': give one of them a parent.")
         object.__setattr__(self, "depth", depth)
-
-    def paths(self, site: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the seconds from a site to each site, and the seconds per byte of the slowest link between, ``float64[S]``."""
-        seconds, per_byte = np.full(len(self.names), np.nan), np.zeros(len(self.names))
-        seconds[site], at = 0.0, site
-        while (up := int(self.parent[at])) >= 0:
-            seconds[up] = seconds[at] + self.latency[at]
-            per_byte[up] = max(per_byte[at], 1 / self.bandwidth[at])
-            at = up
-        for depth in range(1, int(self.depth.max(initial=0)) + 1):
-            new = np.flatnonzero((self.depth == depth) & np.isnan(seconds))
-            up_ = self.parent[new]
-            seconds[new] = seconds[up_] + self.latency[new]
-            per_byte[new] = np.maximum(per_byte[up_], 1 / self.bandwidth[new])
-        return seconds, per_byte
 
     def links(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the links between sites, each as the site below it, ``int32[K, L]`` with -1 where there are fewer.
@@ -160,8 +142,11 @@ class Demand:
 
 
 def _check_unique(names: Sequence[str], what: str) -> None:
-    seen = set[str]()
-    for name in names:
-        if name in seen:
-            raise WorkloadError(f"The {what} '{name}' appears twice: give one of them another name.")
-        seen.add(name)
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise WorkloadError(f"The {what} '{twice}' appears twice: give one of them another name.")
+
+
+def total(index: NDArray[Any], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return the sum of the values of each of ``count`` indices, ``float64[count]``, of no values as well."""
+    return np.bincount(index, values, count).astype(np.float64)

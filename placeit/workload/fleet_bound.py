@@ -16,8 +16,8 @@ def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[
     """Bound the factor on all rates at which a fleet could serve every request.
 
     For any prices of a second of each class of nodes, a request costs at least its price on the class where it is cheapest. So
-    the factor is at most the price of all nodes, divided by the price of all requests. The prices that make this least are
-    those of a linear program without memory, links and waiting.
+    the factor is at most the price of all nodes, divided by the price of all requests. Prices are sought that make this least;
+    they solve the dual of a linear program without memory, links and waiting.
 
     Args:
         fleet: the nodes.
@@ -28,16 +28,15 @@ def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[
         The factor, and the prices, ``float64[C]``, of which the largest is 1.
     """
     count = np.bincount(fleet.node_class, minlength=len(fleet.classes)).astype(float)
-    total = np.bincount(demand.model, rates, len(demand.seconds))
-    seconds = demand.seconds[np.isfinite(demand.seconds).any(axis=1)]
-    total = total[np.isfinite(demand.seconds).any(axis=1)]
+    seconds = np.where(count > 0, demand.seconds, np.inf)
+    able = np.isfinite(seconds).any(axis=1)
+    total, seconds = np.bincount(demand.model, rates, len(seconds))[able], seconds[able]
 
     def factor(price: NDArray[np.float64]) -> float:
         work = float(total @ (price * seconds).min(axis=1))
         return float(price @ count) / work if work > 0 else np.inf
 
-    with np.errstate(divide="ignore"):
-        price = np.nan_to_num(np.nanmedian(np.where(np.isfinite(seconds), 1 / seconds, np.nan), axis=0), nan=1.0)
+    price = (1 / seconds).sum(axis=0) + 1e-12  # none is 0, so that no class is free
     best = factor(price)
     for step in _STEPS:
         better = True
@@ -64,15 +63,12 @@ def least_late(
         price: ``float64[C]``, of a second of each class, as from `capacity`; any prices give a bound.
         alive: ``bool[N]``, nodes that can be used.
     """
-    total = np.bincount(demand.model, rates, len(demand.seconds))
-    able = (np.where(np.isfinite(demand.seconds), demand.seconds, np.inf) <= demand.limits[:, None]).any(axis=1)
-    nodes = float(price @ np.bincount(fleet.node_class[alive], minlength=len(fleet.classes)))
-    cost = (price * demand.seconds[able]).min(axis=1)  # of a request
+    count = np.bincount(fleet.node_class[alive], minlength=len(fleet.classes))
+    seconds = np.where((count > 0) & (demand.seconds <= demand.limits[:, None]), demand.seconds, np.inf)
+    able = np.isfinite(seconds).any(axis=1)
+    total, cost = np.bincount(demand.model, rates, len(seconds))[able], (price * seconds[able]).min(axis=1)
     order = np.argsort(cost)
-    cost, served = cost[order], total[able][order]
     # the requests that cost least, as far as the price of the nodes pays for them
-    paid = np.cumsum(cost * served)
-    most = float(served[paid <= nodes].sum())
-    if (next_ := int((paid <= nodes).sum())) < len(served):
-        most += (nodes - (paid[next_ - 1] if next_ else 0.0)) / max(float(cost[next_]), 1e-300)
+    paid, served = np.append(0.0, np.cumsum((cost * total)[order])), np.append(0.0, np.cumsum(total[order]))
+    most = float(np.interp(price @ count, paid, served))
     return max(0.0, float(rates.sum()) - most)

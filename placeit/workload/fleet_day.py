@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.simulator.waiting import late_share
 from placeit.workload.assigning import Assignment, Planner
+from placeit.workload.fleet import total
 from placeit.workload.fleet_bound import least_late
 
 __all__ = ["Day", "served_in_time", "simulate_day"]
@@ -58,15 +59,16 @@ def served_in_time(planner: Planner, now: Assignment, sent: NDArray[np.float64])
     """
     count = len(planner.fleet.names)
     part, nodes = now.part[now.instance], now.nodes[now.instance]
-    busy = np.bincount(*now.spread(now.instance, sent * part), count)
-    squares = np.bincount(*now.spread(now.instance, sent * part**2), count)
+    busy = total(*now.spread(now.instance, sent * part), count)
+    squares = total(*now.spread(now.instance, sent * part**2), count)
     left = squares / np.maximum(2 * busy, 1e-300)  # mean remaining time of the request in service
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         late = late_share(busy[nodes], np.where(left[nodes] > 0, now.wait[:, None] / left[nodes], np.inf))
     links = planner.links(now)
     through = np.minimum(1.0, planner.fleet.sites.bandwidth / np.maximum(planner.sent(now, sent), 1e-9))
     through_all = np.where(links >= 0, through[links], 1.0).min(axis=1, initial=1.0)
-    return sent * through_all * np.where(nodes >= 0, 1.0 - late, 1.0).prod(axis=1)
+    in_time: NDArray[np.float64] = sent * through_all * np.where(nodes >= 0, 1.0 - late, 1.0).prod(axis=1)
+    return in_time
 
 
 def simulate_day(
@@ -80,9 +82,9 @@ def simulate_day(
 ) -> Day:
     """Simulate a fleet step by step.
 
-    The first assignment is there from the beginning. Later ones are made every ``every`` steps, and in each step in which a node
-    has failed; they take effect in the next step. Until then, requests for a failed node go to the other instances of their
-    source, and are lost if there is none.
+    The first assignment is there from the beginning. Later ones are made every ``every`` steps, and in each step in which a
+    node has failed; they take effect in the next step. Until then, requests for a failed node go to the other instances of
+    their source, and are lost if no other serves it.
 
     Args:
         planner: finds the assignments.
@@ -101,14 +103,14 @@ def simulate_day(
     first = took = clock.now() - begin
     for step in range(len(rates)):
         arriving = rates[step].astype(float)
-        lives = ((now.nodes < 0) | alive[step][now.nodes]).all(axis=1)[now.instance]
+        lives = now.lives(alive[step])[now.instance]
         # shares of what was planned; the share of failed nodes goes to the others
-        total, left = (np.bincount(now.source, now.rate * which, len(arriving)) for which in (1.0, lives))
-        admitted = arriving * total / np.maximum(total + now.unplaced, 1e-300)
+        planned, left = (total(now.source, now.rate * which, len(arriving)) for which in (np.ones(len(lives)), lives))
+        admitted = arriving * planned / np.maximum(planned + now.unplaced, 1e-300)
         sent = now.rate * lives * (admitted / np.maximum(left, 1e-300))[now.source]
         done = served_in_time(planner, now, sent)
-        arrived += step_s * np.bincount(demand.model, arriving, models)
-        served += step_s * np.bincount(demand.model[now.source], done, models)
+        arrived += step_s * total(demand.model, arriving, models)
+        served += step_s * total(demand.model[now.source], done, models)
         least += step_s * least_late(fleet, demand, arriving, planner.price, alive[step])
         held = max(held, float((now.held(demand, count) / fleet.memory).max()))
         sent_most = max(sent_most, float((planner.sent(now, sent) / fleet.sites.bandwidth).max()))
