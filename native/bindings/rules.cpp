@@ -43,7 +43,8 @@ void bind_rules(nb::module_& module) {
                 new (self) Tables(make_tables(problem));
             },
             "compute"_a, "edges"_a, "edge_bytes"_a, "edge_tensor"_a, "latency"_a, "bandwidth"_a, "cut"_a, "param_bytes"_a,
-            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a, "tied"_a)
+            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a, "tied"_a,
+            nb::keep_alive<1, 2>())  // compute
         .def_prop_ro("ops", &Tables::ops)
         .def_prop_ro("devices", &Tables::devices)
         .def_prop_ro("edges", &Tables::edges);

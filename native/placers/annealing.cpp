@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -52,16 +53,21 @@ Annealing::Annealing(const CostModel& model, Span<const std::int32_t> place, dou
       scale_(scale),
       place_(place.begin(), place.end()),
       best_(place_),
-      able_(place.size()),
+      kind_(place.size()),
       moving_(place.size()),
       used_(tables_.memory.size()),
       later_(place.size() + 1),
       critical_(place.size()) {
+    std::map<std::vector<std::int32_t>, std::size_t> known;
     for (std::size_t v = 0; v < place_.size(); ++v) {
+        std::vector<std::int32_t> able;
         for (std::int32_t d = 0; d < tables_.devices(); ++d) {
-            if (tables_.compute(v, static_cast<std::size_t>(d)) < infinity) able_[v].push_back(d);
+            if (tables_.compute(v, static_cast<std::size_t>(d)) < infinity) able.push_back(d);
         }
-        if (able_[v].size() > 1) movable_.push_back(v);
+        if (able.size() > 1) movable_.push_back(v);
+        const auto [set, added] = known.emplace(std::move(able), kinds_.size());
+        if (added) kinds_.push_back(set->first);
+        kind_[v] = set->second;
     }
     if (movable_.empty()) throw std::invalid_argument("'model' is of a problem in which only one device can run each op.");
     if (!model.capacity) return;
@@ -139,7 +145,7 @@ void Annealing::one_move(double temperature) {
     std::size_t v = movable_[draw(movable_.size())];
     if (links_ > 0 && random_.uniform() < kCritical) {
         const auto critical = static_cast<std::size_t>(critical_[draw(links_)]);
-        if (able_[critical].size() > 1) v = critical;
+        if (able(critical).size() > 1) v = critical;
     }
     moved_.clear();
     Move move{0, 1, place_[v], 0, true};
@@ -228,7 +234,7 @@ int Annealing::many_moves(double temperature, std::int64_t allowed) {
 void Annealing::propose(double mean) {
     std::size_t v = movable_[draw(movable_.size())];
     if (links_ > 0 && random_.uniform() < kManyCritical) v = static_cast<std::size_t>(critical_[draw(links_)]);
-    if (moving_[v] || able_[v].size() < 2) return;
+    if (moving_[v] || able(v).size() < 2) return;
     const bool estimated = random_.uniform() < kEstimated;
     Move move{moved_.size(), moved_.size() + 1, place_[v], place_[v], true};
     if (estimated) {
@@ -236,7 +242,7 @@ void Annealing::propose(double mean) {
     } else if (random_.uniform() < kManyFollow) {
         move.to = neighbouring_device(v);
     } else {
-        move.to = able_[v][draw(able_[v].size())];
+        move.to = able(v)[draw(able(v).size())];
     }
     if (move.to == move.from || tables_.compute(v, static_cast<std::size_t>(move.to)) == infinity) return;
     moved_.push_back(v);
@@ -314,7 +320,7 @@ std::int32_t Annealing::target(std::size_t v) {
         const std::int32_t device = neighbouring_device(v);
         if (device != place_[v] && tables_.compute(v, static_cast<std::size_t>(device)) < infinity) return device;
     }
-    const auto& able = able_[v];
+    const auto& able = this->able(v);
     const std::int32_t device = able[draw(able.size() - 1)];
     return device == place_[v] ? able.back() : device;
 }
@@ -322,7 +328,7 @@ std::int32_t Annealing::target(std::size_t v) {
 /// Returns the device where the longest path through an op is estimated to be shortest, or the op's own. `mean`: seconds of an
 /// op. Where there are many devices, some of them are drawn, half of them devices of neighbours.
 std::int32_t Annealing::estimated_target(std::size_t v, double mean) {
-    const auto& able = able_[v];
+    const auto& able = this->able(v);
     const std::int32_t here = place_[v];
     const bool all = able.size() <= kTargets;
     double least = infinity;

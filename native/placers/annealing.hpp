@@ -58,6 +58,7 @@ private:
     std::size_t judge(double temperature);
     void accept(double seconds, bool renew);
     void find_critical(double slack);
+    const std::vector<std::int32_t>& able(std::size_t v) const { return kinds_[kind_[v]]; }
 
     const Tables& tables_;
     Evaluator evaluate_;
@@ -67,7 +68,8 @@ private:
     double scale_;
     double current_ = infinity, least_ = infinity;  // seconds, of the current placement and of the best
     std::vector<std::int32_t> place_, best_;        // [V]
-    std::vector<std::vector<std::int32_t>> able_;   // [V] devices that can run each op
+    std::vector<std::vector<std::int32_t>> kinds_;  // sets of devices that can run an op
+    std::vector<std::size_t> kind_;                 // [V] the set of each op
     std::vector<std::size_t> turn_;                 // [V] the place of each op in the order of the problem
     std::vector<std::size_t> movable_;              // ops that several devices can run
     std::vector<std::size_t> moved_;                // ops that the last moves have moved

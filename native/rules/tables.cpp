@@ -73,7 +73,7 @@ Tables make_tables(const ProblemArrays& problem) {
     check(problem);
     const std::size_t ops = problem.compute.rows(), devices = problem.compute.columns(), edges = problem.edges.rows();
     Tables tables;
-    tables.compute = copy(problem.compute);
+    tables.compute = problem.compute;
     tables.link = link_table(problem.latency, problem.bandwidth);
     tables.memory = copy(problem.memory);
     tables.conflict = conflict_table(problem.conflicts);

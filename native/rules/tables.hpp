@@ -46,7 +46,7 @@ struct TiedWeight {
 
 /// A problem, in the layout of the kernels; V ops, E edges, D devices, C sets of devices that run one at a time.
 struct Tables {
-    Matrix<double> compute;              // [V, D] seconds
+    Grid<const double> compute;          // [V, D] seconds; a view of the problem's array, the largest of all
     std::vector<Op> op;                  // [V + 1]
     std::vector<Edge> edge;              // [E]
     std::vector<std::uint32_t> in_edge;  // [E] positions, those into an op adjacent
@@ -82,6 +82,7 @@ struct ProblemArrays {
     Grid<const double> tied;                // [N, 3] weights that several ops read: number, bytes and an op; numbers ascend
 };
 
+/// The tables view `problem.compute`, which has to outlive them; they copy the rest.
 /// Throws std::invalid_argument, with a sentence that names the array, if an edge has an end that does not exist or goes
 /// against `order`, if edges of different producers share a tensor, or if the problem is too large.
 Tables make_tables(const ProblemArrays& problem);

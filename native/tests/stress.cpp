@@ -154,7 +154,7 @@ public:
             if (number < 0) number = next++;
             tensor = number;
         }
-        const std::vector<double> ones(std::max({n, e, d}) * d, 1.0);
+        ones.assign(std::max({n, e, d}) * d, 1.0);
         std::vector<Flag> conflicts(d * d, 0);
         const bool paired = random.chance(0.3);  // whether every other device shares cores with the one before it
         if (paired) {
@@ -190,6 +190,7 @@ public:
     int computing = 0;  // ops that run something
     std::vector<Index> place;
     std::vector<int> inside;
+    std::vector<double> ones;  // what the tables view
     Tables tables;
     std::shared_ptr<Machine> rules;
     std::vector<Segment> segments;  // of all slots

@@ -33,6 +33,7 @@ __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
 _SEARCH = 0.5  # share of the budget for the searches of the models
 _CHOICE = 0.1  # share of the budget for the choice of an option for each model
+_MODELS = 64  # of a workload that is placed by measuring
 _JOINT, _ALONE, _PLAIN = "joint", "each alone", "plain"
 
 
@@ -209,11 +210,13 @@ def optimize_workload(
         The result. With a described device in the cluster nothing is measured, and the prediction decides.
 
     Raises:
-        WorkloadError: the file is wrong, or the models' weights do not fit on the devices together.
+        WorkloadError: the file is wrong, there are more than 64 models, or their weights do not fit on the devices together.
         PlaceitError: an error of :func:`placeit.optimize` for a model, which it names.
         KeyboardInterrupt: Ctrl-C before every way had had its first turn; afterwards it ends the measurement.
     """
     workload = Workload.of(workload)
+    if len(workload) > _MODELS:
+        raise WorkloadError(f"{_MODELS} models at most are placed by measuring; the workload has {len(workload)}. Divide it.")
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     begin, cluster = clock.now(), discover(devices, precision=precision)
     told: dict[str, Any] = {"precision": precision, "constraints": constraints, "cache": cache, "policy": policy}

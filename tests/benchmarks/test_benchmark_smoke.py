@@ -108,6 +108,12 @@ QUICKLY = [
         least={"MODELS": ("text_direction", "voice_rate"), "QUICK_SECONDS": 1.0},
     ),
     Smoke(
+        "fleet --quick",
+        {"way": ("joint", "round robin", "best fit", "declared", "each alone"), "nodes": (60,)},
+        ("largest load with 95% of the requests in time, joint",),
+        least={"QUICK": {(60, 6): (0.2,)}, "QUICK_STEPS": 14},
+    ),
+    Smoke(
         "calls --quick",
         {
             "calls": (
