@@ -1,19 +1,25 @@
 """Every snippet of the pages for users runs, with what the pages say before it."""
 
+import contextlib
+import functools
 import os
 import re
 import shlex
 import sys
+import types
 from pathlib import Path
+from typing import cast
 
 import onnx
 import pytest
 import typer
 from typer.main import get_command
 
+import placeit
 from placeit.cli import app, demo
 from placeit.devices.host import allowed_cores
 from tests.docs.pages import DOCS, PAGES, Reader, blocks
+from tests.steady import STEADY
 
 SLOW = [page for page in PAGES if any(block.note == "slow" for block in blocks(page))]
 
@@ -52,6 +58,37 @@ def test_what_takes_long_on_a_page_can_be_done(page: str, reader: Reader) -> Non
         reader.read(page, "slow")
     finally:
         reader.command("placeit cluster down")  # if it was left up
+
+
+def test_a_search_is_logged_to_mlflow_and_tensorboard(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as the page uses them: both were tried once with the packages themselves."""
+    logged: dict[str, list[tuple[str, float, int]]] = {"mlflow": [], "runs/search": []}
+
+    class Writer(contextlib.nullcontext["Writer"]):
+        def __init__(self, log_dir: str) -> None:
+            super().__init__(self)
+            self.log_dir = log_dir
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            logged[self.log_dir].append((tag, scalar_value, global_step or 0))
+
+    def log_metric(key: str, value: float, step: int | None = None) -> None:
+        logged["mlflow"].append((key, value, step or 0))
+
+    mlflow = types.SimpleNamespace(start_run=contextlib.nullcontext, log_metric=log_metric)
+    monkeypatch.setitem(sys.modules, "mlflow", cast("types.ModuleType", mlflow))
+    tensorboard = cast("types.ModuleType", types.SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+    monkeypatch.setattr(placeit, "optimize", functools.partial(placeit.optimize, budget=1, policy=STEADY))
+    defined = next(block.text for block in blocks("how_to.md") if "def log(metric, event)" in block.text)
+    exec(defined.partition("\n\n\nplaceit.")[0], reader.names)
+    for tool in ("MLflow", "TensorBoard"):
+        reader.read("how_to.md", f"not run: needs {tool}")
+    for rows in logged.values():
+        values = [value for name, value, step in rows if name == "best_s" and step > 0]
+        assert rows
+        assert len(values) == len(rows)
+        assert values == sorted(values, reverse=True)
 
 
 def test_the_commands_of_the_tasks_of_a_first_day_have_options_that_exist() -> None:
