@@ -5,11 +5,12 @@ mkdocs calls these functions as it builds the site (`hooks` in mkdocs.yml).
 
 from __future__ import annotations
 
+import functools
 import html
 import inspect
 import re
 from collections.abc import Iterator
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,28 @@ ROOT = Path(__file__).parents[1]
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"(?<!!)\[([^]]*)\]\(([^):#]+)([^):]*)\)")  # a link to a file, not to a picture, an address or this page
 FETCHED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=.?(?:https?:)?//[^ >]*")
+MODULE_PAGE = "# {0}\n\n::: {0}\n    options:\n      show_root_heading: false\n"
+MODULE = re.compile(r"\bplaceit(?:\.[a-z_]+)+")
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")  # of Sphinx, in docstrings
 
 
 def on_config(config: Any) -> None:
-    """Name the reports of benchmarks in the navigation."""
+    """Name the reports of benchmarks and the modules in the navigation."""
     results = next(section["Results"] for section in config.nav if "Results" in section)
     found = sorted(ROOT.glob("docs/results/*/report.md"))
     results += [{path.parent.name: str(path.relative_to(ROOT / "docs"))} for path in found]
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    (at,) = (i for i, page in enumerate(reference) if "Python" in page)
+    reference[at]["Python"] = [
+        {"import placeit": "reference/python.md"},
+        *({package: [{name: _page(name)} for name in sorted(names)]} for package, names in sorted(modules().items())),
+    ]
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
     made = {"reference/commands.md": commands(), "reference/python.md": python()}
+    made |= {_page(name): MODULE_PAGE.format(name) for names in modules().values() for name in names}
     made |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OTHERS}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -74,11 +84,46 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def python() -> str:
-    """Return the page of the Python API: every name that `placeit` exports, and the errors."""
-    names = [f"{getattr(placeit, name).__module__}.{name}" for name in placeit.__all__]
-    errors = [f"placeit.core.errors.{name}" for name in import_module("placeit.errors").__all__ if name != "PlaceitError"]
-    head = "# Python\n\nWhat `import placeit` offers, and the errors of `placeit.errors`, by their docstrings.\n"
-    return "\n".join([head, *(f"::: {name}\n" for name in names + errors)])
+    """Return the page of what `placeit` exports, with the modules that have the descriptions."""
+    head = "# Python\n\nWhat `import placeit` offers. The pages beside this one have the modules, by package.\n"
+    rows = [f"| [`{name}`][{_home(name)}.{name}] | {_summary(getattr(placeit, name))} |" for name in placeit.__all__]
+    return "\n".join([head, "| name | description |", "|---|---|", *rows])
+
+
+@functools.cache
+def modules() -> dict[str, set[str]]:
+    """Return the modules that have a page, by package: the modules of exported names, and those named in the documentation."""
+    found = {_home(name) for name in placeit.__all__} | {"placeit.core.errors"}
+    for path in ROOT.glob("docs/**/*.md"):
+        for name in MODULE.findall(path.read_text(encoding="utf-8")):
+            while name.count(".") and not _is_module(name):
+                name = name.rpartition(".")[0]
+            found |= {name} - {"placeit", "placeit.errors", "placeit._core"}
+    packages: dict[str, set[str]] = {}
+    for name in found:
+        package = find_spec(".".join(name.split(".")[:2]))
+        is_folder = package is not None and package.submodule_search_locations is not None
+        packages.setdefault(name.split(".")[1] if is_folder else "placeit", set()).add(name)
+    return packages
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _home(name: str) -> str:
+    return getattr(placeit, name).__module__
+
+
+def _page(module: str) -> str:
+    return f"reference/python/{module}.md"
+
+
+def _summary(value: Any) -> str:
+    return inspect.cleandoc(value.__doc__).partition("\n")[0]
 
 
 def commands() -> str:
