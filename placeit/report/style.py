@@ -1,6 +1,7 @@
 """Colours, patterns and markers that distinguish devices and states, also for people who do not see colours.
 
-The colours are from Okabe and Ito, "Color Universal Design" (2008); they are visible on white and on black.
+The colours of devices are after Okabe and Ito, "Color Universal Design" (2008), some of them darker: each colour has a
+contrast of at least 3 with a light and with a dark page (WCAG 2.2, 1.4.11).
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CRITICAL", "GREY", "STATES", "Look", "looks", "shortened"]
+__all__ = ["BETWEEN", "CRITICAL", "GREY", "STATES", "Look", "looks", "shortened"]
 
 GREY = "#8c8c8c"
 CRITICAL = "#e6004c"
+BETWEEN = "#d55e00"  # tensors that move between devices
 
 _LONGEST = 200  # most characters of a name that are shown
 
@@ -33,22 +35,23 @@ class Look:
 
 _DEVICES = (
     Look("#0f7fc4", "", "circle"),
-    Look("#e69f00", "/", "square"),
+    Look("#c77f00", "/", "square"),
     Look("#009e73", ".", "triangle"),
     Look("#cc79a7", "\\", "diamond"),
-    Look("#56b4e9", "x", "inverted_triangle"),
-    Look("#b8a900", "|", "hex"),
+    Look("#2f9bd8", "x", "inverted_triangle"),
+    Look("#968a00", "|", "hex"),
     Look("#a05195", "-", "star"),
     Look(GREY, "+", "plus"),
 )
 
+# other colours than devices have
 STATES = {
-    "executing": Look("#0f7fc4"),
-    "sending": Look("#e69f00", "/"),
-    "waiting for data": Look("#cc79a7", "\\"),
+    "executing": Look("#5c6bc0"),
+    "sending": Look("#a1662f", "/"),
+    "waiting for data": Look("#9575cd", "\\"),
     "waiting for a conflicting device": Look("#d55e00", "x"),
-    "waiting for the scheduler": Look("#b8a900", "."),
-    "idle": Look("#b3b3b3", "-"),
+    "waiting for the scheduler": Look("#6b8e23", "."),
+    "idle": Look("#8f8f8f", "-"),
 }
 
 

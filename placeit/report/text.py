@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ __all__ = [
     "duration",
     "error",
     "facts",
+    "in_one_unit",
     "interval",
     "paragraph",
     "percent",
@@ -65,6 +66,14 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
 def seconds(value: float | None) -> str:
     """Format a time: ``46.8 ms``, ``25.1 us``."""
     return amount(value, "s", least=-3)
+
+
+def in_one_unit(column: Iterable[float | None]) -> Callable[[float | None], str]:
+    """Return a function that formats the times of a column in one unit, with three digits of the largest: ``0.14 ms``."""
+    most = max((value for value in column if value is not None and math.isfinite(value)), default=0.0)
+    number, _, unit = seconds(most).partition(" ")
+    factor, decimals = float(number) / most if most > 0 else 1.0, len(number.partition(".")[2])
+    return lambda value: NOTHING if value is None or not math.isfinite(value) else f"{value * factor:.{decimals}f} {unit}"
 
 
 def signed_seconds(value: float | None) -> str:

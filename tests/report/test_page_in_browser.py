@@ -168,5 +168,14 @@ def test_names_with_markup_are_text(browse: Callable[..., Any]) -> None:
 def test_a_page_is_no_wider_than_the_window_and_takes_its_colours(browse: Callable[..., Any], width: int, dark: bool) -> None:
     page = browse(replace(a_recording(), search=a_search()), width=width, dark=dark)
     assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    cut = page.execute_script(
+        _ALL
+        + "const right = (one) => one.getBoundingClientRect().right;"
+        + "const long = found.filter((one) => one.matches?.('.bk-item') && right(one) > window.innerWidth);"
+        + "const wide = found.filter((one) => one.matches('.table') && one.scrollWidth > one.clientWidth);"
+        + "return [long.length, wide.length];"
+    )
+    assert cut[0] == 0, "an entry of a legend is cut"
+    assert width < 1280 or cut[1] == 0, "a table is wider than the page"
     red = int(page.execute_script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
     assert (red < 64) == dark

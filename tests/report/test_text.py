@@ -19,6 +19,12 @@ def test_times_have_three_digits_and_a_fitting_unit(seconds: float | None, writt
     assert text.seconds(seconds) == written
 
 
+def test_times_of_a_column_have_one_unit() -> None:
+    column = [0.0251, 0.00014, 0.0, None]
+    assert [text.in_one_unit(column)(value) for value in column] == ["25.1 ms", "0.1 ms", "0.0 ms", "-"]
+    assert text.in_one_unit([])(0.0) == "0 s"
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "written"),
     [(5, "B", "5 B"), (999, "B", "999 B"), (1000, "B", "1.00 kB"), (7.75e9, "FLOP", "7.75 GFLOP"), (1370, "", "1.37 k")],

@@ -12,12 +12,12 @@ from placeit.report.page.drawing import hover, legend_below, plot, rows
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import CandidateRow, candidates
 from placeit.report.style import GREY
-from placeit.report.text import NOTHING, amount, seconds
+from placeit.report.text import NOTHING, amount, in_one_unit
 
 __all__ = ["candidate_section"]
 
 _DRAWN = 30  # most candidates in the picture
-_BLUE, _ORANGE = "#0f7fc4", "#e69f00"
+_BLUE, _ORANGE = "#0f7fc4", "#c77f00"
 
 
 def candidate_section(recording: Recording) -> Section | None:
@@ -27,7 +27,8 @@ def candidate_section(recording: Recording) -> Section | None:
         return None
     search = recording.search or {}
     unit = str(search.get("objective_unit") or "s")
-    written = seconds if unit == "s" else lambda value: amount(value, unit)
+    times = in_one_unit(value for row in found for value in (row.simulated, row.measured, row.high))
+    written = times if unit == "s" else lambda value: amount(value, unit)
     parts: list[Picture | Table] = []
     drawn = [row for row in found if row.measured is not None or row.simulated is not None][:_DRAWN]
     if drawn:
@@ -65,7 +66,7 @@ def _picture(shown: list[CandidateRow], unit: str) -> figure:
     factor, named = (1e3, "ms") if unit == "s" and most < 2 else (1.0, unit)
     names = [f"{row.name} *" if row.chosen else row.name for row in shown]
     picture = plot(
-        height=24 * len(shown) + 130,
+        frame_height=24 * len(shown) + 20,
         x_label=f"objective, {named}",
         x_range=Range1d(start=0, end=most * factor * 1.05),
         y_range=Range1d(start=-len(shown) + 0.4, end=0.6),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from bokeh.layouts import GridPlot, gridplot
 from bokeh.models import (
@@ -26,8 +26,11 @@ from bokeh.plotting import figure
 
 __all__ = ["hover", "legend_below", "plot", "rows", "stacked", "time_unit", "zoom_buttons"]
 
-_MIDDLE = "#767e87"  # a text colour that is readable on white and on black
 _LABEL = 24  # pixels of an axis label
+_LEGEND = """
+.bk-grid { display: flex; flex-wrap: wrap; width: fit-content; max-width: min(1080px, 100vw - 130px); }
+.bk-item .bk-label { color: var(--ink) !important; }
+"""
 _ZOOM = """
 const span = range.end - range.start;
 const by = {in: [0.25, -0.25], out: [-0.5, 0.5], back: [-0.5, -0.5], on: [0.5, 0.5]}[what];
@@ -37,8 +40,13 @@ else range.setv({start: range.start + by[0] * span, end: range.end + by[1] * spa
 _BUTTONS = {"Zoom in": "in", "Zoom out": "out", "Earlier": "back", "Later": "on", "Show all": "all"}
 
 
-def plot(*, height: int, x_label: str = "", y_label: str = "", tools: Sequence[Any] = (), **options: Any) -> figure:
-    """Return an empty picture as wide as the page, which zooms by Ctrl and the wheel, not by the wheel alone."""
+def plot(
+    *, height: int | None = None, x_label: str = "", y_label: str = "", tools: Sequence[Any] = (), **options: Any
+) -> figure:
+    """Return an empty picture as wide as the page, which zooms by Ctrl and the wheel, not by the wheel alone.
+
+    Without ``height``, give ``frame_height``: then a legend in several lines takes nothing from the frame.
+    """
     made = figure(
         height=height,
         sizing_mode="stretch_width",
@@ -89,11 +97,11 @@ def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
     return Row(*buttons, styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
 
 
-def legend_below(picture: figure, items: Sequence[LegendItem] = (), columns: int | Literal["auto"] = "auto") -> None:
-    """Put a legend below a picture: of the given items, or else of everything with a label."""
+def legend_below(picture: figure, items: Sequence[LegendItem] = ()) -> None:
+    """Put a legend below a picture, in lines as wide as the page: of the given items, or else of everything with a label."""
     legend = Legend(items=list(items)) if items else picture.legend[0]
-    legend.update(orientation="horizontal", location="center", ncols=columns, margin=4, padding=0)
-    legend.update(border_line_color=None, background_fill_color=None, label_text_color=_MIDDLE, label_text_font_size="12px")
+    legend.update(orientation="horizontal", location="center", margin=4, padding=0, spacing=8, stylesheets=[_LEGEND])
+    legend.update(border_line_color=None, background_fill_color=None, label_text_font_size="12px")
     picture.add_layout(legend, "below")
 
 

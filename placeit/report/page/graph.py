@@ -32,13 +32,12 @@ from placeit.report.layers import draw
 from placeit.report.page.drawing import hover, legend_below, plot
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import OpRow, device_names, name_of, op_rows
-from placeit.report.style import GREY, looks, shortened
-from placeit.report.text import NOTHING, amount, percent, seconds
+from placeit.report.style import BETWEEN, GREY, looks, shortened
+from placeit.report.text import NOTHING, amount, in_one_unit, percent, seconds
 
 __all__ = ["graph"]
 
 _MOST_OPS, _MOST_KERNELS = 8_000, 10  # most ops on a page, and most kernels in a table
-_ORANGE = "#e69f00"
 _NONE = "no device"
 
 _SEARCH = """
@@ -187,7 +186,7 @@ def graph(recording: Recording) -> Section | None:
     whole.js_on_click(CustomJS(args=ranges | ends, code=_ALL))
     bar = Row(box, whole, said, styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
     text = (
-        "Ops by layers: what an op reads is left of it. Thick orange lines are between devices. Zoom in (Ctrl and the "
+        "Ops by layers: what an op reads is left of it. Thick red lines are between devices. Zoom in (Ctrl and the "
         "wheel, or the tool for boxes), and the kinds of the ops appear."
     )
     texts = [text]
@@ -213,7 +212,7 @@ def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.floa
 def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> None:
     """Draw edges as one line with gaps, which is fast; edges between devices as another such line."""
     device = {row.op: row.device for row in listed if row.op is not None}
-    for cut, color, width in ((False, GREY, 0.8), (True, _ORANGE, 1.6)):
+    for cut, color, width in ((False, GREY, 0.8), (True, BETWEEN, 1.6)):
         corners = [
             np.vstack([_bent(line), [math.nan, math.nan]])
             for (u, v, _), line in zip(recording.graph.edges, lines, strict=True)
@@ -276,13 +275,14 @@ def _spent(recording: Recording) -> list[Table]:
     most = kernels(recording)
     if not most:
         return []
+    written = in_one_unit([most[0].seconds])
     rows = [
         (
             shortened(name_of(one.name), 80),
             name_of(one.kind),
             name_of(one.device),
             str(one.ops),
-            seconds(one.seconds),
+            written(one.seconds),
             percent(one.share),
             _of_peak(one.flops_per_s, "FLOP/s", one.flops_share),
             _of_peak(one.bytes_per_s, "B/s", one.bytes_share),
@@ -290,7 +290,9 @@ def _spent(recording: Recording) -> list[Table]:
         for one in most[:_MOST_KERNELS]
     ]
     titles = ("kernel, by its main op", "kind", "device", "ops", "time", "share", "FLOP/s (of peak)", "B/s (of peak)")
-    sums = [(name_of(one.kind), str(one.kernels), seconds(one.seconds), percent(one.share)) for one in kinds(recording)]
+    spent = kinds(recording)
+    written = in_one_unit(one.seconds for one in spent)
+    sums = [(name_of(one.kind), str(one.kernels), written(one.seconds), percent(one.share)) for one in spent]
     return [
         Table(titles, rows, frozenset({3, 4, 5, 6, 7}), title="The most expensive kernels"),
         Table(("kind", "kernels", "time", "share"), sums, frozenset({1, 2, 3}), title="By kind"),

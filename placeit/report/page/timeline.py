@@ -14,7 +14,7 @@ from placeit.report.page.drawing import hover, plot, rows, stacked, time_unit, z
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import PATH, Bar, Timeline, device_names, share, timelines
 from placeit.report.style import CRITICAL, GREY, Look, looks
-from placeit.report.text import seconds
+from placeit.report.text import in_one_unit, seconds
 
 __all__ = ["timeline"]
 
@@ -43,11 +43,12 @@ def timeline(recording: Recording) -> Section | None:
         text += f" Of each timeline, {_MOST_BARS} bars are drawn, those on the critical path and the longest."
     parts: list[Picture | Table] = [Picture(Column(zoom_buttons(axis, 0, end), drawn, sizing_mode="stretch_width"), about)]
     if (path := recording.critical_path) is not None:
+        written = in_one_unit([path.latency_s])
         parts.append(
             Table(
-                ("part of the critical path", "seconds", "share"),
+                ("part of the critical path", "time", "share"),
                 [
-                    (what, seconds(took), share(took, path.latency_s))
+                    (what, written(took), share(took, path.latency_s))
                     for what, took in (
                         ("computing", path.computing_s),
                         ("cuts", path.cuts_s),

@@ -19,7 +19,6 @@ from placeit.report.text import NOTHING, rate, seconds
 __all__ = ["tuning_section"]
 
 _DRAWN = 8  # most configurations in the picture
-_COLUMNS = 2  # of its legend
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _picture(drawn: Sequence[tuple[str, Sequence[_Point]]], percentile: str, lim
             "x", "y", source=data, size=9, marker=look.marker, color=look.color, fill_alpha="fill", legend_label=name
         )
         picture.add_tools(hover({"requests per second": "x{0.0}", f"{percentile}, {unit}": "y{0.00}"}, [dots]))
-    legend_below(picture, columns=_COLUMNS)
+    legend_below(picture)
     return picture
 
 

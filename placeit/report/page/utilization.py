@@ -10,7 +10,7 @@ from placeit.report.page.drawing import hover, legend_below, plot, rows, stacked
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import name_of, share, states
 from placeit.report.style import STATES
-from placeit.report.text import seconds
+from placeit.report.text import in_one_unit, seconds
 
 __all__ = ["samples", "utilization"]
 
@@ -25,7 +25,7 @@ def utilization(recording: Recording) -> Section | None:
     times = [states(one) for one in recording.states]
     shown = [state for state in STATES if any(one[state] > 0 for one in times)]
     picture = plot(
-        height=_HIGH * len(names) + 130,
+        frame_height=_HIGH * len(names),
         x_label="share of the time, %",
         x_range=Range1d(start=0, end=100),
         y_range=Range1d(start=-len(names) + 0.4, end=0.6),
@@ -60,13 +60,14 @@ def utilization(recording: Recording) -> Section | None:
         bars.append(bar)
         left = right
     picture.add_tools(hover({"": "state", "device": "device", "took": "took", "share": "share"}, bars))
-    legend_below(picture, items, 2)
+    legend_below(picture, items)
     rows(picture, names)
+    written = in_one_unit(sum(one.values()) for one in times)
     table = Table(
         ("state", *names),
         [
-            *((state, *(f"{seconds(one[state])} ({share(one[state], recording.wall_s)})" for one in times)) for state in shown),
-            ("all", *(seconds(sum(one.values())) for one in times)),
+            *((state, *(f"{written(one[state])} ({share(one[state], recording.wall_s)})" for one in times)) for state in shown),
+            ("all", *(written(sum(one.values())) for one in times)),
         ],
         frozenset(range(1, len(names) + 1)),
     )
