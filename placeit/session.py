@@ -229,10 +229,11 @@ class Session(Workbench):
             queue: most requests that may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
                 that (:class:`placeit.serving.refinement.Limits`). ``Server.refinement`` has the results.
-            on_loss: after the loss of a device of another node, ``"fail"`` runs requests on the replicas that are left, and
-                fails them if there are no replicas left. ``"replace"`` also places the model anew on the devices that are left,
-                by the costs (:attr:`costs`). The server then also uses devices that come back, and leaves devices that become
-                slow, once that is worth the move.
+            on_loss: after the loss of a device, ``"fail"`` runs requests on the replicas that are left, and fails them if there
+                are no replicas left. ``"replace"`` also places the model anew on the devices that are left, by the costs
+                (:attr:`costs`). The server then also uses devices that come back, and leaves devices that become slow, once
+                that is worth the move. Only with ``"replace"`` is a device of this process lost when its runtime fails on the
+                inputs of a request and on sample inputs.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
                 <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
             max_batch: most rows of requests that wait and are joined, to run as one, if the model's batch size is open. 0 or 1
@@ -294,8 +295,7 @@ class Session(Workbench):
             placement: of the model's ops, or a file of one.
             recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
-            on_loss: whether requests fail or the model is placed anew after the loss of a device of another node
-                (:meth:`serve`).
+            on_loss: whether requests fail or the model is placed anew after the loss of a device (:meth:`serve`).
             state_memory: bytes, or text such as ``2GB``, that its state and the states of its forks may take; None for half of
                 the memory that is free now.
 

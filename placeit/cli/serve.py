@@ -98,7 +98,7 @@ class RunOptions:
     ] = False
     on_loss: Annotated[
         OnLoss,
-        typer.Option("--on-loss", help="After the loss of a node's device: run on the replicas that are left, or place anew."),
+        typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew."),
     ] = OnLoss.FAIL
     state_memory: Annotated[
         str | None,

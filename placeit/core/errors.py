@@ -70,7 +70,13 @@ class PlacementError(PlaceitError):
 
 
 class ExecutionError(PlaceitError):
-    """A run on real devices failed."""
+    """A run on real devices failed.
+
+    Attributes:
+        device: name, in its cluster, of the device on which a segment failed; empty for other errors.
+    """
+
+    device = ""
 
 
 class QueueFullError(ExecutionError):

@@ -23,6 +23,7 @@ def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionErro
     known = isinstance(error, PlaceitError)
     failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
     failure.__cause__ = (error.__cause__ if known else None) or error
+    failure.device = getattr(error, "device", "")
     return failure
 
 
@@ -34,7 +35,9 @@ def segment_failure(first: str, device: RuntimeDevice, error: object) -> Executi
     if not isinstance(error, BaseException):
         error = ExecutionError(device.explain() if isinstance(device, ExplainsEntries) else "its device does not say why")
     said = f"Inference failed on {device.name}: "
-    return failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
+    failure = failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
+    failure.device = device.name
+    return failure
 
 
 def check_process(process: int) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
-from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, ExecutionError, UsageError
+from placeit.core.cluster import Cluster, Device
+from placeit.core.errors import DeviceError, ExecutionError, PlaceitError, UsageError
 from placeit.core.threads import Gate
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.accelerator import Streams
@@ -19,12 +21,13 @@ from placeit.runtime.devices.base import RuntimeDevice, Transport
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
 from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
-from placeit.runtime.reopening import lost_of, reopened
+from placeit.runtime.reopening import Losable, lost_of, reopened
 
 __all__ = ["DevicePool", "PoolOptions", "open_links", "shared_devices"]
 
 _Open: TypeAlias = tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transport]]
 
+_LOG = logging.getLogger("placeit")
 _SHARED: ContextVar[list[tuple[Cluster, str, _Open]] | None] = ContextVar("open devices that pools share", default=None)
 _GIVES_UP_S = 5.0
 _MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
@@ -41,6 +44,19 @@ class PoolOptions(TypedDict, total=False):
     expected: Collection[str]
     spin_s: float
     own: bool
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A device that is lost because it has failed at run time.
+
+    Attributes:
+        why: the failure.
+        trial: runs segments on the device. Raises PlaceitError if it fails again.
+    """
+
+    why: DeviceError
+    trial: Callable[[], object]
 
 
 class DevicePool:
@@ -85,15 +101,18 @@ class DevicePool:
             raise UsageError(f"'spin_s' is between 0 and {_MOST_SPIN_S} seconds; got {spin_s}.")
         self.spin_s = spin_s
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
-        self._returns = Counter[str]()
+        self._returns, self._reopened = Counter[str](), Counter[str]()
+        self._failed: dict[str, _Failed] = {}
+        self._opens = devices is None and streams is None
         self._lock, self._reopening, self._closed, self._lent = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
+            self._opens = self.streams is None
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
-            (self.devices, self.transports), self._lent = shared, True
+            (self.devices, self.transports), self._lent, self._opens = shared, True, False
         elif devices is None:
             self.devices, self.transports = _open(cluster, precision, expected)
         else:
@@ -126,7 +145,31 @@ class DevicePool:
 
     def lost(self) -> dict[frozenset[str], DeviceError]:
         """Return why devices and links are lost: by the name of the device, or by the names of both ends of the link."""
-        return lost_of(self.cluster.names, self.devices)
+        failed = {frozenset({name}): one.why for name, one in [*self._failed.items()]}
+        return lost_of(self.cluster.names, self.devices) | failed
+
+    def fail(self, name: str, why: PlaceitError, trial: Callable[[], object]) -> DeviceError:
+        """Declare a device lost that fails at run time, and return the error that says so.
+
+        Args:
+            name: of the device.
+            why: the failure.
+            trial: runs segments on the device, and raises PlaceitError while they fail. :meth:`reopen` opens the device anew,
+                and has it back if the trial then passes. Streams, shared devices and devices that were given to this pool are
+                tried as they are. A device of another node is opened anew without a trial.
+        """
+        error = DeviceError(f"{name} is lost: {why}")
+        device: object = self.devices[self.cluster.names.index(name)] if self.devices else None
+        if isinstance(device, Losable):
+            device.gone = error
+        else:
+            self._failed[name] = _Failed(error, trial)
+        return error
+
+    def program_key(self, device: int) -> str:
+        """Return the key of the programs of a device; a device that was opened anew does not run those from before."""
+        times = self._reopened[self.cluster.names[device]]
+        return f"{self.devices[device].program_key} {times}" if times else self.devices[device].program_key
 
     def stats(self) -> list[DeviceStats]:
         """Return which devices are there, and how often each has come back."""
@@ -157,7 +200,34 @@ class DevicePool:
             for old, new in zip(before, devices, strict=True):
                 if new is not old:
                     (old if wanted else new).close()
-        return back if wanted else []
+            tried = [frozenset({name}) for name, failed in [*self._failed.items()] if wanted and self._try(name, failed)]
+        return [*back, *tried] if wanted else []
+
+    def _try(self, name: str, failed: _Failed) -> bool:
+        """Open a device anew that has failed, and return whether its trial passes; else the device stays as it is."""
+        d, before = self.cluster.names.index(name), self.devices
+        self._reopened[name] += self._opens
+        try:
+            if self._opens:
+                device = self.cluster.devices[d]
+                made = _slowed(device_kind(device).open(device, self.precision), device)
+                self.devices = (*before[:d], made, *before[d + 1 :])
+            failed.trial()
+        except PlaceitError as error:
+            _LOG.debug("%s is not there again: %s", name, error)
+            passed = False
+        else:
+            passed = True
+        with self._lock:
+            now, passed = self.devices, passed and not self._closed
+            self.devices = now if passed else before
+            if passed:
+                del self._failed[name]
+                self._returns[name] += 1
+        for old, new in zip(before, now, strict=True):
+            if new is not old:
+                (old if passed else new).close()
+        return passed
 
     def _end_reopening(self) -> None:
         """Wait for a call of :meth:`reopen`, which gives up as its devices are closed."""
@@ -251,10 +321,12 @@ def _open(cluster: Cluster, precision: str, expected: Collection[str]) -> _Open:
         for opened in real:
             opened.close()
         raise
-    # the nodes slow their own devices down
-    slowed = (device.emulated and not device.where.node for device in cluster.devices)
-    pairs = zip(real, cluster.devices, slowed, strict=True)
-    return tuple(SlowedDevice(opened, device.slowdown) if slow else opened for opened, device, slow in pairs), links
+    return tuple(map(_slowed, real, cluster.devices)), links
+
+
+def _slowed(opened: RuntimeDevice, device: Device) -> RuntimeDevice:
+    """Slow an open device down if it is emulated; a node slows its devices down itself."""
+    return SlowedDevice(opened, device.slowdown) if device.emulated and not device.where.node else opened
 
 
 def open_links(

@@ -154,6 +154,8 @@ class Executor(PlanExecutor):
     @property
     def gone(self) -> PlaceitError | None:
         """Error that a device of the plan, or a link between two, is lost, so that nothing can run any more; else None."""
+        if self._gone is not None:
+            return self._gone
         lost = lost_of(self.pool.cluster.names, self._devices)
         return next((why for names, why in lost.items() if names <= self._uses), None)
 

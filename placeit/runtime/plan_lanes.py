@@ -48,6 +48,7 @@ class PlanLanes(ABC):
         self._lock = threading.Lock()  # of the state that lanes share
         self._run: ActiveRun | None = None  # the last one
         self._has_state = False  # whether the model keeps state
+        self._gone: PlaceitError | None = None
 
     @property
     @abstractmethod
@@ -125,7 +126,11 @@ class PlanLanes(ABC):
     @property
     def gone(self) -> PlaceitError | None:
         """Error that a device is lost, so that nothing can run here any more; else None."""
-        return None
+        return self._gone
+
+    def lose(self, why: PlaceitError) -> None:
+        """Declare a device of the plan lost, for this executor."""
+        self._gone = why
 
     def devices(self) -> list[DeviceStats]:
         """Return the state and counts of each device of its cluster, whether the plan uses it or not."""

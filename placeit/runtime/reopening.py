@@ -1,4 +1,7 @@
-"""Devices that can be lost and opened anew, which are the devices of other nodes."""
+"""Devices that say themselves that they are lost, and open themselves anew: devices of other nodes.
+
+A device of this process is lost if it fails at run time: :meth:`placeit.runtime.device_pool.DevicePool.fail`.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class SegmentCompiler:
         first = self._equal.get(segment.groups)
         own = isinstance(device, OneAtATime) and device.one_at_a_time and not (single and first is None)
         groups = tuple(range(len(segment.groups))) if self.book.model.uniform else first or segment.groups
-        return device.program_key, cores if own else (), groups
+        return self.pool.program_key(segment.device), cores if own else (), groups
 
     def _find_equal(self, segment: Segment) -> None:
         """Find an earlier segment that computes the same function as this one: one program then serves both."""

@@ -225,9 +225,15 @@ class Admitting(Queueing):
         return others
 
     def failed(self, replica: Replica, item: Pending, error: PlaceitError, *, begun: bool = True) -> None:
-        """End a request that has failed, unless it has ended, or begins again on another replica."""
+        """End a request that has failed, unless it has ended, or begins again on another replica.
+
+        Raises:
+            PlaceitError: a device of the replica is lost, and all its requests have to begin again.
+        """
         if item.explored and self.without(replica):
             return  # it begins again on another replica, which shows whether the request is at fault
+        if begun:
+            self.suspect(replica, error)
         replica.failures = 0
 
         def tell(future: Answer) -> None:

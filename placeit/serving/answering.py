@@ -215,6 +215,13 @@ class Answering(Turns):
         for attendant in self._attendants:
             attendant.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
+    def suspect(self, replica: Replica, error: PlaceitError) -> None:
+        """Have attendants find out whether a device is lost, after a request failed. Raises PlaceitError if it is."""
+        for attendant in self._attendants:
+            attendant.suspect(replica.executor, error)
+        if (gone := replica.executor.gone) is not None:
+            raise gone
+
     def answered(self, replica: Replica, ended: float) -> None:
         """Record that a request has ended well. If the replica replaces another one, log the time to its first answer."""
         replica.failures = 0

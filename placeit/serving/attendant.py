@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from placeit.core.errors import PlaceitError
 from placeit.core.threads import Gate, Worker
 from placeit.measuring.measure import FAILURES
 from placeit.planning.segments import Plan
+from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Ran
 from placeit.serving.refinement import Refinement
 
@@ -68,6 +70,9 @@ class Attendant(ABC):
     def ended(self, request: Request) -> None:
         """Tell the attendant of a request that has ended. Any thread may call this; it returns at once."""
         self._ended.append(request)
+
+    def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:  # noqa: B027 (most attendants do not)
+        """Find out whether a device of an executor is lost, after a request failed there; on the thread that serves."""
 
     def close(self, seconds: float) -> None:
         """Stop the thread, and wait at most ``seconds`` for its end; a compilation in progress ends first."""

@@ -16,9 +16,12 @@ other models are given.
 # ruff: noqa: S101 (assertions are what a test suite is made of)
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 import placeit
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Cluster, Power
-from placeit.core.errors import PlacementError
+from placeit.core.errors import DeviceError, PlacementError
 from placeit.core.placement import Placement
 from placeit.measuring.check import OutputDifference
 from placeit.optimizer.explain import explain as explanation_of
@@ -37,6 +40,7 @@ from placeit.optimizer.options import Candidates
 from placeit.profiler.passes import Calm
 from placeit.profiler.recording import read_recording, write_recording
 from placeit.profiler.trace import write_chrome_trace
+from placeit.runtime.devices.base import DoneCallback
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
@@ -125,9 +129,8 @@ class Subject:
         devices: names of the devices, or a cluster. Models are divided between the first two.
         folder: existing folder for files.
         models: writes the models to a folder.
-        precision: precision of the sessions.
-        other_precision: precision that :func:`precision` tests.
-        lose: makes a session lose its first device; None if the device is in this process and cannot be lost.
+        precisions: the precisions that both devices compute in, of ``f32`` and ``f16``; sessions have the first.
+        lose: given a session before it serves, returns a function that makes it lose its first device.
     """
 
     def __init__(
@@ -136,12 +139,11 @@ class Subject:
         folder: Path,
         *,
         models: Callable[[Path], Models] = onnx_models,
-        precision: str = "f32",
-        other_precision: str = "f16",
-        lose: Callable[[Session], None] | None = None,
+        precisions: Sequence[str] = ("f32", "f16"),
+        lose: Callable[[Session], Callable[[], object]] | None = None,
     ) -> None:
         self.devices, self.folder, self.models = devices, folder, models(folder)
-        self.precision, self.other_precision, self.lose = precision, other_precision, lose
+        self.precisions, self.precision, self.lose = precisions, precisions[0], lose or breakable
         self._shared: Session | None = None
 
     def __enter__(self) -> Self:
@@ -309,10 +311,16 @@ def replicas(subject: Subject) -> None:
 
 
 def precision(subject: Subject) -> None:
-    """A session computes in another precision, within its tolerance."""
-    asked = subject.other_precision
-    with subject.opened(precision=asked) as session, session.executor(session.plan_of(split(session))) as executor:
-        subject.check(executor.run(subject.request()), subject.request(), asked)
+    """A session computes in the precision that is asked for, within its tolerance; one that the devices lack is an error."""
+    for asked in ("f32", "f16"):
+        if asked not in subject.precisions:
+            with pytest.raises(DeviceError) as caught, subject.opened(precision=asked) as session:
+                _ = session.runtime
+            assert asked in str(caught.value)
+            assert len(str(caught.value).splitlines()) == 1
+            continue
+        with subject.opened(precision=asked) as session, session.executor(session.plan_of(split(session))) as executor:
+            subject.check(executor.run(subject.request()), subject.request(), asked)
 
 
 def explain(subject: Subject) -> None:
@@ -325,19 +333,76 @@ def explain(subject: Subject) -> None:
     assert all(op.decided for op in found.ops)
 
 
+def breakable(session: Session) -> Callable[[], None]:
+    """Have all segments on the first device of a session fail, from a call of the returned function until it counts as lost.
+
+    This has to be called before executors are made.
+    """
+    runtime, name, broken = session.runtime, session.cluster.names[0], list[bool]()
+
+    def check() -> None:
+        if frozenset({name}) in runtime.pool.lost():
+            broken.clear()
+        if broken:
+            raise RuntimeError("it was told to fail")
+
+    if runtime.streams is not None:
+        accelerator: Any = runtime.streams.accelerator
+        open_stream, prepare, own = accelerator.open_stream, accelerator.prepare, list[object]()
+
+        def opened(device: int, priority: int = 0) -> object:
+            stream = open_stream(device, priority)
+            own.extend([stream] if device == 0 else [])
+            return stream
+
+        def prepared(stream: object, *rest: Any) -> Callable[..., None]:
+            launch, mine = prepare(stream, *rest), any(one is stream for one in own)
+
+            def launched(*to: Any) -> None:
+                if mine:
+                    check()
+                launch(*to)
+
+            return launched
+
+        accelerator.open_stream, accelerator.prepare = opened, prepared
+        return functools.partial(broken.append, True)
+    device: Any = runtime.devices[0]
+    instance, start = device.instance, device.start
+
+    def made(program: object) -> object:
+        found = instance(program)
+        found.__class__ = type("InPython", (type(found),), {"native": None, "in_c": None})  # so that the device starts it
+        return found
+
+    def started(of: object, done: DoneCallback) -> None:
+        try:
+            check()
+        except RuntimeError as error:
+            threading.Timer(0, done, (perf_counter(), perf_counter(), error)).start()
+        else:
+            start(of, done)
+
+    device.instance, device.call, device.start = made, None, started
+    return functools.partial(broken.append, True)
+
+
 def loss(subject: Subject) -> None:
     """A device is lost while a server runs; requests go on, and the device comes back."""
     first, second = subject.names
-    if subject.lose is None:
-        subject.opened(expected={first: second})
-    assert subject.lose is not None
     with subject.opened() as session:
         session.profile(budget_s=0.1)
+        lose, pool = subject.lose(session), session.runtime.pool
         with session.serve(split(session), on_loss="replace") as server:
             answered(subject, server, 1)
-            subject.lose(session)
+            lose()
             answered(subject, server, 4)
-            assert session.runtime.pool.reopen() == [frozenset({first})]
+            assert server.replacements[0].devices == (second,)
+            while frozenset({first}) in pool.lost():
+                pool.reopen()
+            assert pool.stats()[0].returns == 1
+        report = session.run(split(session), runs=1)
+        assert report.failed is None
 
 
 def energy(subject: Subject) -> None:

@@ -101,6 +101,10 @@ class Adapter(Attendant):
         while not self._closing.wait(_LOOK_S):
             self._look(time.monotonic())
 
+    def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
+        """Find out whether a device of an executor is lost; see :meth:`placeit.workbench.recovery.Recovery.suspect`."""
+        self._planning.suspect(executor, error)
+
     def failed(self, error: BaseException) -> None:
         """Warn that the server adapts no more, and why."""
         _LOG.warning("The server adapts no more: %s", error)

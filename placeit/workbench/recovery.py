@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.errors import DeviceError, PlaceitError
+from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -88,7 +88,7 @@ class Recovery:
         """
         if lost.gone is None:
             raise why
-        pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=True)
+        pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=False)  # streams have no devices
         known = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
         silent = max((device.silent_s for device in known), default=0.0)
         taken = {name for other in others for name in _devices(other.plan)}
@@ -146,6 +146,22 @@ class Recovery:
     def reopen(self) -> list[frozenset[str]]:
         """Reopen the lost devices and links that are there again, and return them; may take minutes. Raises PlaceitError."""
         return self._runtime.pool.reopen()
+
+    def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
+        """Find out whether the device on which a request has failed is at fault, and lost: then sample inputs fail, too."""
+        if executor.gone is not None or not getattr(error, "device", ""):
+            return
+        trial = functools.partial(self._try, executor.plan)
+        try:
+            trial()
+        except NoRoomError:
+            return
+        except (DeviceError, ExecutionError) as failure:
+            if failure.device:
+                executor.lose(self._runtime.pool.fail(failure.device, failure, trial))
+
+    def _try(self, plan: Plan) -> None:
+        self.open(plan).close()
 
     def said(self, plan: Plan) -> Said:
         """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""

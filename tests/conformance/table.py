@@ -21,11 +21,9 @@ HERE, NODE = PLACES = ("this process", "a node")
 ONE, OTHER = allowed_cores()[0], allowed_cores()[-1]
 
 _TRIED_OFTEN = "OpenVINO, core set"
-_LOCAL = "both have to be devices of nodes"
 _OWN_MACHINE = "can be used on their own machine only"
 _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
-_ORT_PRECISION = "ONNX Runtime computes in the types of the model"
 _STREAM_SIZES = "runs a model at one size"
 _ONE_SIZE = "compiles programs for one size and without state"
 
@@ -39,7 +37,7 @@ class Kind:
         here: two devices of this process, at least one of which is of this kind; or a function that returns a cluster of them.
         there: a device of the kind on the node, without the node's name.
         models: writes the models that the kind runs.
-        precision: precision of its sessions.
+        precisions: the precisions that it computes in, of ``f32`` and ``f16``.
         marks: of its tests.
         prepared: a context that provides hardware that is missing.
         stands_in: what stands in for missing hardware; empty if the hardware is there.
@@ -50,7 +48,7 @@ class Kind:
     here: tuple[str, str] | Callable[[], Cluster]
     there: str
     models: Callable[[Path], Models] = onnx_models
-    precision: str = "f32"
+    precisions: tuple[str, ...] = ("f32", "f16")
     marks: tuple[pytest.MarkDecorator, ...] = ()
     prepared: Callable[[], AbstractContextManager[object]] = nullcontext
     stands_in: str = ""
@@ -85,7 +83,7 @@ def _reasons(on_nodes: str = "", **reasons: str) -> dict[tuple[str, str], str]:
         **reasons: why features do not work, in both places.
     """
     named = {name.replace("_", " "): reason for name, reason in reasons.items()}
-    here = {(HERE, feature): reason for feature, reason in {"loss and return": _LOCAL, **named}.items()}
+    here = {(HERE, feature): reason for feature, reason in named.items()}
     there = dict.fromkeys(FEATURES, on_nodes) if on_nodes else named
     return here | {(NODE, feature): reason for feature, reason in there.items()}
 
@@ -111,7 +109,7 @@ KINDS = (
         "NPU",
         ("NPU", f"CPU@{ONE}"),
         "NPU",
-        precision="f16",
+        precisions=("f16",),
         prepared=stand_ins.npu,
         stands_in="recorded answers of a plugin",
         reasons=_reasons(_NO_NPU),
@@ -120,19 +118,20 @@ KINDS = (
         "ONNX Runtime, CPU",
         (f"ort:CPU@{ONE}", f"ort:CPU@{OTHER}"),
         f"ort:CPU@{ONE}",
-        reasons=_reasons(precision=_ORT_PRECISION),
+        precisions=("f32",),
+        reasons=_reasons(),
     ),
     Kind(
         "ONNX Runtime, NVIDIA GPU",
         stand_ins.ort_gpus,
         "ort:cuda:0",
+        precisions=("f32",),
         prepared=stand_ins.streams,
         stands_in="PyTorch's CPU with streams",
         reasons=_reasons(
             _NO_NVIDIA_GPU,
             sequences="ONNX Runtime keeps no state on GPUs",
             open_sizes=_STREAM_SIZES,
-            precision=_ORT_PRECISION,
         ),
     ),
     Kind(

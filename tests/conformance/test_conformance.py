@@ -70,7 +70,7 @@ def subject(
             stack.enter_context(kind.prepared())
             devices = kind.here() if callable(kind.here) else kind.here
         try:
-            made = Subject(devices, folder, models=kind.models, precision=kind.precision, lose=lose)
+            made = Subject(devices, folder, models=kind.models, precisions=kind.precisions, lose=lose)
             opened: Subject | PlaceitError = stack.enter_context(made)
         except PlaceitError as error:
             opened = error
@@ -79,11 +79,11 @@ def subject(
         assert set(threading.enumerate()) <= before
 
 
-def kill(session: Session) -> None:
-    """Kill the process of the node that runs the first device."""
+def kill(session: Session) -> Callable[[], None]:
+    """Return a function that kills the process of the node that runs the first device."""
     from placeit.runtime.nodes.device import NodeDevice
 
-    os.kill(narrowed(NodeDevice, session.runtime.devices[0]).pid, signal.SIGKILL)
+    return lambda: os.kill(narrowed(NodeDevice, session.runtime.devices[0]).pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,6 +165,37 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     assert [event.why for event in server.stats().events if event.name == "news"] == ["a is back."]
     assert "a is lost" in str(executor.gone)  # as long as it lives
     executor.close()
+
+
+@pytest.mark.parametrize("opened_anew", [False, True])
+def test_a_device_that_fails_at_run_time_is_left_until_it_works_again(bench: Bench, server: Server, opened_anew: bool) -> None:
+    failing, working = bench.device(0), threading.Event()
+    if not opened_anew:
+        del failing.gone  # as of devices of this process, which are not lost by themselves
+
+    def fail() -> None:
+        if not working.is_set():
+            raise RuntimeError("its driver is gone")
+
+    failing.trouble = fail
+    until(lambda: server.replacements)
+    assert server.replacements[0].devices == ("b",)
+    assert re.search("a is lost: The segment .* failed on a: .*its driver is gone", server.replacements[0].why)
+    if not opened_anew:
+        assert bench.runtime.pool.reopen() == []
+    working.set()
+    until(lambda: len(server.replacements) == 2)
+    assert server.replacements[1].devices == ("a",)
+    assert server.replacements[1].why == "a is back."
+    assert (bench.device(0) is not failing) == opened_anew
+    assert [(device.up, device.returns) for device in server.stats().devices] == [(True, 1), (True, 0)]
+
+
+def test_a_request_that_fails_by_its_own_fault_costs_no_device(bench: Bench, server: Server) -> None:
+    with pytest.raises(PlaceitError, match="failed on a"):
+        server.submit(inputs_of(bench.model, 9)).result(60)  # an index out of range
+    assert bench.runtime.pool.lost() == {}
+    assert server.replacements == []
 
 
 def test_a_trace_has_requests_and_what_happened_to_the_server(bench: Bench, server: Server) -> None:

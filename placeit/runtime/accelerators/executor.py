@@ -356,6 +356,7 @@ def _failure(error: BaseException) -> ExecutionError:
     if isinstance(error, DeviceError):  # its message names the segment or the device
         failure = ExecutionError(str(error))
         failure.__cause__ = error
+        failure.device = error.device
         return failure
     return error if isinstance(error, ExecutionError) else failure_of("The run failed", error)
 

@@ -257,7 +257,9 @@ class Launcher:
         self.at_fault = request if self.at_fault is None else self.at_fault
         what = "Copying what is made by" if launch.program is None else "The segment that starts with"
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
-        return DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
+        failure = DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
+        failure.device = self._named(n)[1]
+        return failure
 
     def _named(self, n: int) -> tuple[str, str]:
         launch = self.layout.launches[n]
