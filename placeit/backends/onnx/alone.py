@@ -40,12 +40,18 @@ class OnnxAlone(FromOnnxFile, JoinedModel):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
-        with contextlib.suppress(DeviceError):  # of the unchanged file; the model in memory has no repeated names, for example
-            return self.of_file().reference(device, precision)
+        if not self.states:
+            with contextlib.suppress(DeviceError):  # the unchanged file; the model in memory has no repeated names, for example
+                return self.of_file().reference(device, precision)
         return JoinedModel.reference(self, device, precision)
 
 
 def for_onnx_alone(model: JoinedModel) -> OnnxAlone:
-    """Return a model for ONNX Runtime alone, without OpenVINO's copy of the weights."""
+    """Return a model for ONNX Runtime alone, without OpenVINO's copy of the weights.
+
+    With open sizes or state, the ops of OpenVINO's graph also read what they read in the ONNX file only.
+    """
     said = {field.name: getattr(model, field.name) for field in fields(model)}
-    return OnnxAlone(**said | {"ov_model": without_weights(model.ov_model)})
+    open_graph = model.has_open_sizes or bool(model.states)
+    parts = model.parts.reading_all() if open_graph and not model.parts.covers else model.parts
+    return OnnxAlone(**said | {"ov_model": without_weights(model.ov_model), "parts": parts, "graph": parts.graph})

@@ -62,7 +62,7 @@ class JoinedModel(OpenVinoModel):
         whole = self.parts.cut(range(len(self.graph)), (), ())
         results = {spec.op: spec for spec in self.outputs}
         called = [results[name] for name in self.graph.names if name in results]
-        outputs = [value.name for value in whole.graph.output]
+        outputs = [value.name for value in whole.graph.output][: len(called)]
         return ort_reference(whole, self.inputs, outputs, self.path, called)
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002

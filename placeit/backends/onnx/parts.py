@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -94,6 +96,11 @@ class OnnxParts:
         return [None] * len(shape) if self._unsized else _sizes(shape, self._limits.get(tensor))
 
     @property
+    def graph(self) -> OpGraph:
+        """The task graph."""
+        return self._graph
+
+    @property
     def covers(self) -> bool:
         """True if every op can be cut out, as one of :meth:`kinds`."""
         return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
@@ -117,8 +124,13 @@ class OnnxParts:
         for ops, example in alike.values():
             yield ops, self.cut(*example)
 
-    def _parts(self) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
-        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and arguments of `_signature`."""
+    def _parts(
+        self, unread: list[tuple[int, set[str]]] | None = None
+    ) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
+        """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and arguments of `_signature`.
+
+        Append the last op of each other part to ``unread``, with the inputs that it reads in the ONNX model only.
+        """
         edges, tensors = self._graph.edges, self._graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
@@ -135,8 +147,29 @@ class OnnxParts:
                 continue
             ends += self._following(atom)
             numbers, missing, _ = self._behind(ends, given)
+            if missing and unread is not None:
+                unread.append((max(atom), missing))
             if not missing:
                 yield atom, enter, leave, (ends, given, numbers)
+
+    def reading_all(self) -> OnnxParts:
+        """Return the parts of a graph whose ops also read the inputs that they read in the ONNX model only.
+
+        OpenVINO may take the size of one tensor from another one that has the same size.
+        """
+        unread: list[tuple[int, set[str]]] = []
+        for _ in self._parts(unread):
+            pass
+        graph, tensors = self._graph, {name: tensor for tensor, name in self._name.items()}
+        more = [(tensors[name], v) for v, missing in unread for name in sorted(missing & tensors.keys())]
+        more = [(tensor, v) for tensor, v in more if graph.tensor_op[tensor] < v]
+        made = copy.copy(self)
+        made._graph = replace(
+            graph,
+            edges=np.array([*graph.edges.tolist(), *((graph.tensor_op[tensor], v) for tensor, v in more)], np.int32),
+            edge_tensor=np.array([*graph.edge_tensor.tolist(), *(tensor for tensor, _ in more)], np.int32),
+        )
+        return made
 
     def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
         """Return a key of a part's computation, without names and sizes of tensors and values of constants."""

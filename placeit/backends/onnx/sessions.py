@@ -16,7 +16,9 @@ from placeit.devices.onnxruntime import explaining, onnxruntime
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["open_whole", "ort_reference"]
+__all__ = ["initial_state", "open_whole", "ort_reference"]
+
+_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # NumPy's names of types that ONNX Runtime calls otherwise
 
 
 def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -> Any:
@@ -38,6 +40,12 @@ def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -
     )
 
 
+def initial_state(value: Any) -> NDArray[np.generic]:
+    """Return zeros for an input of a session that is a state, none along its open dimension."""
+    sizes = [size if isinstance(size, int) else 0 for size in value.shape]
+    return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
+
+
 def ort_reference(
     model: str | onnx.ModelProto,
     inputs: Sequence[TensorSpec],
@@ -49,7 +57,7 @@ def ort_reference(
 
     Args:
         model: path of the file, or the model itself.
-        inputs: inputs of the model.
+        inputs: inputs of the model; other inputs are states, which are initial in each run.
         outputs: names of its outputs in the file.
         path: path for messages.
         called: names of the outputs for callers; None if they are the names in the file.
@@ -60,12 +68,13 @@ def ort_reference(
     with explaining(f"ONNX Runtime cannot open {path}"):
         session = open_whole(model)
 
-    names = list(outputs) if called is None else [spec.name for spec in called]
+    names, given = list(outputs) if called is None else [spec.name for spec in called], {spec.name for spec in inputs}
+    states = {value.name: initial_state(value) for value in session.get_inputs() if value.name not in given}
 
     def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
         with explaining(f"ONNX Runtime cannot run {path}"):
             answers = session.run(
-                list(outputs), {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs}
+                list(outputs), {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs} | states
             )
         return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
 

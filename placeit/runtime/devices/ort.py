@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.onnx.sessions import initial_state
 from placeit.backends.onnx_external import OnnxFile, session_source
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 _MOST_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
-_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # NumPy's names of types that ONNX Runtime calls otherwise
 _SHAPE = 64  # bytes of the largest integer input that may hold a shape, so that sizes depend on its values
 
 
@@ -55,13 +55,7 @@ class OrtProgram:
         self.input_names = model.inputs if known else [value.name for value in session.get_inputs()]
         self.output_names = model.outputs if known else [value.name for value in session.get_outputs()]
         values = {value.name: value for value in session.get_inputs()}
-        self.states = {name: _initial(values[name]) for name in self.input_names[len(self.inputs) :]}
-
-
-def _initial(value: Any) -> NDArray[np.generic]:
-    """Return zeros for a state, none along its open dimension."""
-    sizes = [size if isinstance(size, int) else 0 for size in value.shape]
-    return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
+        self.states = {name: initial_state(values[name]) for name in self.input_names[len(self.inputs) :]}
 
 
 class _OpenBuffer(HostBuffer):
