@@ -87,7 +87,7 @@ def _factors(session: Workbench, segmenter: Segmenter) -> NDArray[np.float64] | 
     try:
         with contextlib.ExitStack() as stack:
             wholes = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
-            executors = [stack.enter_context(session.executor(plan)) for plan in wholes]
+            executors = [stack.enter_context(session.executor(plan, alone=True)) for plan in wholes]
             for _ in range(_BLOCKS):
                 for executor, seconds in zip(executors, takes, strict=True):
                     seconds += steady_runs(executor.time, float)

@@ -118,6 +118,8 @@ class Runs(Book):
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open the executors of a candidate, with many requests in flight if the objective is ``steady``."""
         home, steady = self.home(candidate.name), self.objective.steady
+        if home is not self.session:  # it has a runtime by itself, or none
+            self.session.runtime.compiler.make_room()
         if (mode := candidate.reference or self._by_itself(candidate)) is not None:
             from placeit.backends.openvino.model import OpenVinoModel
             from placeit.backends.openvino.own_mode import OwnModeRunner
@@ -126,7 +128,7 @@ class Runs(Book):
             open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
             return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
         opened = [
-            functools.partial(with_room, functools.partial(home.executor, plan), in_flight)
+            functools.partial(with_room, functools.partial(home.executor, plan, alone=not steady), in_flight)
             for plan, in_flight in zip(candidate.plans, self.in_flight_of(candidate, home) if steady else [1], strict=True)
         ]
         with self.session.compiling.until(clock.now() + self.left() * COMPILING_SHARE):

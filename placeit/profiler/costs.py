@@ -197,14 +197,14 @@ class _Profile:
         with contextlib.ExitStack() as stack:
             runtime = unslowed(self.runtime, self.grouping, stack)
 
-            def passes(plan: Plan) -> Passes:
-                executor = stack.enter_context(runtime.executor(plan))
+            def passes(plan: Plan, *, alone: bool = False) -> Passes:
+                executor = stack.enter_context(runtime.executor(plan, alone=alone))
                 return Passes(executor, runtime.model.sample_requests(), self.watch)
 
             def undivided(d: int) -> Passes | None:
                 if self.can[:, d].all():
                     with contextlib.suppress(NoRoomError):  # there may be room for parts of the model
-                        return passes(self.segmenter.plan(np.full(self.groups, d, np.int32)))
+                        return passes(self.segmenter.plan(np.full(self.groups, d, np.int32)), alone=True)
                 return None
 
             whole = [undivided(d) for d in devices]
@@ -236,8 +236,9 @@ class _Profile:
             others = [*(timed for timed in whole if timed is not None), *apart]
             deadline = max(deadline, clock.now() + STEP_S)
             self._repeat(cut, [] if self.short else others, deadline, progress)
-            shares = [None if timed is None else self._shares(d) for d, timed in enumerate(whole)]
-            return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.short)
+        self.runtime.compiler.make_room()  # the shares need the whole model, compiled with counters
+        shares = [None if timed is None else self._shares(d) for d, timed in enumerate(whole)]
+        return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.short)
 
     def remember(self, history: History, measured: dict[str, Any]) -> None:
         """Add the times of ops on each device that runs the whole model to the history."""

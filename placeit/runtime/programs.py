@@ -95,6 +95,8 @@ class Programs(Generic[_Key, _Program]):
             first = {key: place for place, key in reversed([*enumerate(keys)])}
             found = {key: program for key in first if (program := self._known.get(key)) is not None}
             missing = sorted(place for key, place in first.items() if key not in found)
+            if missing:
+                self._make_room(sum(self._weights(keys[place]) for place in missing))
             for place, program in zip(missing, make(missing) if missing else (), strict=True):
                 found[keys[place]] = self._known[keys[place]] = program
             if missing:
@@ -111,39 +113,39 @@ class Programs(Generic[_Key, _Program]):
             self._kept.clear()
             give_back_freed_memory()
 
-    def trim(self) -> None:
-        """Release programs beyond the limit for times without a search, and return their memory to the system.
+    def trim(self, more: float = 0.0) -> None:
+        """Release programs beyond the limit, if ``more`` bytes are to be taken, and return their memory to the system.
 
         Nothing happens while another thread looks programs up, which makes room itself: this may be called by the garbage
         collector on any thread, also on one that the other thread waits for.
         """
         if self._lock.acquire(blocking=False):
             try:
-                self._make_room()
+                self._make_room(more)
                 give_back_freed_memory()
             finally:
                 self._lock.release()
 
-    def _make_room(self) -> None:
+    def _make_room(self, more: float = 0.0) -> None:
         if not _SEARCHES:
             left = sum(map(self._weights, self._kept))
             while left > _IDLE_BYTES:
                 left -= self._weights(self._kept.popitem(last=False)[0])
-        if not self._exceeded(1.0):
+        if not self._exceeded(1.0, more):
             return
         give_back_freed_memory()
-        while self._kept and self._exceeded(_AIM):
+        while self._kept and self._exceeded(_AIM, more):
             for _ in range(len(self._kept) // _SHARE + 1):
                 self._kept.popitem(last=False)
             give_back_freed_memory()
         if not self._kept:
             self._least = self._used()
 
-    def _exceeded(self, share: float) -> bool:
+    def _exceeded(self, share: float, more: float) -> bool:
         now = self._used()
         self._least = Use(min(self._least.bytes, now.bytes), min(self._least.threads, now.threads))
         return (
-            now.bytes - self._least.bytes > share * self._room.bytes
+            now.bytes + more - self._least.bytes > share * self._room.bytes
             or now.threads - self._least.threads > share * self._room.threads
             or len(self._known) > share * self._most[0]
             or sum(map(self._weights, [*self._known])) > share * self._most[1]

@@ -122,13 +122,14 @@ class Runtime:
         """The streams that drive all devices; None if the host decides when each segment starts."""
         return self.pool.streams
 
-    def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
         """Make a plan ready to run, with the kind of executor for these devices.
 
         Args:
             plan: what to run.
             in_flight: how many requests may be in flight at once.
             priority: of several executors whose work waits for a device, the one with the lowest number goes first.
+            alone: whether no other executor runs at the same time. On one device, it may then use the programs of equal ones.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -137,7 +138,7 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight, priority)
+        executor = self._executor(plan, in_flight, priority, alone=alone)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -155,8 +156,8 @@ class Runtime:
             return None
         return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
 
-    def _executor(self, plan: Plan, in_flight: int, priority: int) -> PlanExecutor:
-        programs = self.compiler.compile(plan.programs)
+    def _executor(self, plan: Plan, in_flight: int, priority: int, *, alone: bool) -> PlanExecutor:
+        programs = self.compiler.compile(plan.programs, alone=alone)
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeAlias
 
 from placeit.core import clock
@@ -27,7 +28,7 @@ from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["SegmentCompiler"]
 
-_KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 3, 1e9, 0.5
+_KEPT_MODELS, _KEPT_BYTES, _KEPT_SHARE = 1, 2.5e8, 0.5
 """Bounds on the growth of the process while programs that no executor uses are kept: this number times the model's weights plus
 this number of bytes, but at most this share of the memory that it may take."""
 _KEPT_PROGRAMS, _KEPT_THREADS = 512, 256
@@ -83,13 +84,21 @@ class SegmentCompiler:
     def _kind(self, segment: Segment) -> str:
         return Compiling.kind(self.pool.cluster.devices[segment.device])
 
-    def compile(self, segments: Sequence[Segment]) -> list[Program | StreamProgram]:
-        """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError."""
+    def make_room(self) -> None:
+        """Release programs that no executor uses, as far as there is no room for them beside another one of the whole model."""
+        self._programs.trim(float(self.book.grouping.groups.bytes_once.sum()))
+
+    def compile(self, segments: Sequence[Segment], *, alone: bool = False) -> list[Program | StreamProgram]:
+        """Compile segments for their devices, or reuse programs that were compiled before. Raises DeviceError.
+
+        Args:
+            segments: the segments.
+            alone: whether nothing else runs while they do, so that they may be the programs of equal devices.
+        """
         batch = _Batch()
+        work = functools.partial(self._compile_all, segments, batch, alone=alone and len({s.device for s in segments}) == 1)
         try:
-            if in_background():
-                return self._compile_all(segments, batch)
-            return apart(functools.partial(self._compile_all, segments, batch), functools.partial(self._tell, batch))
+            return work() if in_background() else apart(work, functools.partial(self._tell, batch))
         except BaseException:
             batch.given_up.open()
             raise
@@ -98,10 +107,10 @@ class SegmentCompiler:
         if self.compiling.progress is not None and batch.total:
             self.compiling.progress(*batch.said(clock.now()))
 
-    def _compile_all(self, segments: Sequence[Segment], batch: _Batch) -> list[Program | StreamProgram]:
+    def _compile_all(self, segments: Sequence[Segment], batch: _Batch, *, alone: bool) -> list[Program | StreamProgram]:
         for segment in segments:
             self._find_equal(segment)
-        keys = [self._key(segment) for segment in segments]
+        keys = [self._key_of_any(segment) if alone else self._key(segment) for segment in segments]
 
         def make(places: Sequence[int]) -> list[Program | StreamProgram]:
             missing = [segments[place] for place in places]
@@ -166,6 +175,12 @@ class SegmentCompiler:
         own = isinstance(device, OneAtATime) and device.one_at_a_time and not (single and first is None)
         groups = tuple(range(len(segment.groups))) if self.book.model.uniform else first or segment.groups
         return self.pool.program_key(segment.device), cores if own else (), groups
+
+    def _key_of_any(self, segment: Segment) -> _Key:
+        """Return the key of the program of a segment that exists for an equal device, or else the segment's own."""
+        own = self._key(segment)
+        keys = (own, *(self._key(replace(segment, device=d)) for d in range(len(self.pool.cluster))))
+        return next((key for key in keys if key[::2] == own[::2] and key in self._programs), own)
 
     def _find_equal(self, segment: Segment) -> None:
         """Find an earlier segment that computes the same function as this one: one program then serves both."""

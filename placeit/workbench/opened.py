@@ -317,7 +317,7 @@ class Workbench:
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 
-    def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0) -> PlanExecutor:
+    def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
         Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
@@ -326,7 +326,7 @@ class Workbench:
             for device in self.setup.whole_devices:
                 if plan.problem.device_names == (device.name,):
                     return self.alone(device).executor(plan, in_flight=in_flight, priority=priority)
-        executor = self.runtime.executor(plan, in_flight=in_flight, priority=priority)
+        executor = self.runtime.executor(plan, in_flight=in_flight, priority=priority, alone=alone)
         requests = self.model.sample_requests()
         for request in range(1, in_flight):
             executor.set_inputs(requests[0].inputs, request=request)

@@ -200,11 +200,11 @@ def test_real_devices_serve_requests_at_the_same_time(devices: str, cache: Cache
 def test_fewer_requests_are_in_flight_where_there_is_no_room_for_more(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = Workbench.executor, []
 
-    def executor(self: Session, plan: Plan, *, in_flight: int = 1) -> PlanExecutor:
+    def executor(self: Session, plan: Plan, *, in_flight: int = 1, alone: bool = False) -> PlanExecutor:
         asked.append(in_flight)
         if in_flight > 1:
             raise NoRoomError("There is room for one request.")
-        return opened(self, plan, in_flight=in_flight)
+        return opened(self, plan, in_flight=in_flight, alone=alone)
 
     monkeypatch.setattr(Workbench, "executor", executor)
     cluster = slowed(allowed_cores()[:1])

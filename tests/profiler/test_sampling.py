@@ -55,9 +55,9 @@ def profiled(
     with Runtime(model, grouping, cluster, compiling=SlowCompiling(slow or {})) as runtime:
         compile_all = runtime.compiler.compile
 
-        def remember(segments: Sequence[Segment]) -> list:
+        def remember(segments: Sequence[Segment], *, alone: bool = False) -> list:
             compiled.update(segments)
-            return compile_all(segments)
+            return compile_all(segments, alone=alone)
 
         runtime.compiler.compile = remember  # type: ignore[method-assign]
         found = profile(model, grouping, cluster, runtime, budget_s=budget)

@@ -110,6 +110,20 @@ def test_whatever_is_bounded_stays_within_it_and_what_was_used_last_is_there(bou
     assert get(programs, "003")[1] == ["003"]
 
 
+def test_there_is_room_for_what_is_made_before_it_is_made() -> None:
+    programs = kept(memory=200)
+    for key in names(15):
+        get(programs, key)
+    taken: list[float] = []
+
+    def make(places: Sequence[int]) -> list[Program]:
+        taken.append(Program.taken.bytes)
+        return [Program("large") for _ in places]
+
+    programs.get(["x" * 150], make)
+    assert taken == [pytest.approx(0, abs=50)]
+
+
 def test_what_is_used_again_stays() -> None:
     programs = kept(count=20)
     for key in names(60):
@@ -229,6 +243,21 @@ def test_closing_lets_go_of_every_program_at_once(model: Callable[[], Model], pr
         assert [program() for program in programs] == [None] * len(programs)
     finally:
         gc.enable()
+
+
+@pytest.mark.two_cores
+def test_equal_devices_share_the_program_of_what_runs_alone() -> None:
+    cores = [f"CPU@{core}" for core in (allowed_cores()[0], allowed_cores()[-1])]
+    with Session(inception_like(), cores, cache=None) as session, contextlib.ExitStack() as stack:
+        groups = len(session.grouping.groups)
+        plans = [Segmenter(session.grouping, Costs.zero(groups, session.cluster)).plan(np.full(groups, d)) for d in (0, 1)]
+        made = [stack.enter_context(session.executor(plan, alone=True)) for plan in plans]
+        inputs = session.model.random_inputs()
+        first, second = (executor.run(inputs) for executor in made)
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+        assert made[0].programs == made[1].programs
+        beside = stack.enter_context(session.executor(plans[1]))
+        assert beside.programs != made[1].programs
 
 
 def test_a_device_forgets_what_it_ran_last() -> None:
