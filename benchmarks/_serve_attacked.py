@@ -33,7 +33,6 @@ HTTP_CLIENTS, RPC_CLIENTS = 8, 4
 MOST_BYTES = 4 << 20
 _PAUSE_S = 0.005  # of a good client between two requests, so that the queue is not full by good clients alone
 _GROWTH_BYTES = 64e6
-_MOST_REQUESTS = 64  # of the largest size, as which attackers may take memory, at most
 _WARM_S, _SETTLE_S = 2.0, 6.0  # before the first reload; for connections of attackers that have gone to be closed
 _HEADER = "Inference-Header-Content-Length"
 
@@ -240,7 +239,7 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
             ours.send(None)
             made = ours.recv()
             attacker.join()
-        good.told(report, "attacks", before, _MOST_REQUESTS * MOST_BYTES)
+        good.told(report, "attacks", before, _GROWTH_BYTES)
         report.row(what="number of attacks", **made)
         stack.pop_all()
         report.claim("exit code of the server", server.close(), "", at_most=0)

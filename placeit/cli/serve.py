@@ -22,6 +22,7 @@ from placeit.cli.workload import is_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
+from placeit.core.memory import return_freed_memory
 from placeit.core.threads import Gate
 from placeit.report import text
 
@@ -217,6 +218,26 @@ class NetworkOptions:
     max_request_bytes: Annotated[
         int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
     ] = 64 << 20
+    request_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--request-memory",
+            metavar="SIZE",
+            help="Memory for requests and their answers, over both protocols together; default: 16MiB, or as much as "
+            "--max-request-bytes.",
+            show_default=False,
+        ),
+    ] = None
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections",
+            metavar="N",
+            min=1,
+            help="Open connections of each protocol; default: 1024, or what the limit on open files allows.",
+            show_default=False,
+        ),
+    ] = None
     client_timeout: Annotated[
         float,
         typer.Option(
@@ -231,6 +252,7 @@ class NetworkOptions:
     def checked(self) -> Options:
         """Read the files, and return the options. Raises UsageError or FileError."""
         from placeit.core.files import read_text
+        from placeit.core.units import parse_quantity
         from placeit.serve.network import Options
 
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -249,6 +271,8 @@ class NetworkOptions:
             tls=None if self.tls_cert is None or self.tls_key is None else (self.tls_cert, self.tls_key),
             token=token,
             most_bytes=self.max_request_bytes,
+            room_bytes=None if self.request_memory is None else int(parse_quantity(self.request_memory, "memory")),
+            connections=self.max_connections,
             patience_s=self.client_timeout,
             allowed_hosts=tuple(self.allow_host or ()),
             shared_memory=self.shared_memory,
@@ -298,6 +322,7 @@ def serve(
     if placement is not None and (len(models) != 1 or coming.repository is not None):
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
     options, ending = network.checked(), Gate()
+    return_freed_memory()
     running.check()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file

@@ -7,13 +7,15 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Use", "freed_memory_is_kept", "give_back_freed_memory", "keep_freed_memory", "own_use"]
+__all__ = ["Use", "freed_memory_is_kept", "give_back_freed_memory", "keep_freed_memory", "own_use", "return_freed_memory"]
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 _KEEPING = ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_TOP_PAD, 2**26), (_M_ARENA_MAX, 1))
 """Never trim, never map a single tensor, never drop an empty heap, create no further heaps."""
 _AS_USUAL = ((_M_TRIM_THRESHOLD, 2**17), (_M_MMAP_MAX, 2**16), (_M_TOP_PAD, 2**17))
 """The default settings of glibc."""
+_RETURNING = ((_M_TRIM_THRESHOLD, 2**20), (_M_MMAP_THRESHOLD, 2**20), (_M_ARENA_MAX, 2))
+"""Return what is free above 1 MiB, always map blocks of that size singly, and create one more heap."""
 _kept: list[bool] = []
 
 
@@ -50,6 +52,13 @@ def _let_go(library: ctypes.CDLL) -> None:
 def _set(library: ctypes.CDLL, values: tuple[tuple[int, int], ...]) -> None:
     for parameter, value in values:
         library.mallopt(parameter, value)
+
+
+def return_freed_memory() -> None:
+    """Make the C library return freed memory to the system as far as it can, until the process ends."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        _set(library, _RETURNING)
 
 
 def freed_memory_is_kept() -> bool:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 from placeit.serve.refusal import RefusedError, Status
 
-__all__ = ["Arrival", "Room"]
+__all__ = ["SMALL_BYTES", "Arrival", "Room"]
+
+SMALL_BYTES: Final = 1 << 15
+"""Most bytes of a request that takes no room from larger ones, nor they from it."""
 
 _FAIR_S: Final = 1.0  # seconds of arriving after which a request gives way to others
+_LOOK_S: Final = 0.25  # seconds between two looks for a request that gives way
+_WAITING: Final = 16  # most requests that wait for room: of each, up to 0.3 MB have been read
 
 
 class Arrival:
-    """A request that is arriving.
+    """A request that is arriving, or whose answer is being sent.
 
     Attributes:
-        since: time of the event loop when it began to arrive.
+        since: time of the event loop when it began to.
         size: room that it takes.
         limit: ends its arrival.
+        drop: has it give way.
     """
 
     def __init__(self, since: float, limit: asyncio.Timeout) -> None:
         self.since, self.limit, self.size = since, limit, 0
+        self.drop: Callable[[], object] = lambda: _reschedule(self, since)
 
 
 class Room:
     """Room that is shared by requests: bytes that are kept, or calls. Used on the thread of the event loop.
 
     Where there is no room, requests that have been arriving for more than a second are refused, the oldest one first, so that
-    clients that send little or nothing for a long time do not keep others out.
+    clients that send little or nothing for a long time do not keep others out. The same holds for answers that are being sent.
 
     Args:
         size: of the room, in the unit of :meth:`take`.
@@ -39,8 +46,10 @@ class Room:
     """
 
     def __init__(self, size: int, what: str) -> None:
-        self._left, self._what = size, what
+        self.size = self._left = size
+        self._what = what
         self._arriving: dict[Arrival, None] = {}  # the oldest first
+        self._turn, self._freed, self._waiting = asyncio.Lock(), asyncio.Event(), 0
 
     @contextlib.asynccontextmanager
     async def arrival(self, patience_s: float | None = None) -> AsyncIterator[Arrival]:
@@ -65,33 +74,79 @@ class Room:
         finally:
             if arrival is not None:
                 self._arriving.pop(arrival, None)
-                self._left += arrival.size
+                self.take_back(arrival, arrival.size)
 
     def arrived(self, arrival: Arrival) -> None:
         """Record that a request has arrived: it keeps its room, and does not give way."""
         self._arriving.pop(arrival, None)
         _reschedule(arrival, None)
 
+    def answered(self, arrival: Arrival, size: int, drop: Callable[[], object]) -> None:
+        """Record that the answer of a request, which has arrived, is being sent; ``drop`` ends that if it has to give way.
+
+        The answer takes more room than there is if it has to: requests that arrive later then wait until it has been sent.
+        """
+        arrival.drop = drop
+        self._sized(arrival, size)
+
+    async def reserve(self, arrival: Arrival, size: int) -> None:
+        """Wait until there is room for a whole request of a known size, and take it. Raises RefusedError if too many wait."""
+        if self._waiting >= _WAITING:
+            raise self._full()
+        self._waiting += 1
+        try:
+            async with self._turn:  # the first one that came waits first
+                while not self._has_room(arrival, size):
+                    self._freed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._freed.wait(), _LOOK_S)
+        finally:
+            self._waiting -= 1
+        del self._arriving[arrival]
+        self._sized(arrival, size)
+
     def take(self, arrival: Arrival, size: int) -> None:
         """Let a request take more room. Raises RefusedError if there is too little, and no slow request gives way."""
-        arrival.size += size
-        self._left -= size
-        if self._left < 0:
-            self._make_room(arrival)
+        self.take_back(arrival, -size)
+        if not self._has_room(arrival, 0):
+            raise self._full()
 
-    def _make_room(self, arrival: Arrival) -> None:
-        """Refuse slow requests, but not this one, until there is room. Raises RefusedError if there is still too little."""
+    @contextlib.contextmanager
+    def kept(self, size: int) -> Iterator[None]:
+        """Have a request that has arrived take room in the context, unless it is small. Raises RefusedError."""
+        size = size if size > SMALL_BYTES else 0
+        self._left -= size
+        try:
+            if size and not self._has_room(None, 0):
+                raise self._full()
+            yield
+        finally:
+            self._left += size
+            self._freed.set()
+
+    def take_back(self, arrival: Arrival, size: int) -> None:
+        """Let a request take less room."""
+        arrival.size -= size
+        self._left += size
+        self._freed.set()
+
+    def _sized(self, arrival: Arrival, size: int) -> None:
+        """Let what begins to arrive, or to be sent, take room."""
+        arrival.since = asyncio.get_running_loop().time()
+        self._arriving[arrival] = None
+        self.take_back(arrival, -size)
+
+    def _has_room(self, arrival: Arrival | None, size: int) -> bool:
+        """Return whether there is room, after slow requests have been refused, but not this one, as far as that is needed."""
         now = asyncio.get_running_loop().time()
         for other in [*self._arriving]:
-            if self._left >= 0 or now - other.since < _FAIR_S:
+            if self._left >= size or now - other.since < _FAIR_S:
                 break
             if other is not arrival and other.size:
                 del self._arriving[other]
-                _reschedule(other, now)
-                self._left += other.size
-                other.size = 0
-        if self._left < 0:
-            raise self._full()
+                other.drop()
+                self.take_back(other, other.size)
+        return self._left >= size
 
     def _full(self) -> RefusedError:
         return RefusedError(Status.FULL, f"Too many {self._what} at once: send fewer, or try again later.")

@@ -3,45 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from starlette.requests import Request
 
 from placeit.core.records import parsed
-from placeit.serve.arriving import Room
+from placeit.serve.arriving import SMALL_BYTES, Arrival, Room
 from placeit.serve.refusal import RefusedError, Status, invalid
 from placeit.serve.service import Service
 
-__all__ = ["Bodies"]
+__all__ = ["Bodies", "Body"]
 
-_JOINED_BYTES: Final = 1 << 20  # most bytes of a body that are joined on the thread of the event loop
-_AT_ONCE: Final = 16  # most bytes of all bodies that are kept at once, in multiples of the limit of one body
-_SMALL_BYTES: Final = 1 << 15  # most bytes of a body that takes no room from larger ones, nor they from it
-_SMALL_AT_ONCE: Final = 1024  # of these that are kept at once
+_MAPPED_BYTES: Final = 1 << 20  # bytes from which on a body is mapped, so that the system has its memory back at once
+_SMALL_AT_ONCE: Final = 128  # small bodies of the largest size that are kept at once
 _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encodings, with zlib's number for them
 
 
+@dataclass(frozen=True)
+class Body:
+    """The body of a request.
+
+    Attributes:
+        data: its bytes.
+        room: that it takes.
+        arrival: of the request.
+    """
+
+    data: memoryview
+    room: Room
+    arrival: Arrival
+
+    def answered(self, size: int, drop: Callable[[], object]) -> None:
+        """Have an answer of a size take room besides; ``drop`` ends a client that reads it slowly."""
+        self.room.answered(self.arrival, size, drop)
+
+
 class Bodies:
-    """Reads the bodies of requests, within a limit of the bytes that are kept at once.
+    """Reads the bodies of requests, which share room.
 
     Small bodies, of known length, have separate room: large ones that do not end keep none of them out.
 
     Args:
         service: whose requests they are.
-        most_bytes: of one body; all bodies together may have 16 times as many.
+        most_bytes: of one body.
+        room: bytes that are kept at once, at least as many.
     """
 
-    def __init__(self, service: Service, most_bytes: int) -> None:
-        self._service = service
-        self._most, what = most_bytes, "bytes of requests are being read"
-        self._room, self._small = Room(most_bytes * _AT_ONCE, what), Room(_SMALL_BYTES * _SMALL_AT_ONCE, what)
+    def __init__(self, service: Service, most_bytes: int, room: Room) -> None:
+        self._service, self._most, self._room = service, most_bytes, room
+        self._small = Room(SMALL_BYTES * _SMALL_AT_ONCE, "bytes of requests are being read")
 
     @contextlib.asynccontextmanager
-    async def of(self, request: Request, most_bytes: int | None = None) -> AsyncIterator[bytes | memoryview]:
-        """Read the body of a request, which counts towards the limit until the context ends.
+    async def of(self, request: Request, most_bytes: int | None = None) -> AsyncIterator[Body]:
+        """Read the body of a request, which takes room until the context ends.
 
         Args:
             request: the request.
@@ -57,33 +75,33 @@ class Bodies:
         length = int(request.headers.get("content-length", 0))
         if length > most:
             raise self._too_large(most)
-        room = self._small if 0 < length <= _SMALL_BYTES and encoding == "identity" else self._room
-        parts: list[bytes] = []
+        room = self._small if 0 < length <= SMALL_BYTES and encoding == "identity" else self._room
         size, more = 0, True
         async with room.arrival() as arrival:
+            if length:
+                await room.reserve(arrival, length)
+            whole = (
+                mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
+            )
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise RefusedError(Status.GONE, "The client has gone.")
                 part, more = message.get("body", b""), message.get("more_body", False)
-                size += len(part)
-                if size > most:
+                if size + len(part) > most:
                     raise self._too_large(most)
-                room.take(arrival, len(part))
-                parts.append(part)
+                if not length:
+                    room.take(arrival, len(part))
+                whole[size : size + len(part)] = part
+                size += len(part)
             room.arrived(arrival)
-            body: bytes | memoryview
-            if size > _JOINED_BYTES:
-                body = await self._service.apart(_joined, parts, brief=True)
-            else:
-                body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
+            body = memoryview(whole).toreadonly()
             if encoding != "identity":
-                body = await self._service.apart(self._decoded, body, _WINDOWS[encoding], most)
+                body = memoryview(await self._service.apart(self._decoded, body, _WINDOWS[encoding], most))
                 room.take(arrival, len(body))
-            yield body
+            yield Body(body, room, arrival)
 
-    def _decoded(self, body: bytes | memoryview, window: int, most: int) -> bytes:
+    def _decoded(self, body: memoryview, window: int, most: int) -> bytes:
         """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
         reader = zlib.decompressobj(window)
         try:
@@ -104,18 +122,9 @@ class Bodies:
         """Read a request whose body is a small JSON object; an empty object without a body. Raises RefusedError."""
         async with self.of(request, most_bytes) as body:
             try:
-                found = parsed(bytes(body) or b"{}")
+                found = parsed(bytes(body.data) or b"{}")
             except ValueError as error:
                 raise invalid(f"The body of this request is not JSON: {error}.") from None
         if not isinstance(found, dict):
             raise invalid("The body of this request is to be a JSON object.")
         return found
-
-
-def _joined(parts: list[bytes]) -> memoryview:
-    """Return the parts of a body as one, copied part by part; other threads can run in between."""
-    whole, at = np.empty(sum(map(len, parts)), np.uint8).data, 0
-    for part in parts:
-        whole[at : at + len(part)] = part
-        at += len(part)
-    return whole

@@ -65,7 +65,7 @@ def text_routes(service: Service, bodies: Bodies) -> list[Route]:
     def answering(kind: type[_Completion]) -> Handler:
         async def answer(request: Request) -> Response:
             async with bodies.of(request, _MOST_BYTES) as body:
-                fields = await service.by_size(len(body), _fields, body)
+                fields = await service.by_size(len(body.data), _fields, body.data)
             return await texts.answer(kind, fields, request)
 
         return answer
@@ -95,7 +95,7 @@ def _error(error: RefusedError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.status.name.lower()}}
 
 
-def _fields(body: bytes | memoryview) -> Fields:
+def _fields(body: memoryview) -> Fields:
     """Read the body of a request. Raises RefusedError."""
     try:
         found = json.loads(bytes(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gzip
 import re
@@ -20,10 +21,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from placeit.serve.arriving import Room
 from placeit.serve.bodies import Bodies
 from placeit.serve.completions import text_routes
 from placeit.serve.http_answers import Pieces, takes_gzip
-from placeit.serve.http_connection import leaving
+from placeit.serve.http_connection import drop, leaving
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
@@ -51,6 +53,7 @@ def application(
     metrics: CollectorRegistry,
     *,
     most_bytes: int,
+    room: Room,
     token: bytes | None = None,
     hosts: Container[str] | None = None,
     repository: Repository | None = None,
@@ -61,13 +64,15 @@ def application(
         service: answers the requests.
         metrics: for the page ``/metrics``.
         most_bytes: of the body of a request.
+        room: bytes of requests and their answers that are kept at once.
         token: token that clients have to send, as ``Authorization: Bearer TOKEN``, except for the health pages; None for no
             token.
         hosts: names by which clients may call the server; None for any. They protect a server of this machine alone from web
             pages that people look at on this machine.
         repository: loads and unloads models; None if they stay as they are.
     """
-    bodies = Bodies(service, most_bytes)
+    bodies = Bodies(service, most_bytes, room)
+    infer = _Inference(service, bodies)
 
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
@@ -110,16 +115,8 @@ def application(
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(await asyncio.to_thread(encode, metrics), media_type=kind)
 
-    async def infer(request: Request) -> Response:
-        parameters = request.path_params
-        with service.accepted(parameters["model"], parameters.get("version", "")) as call:
-            call.headers = request.headers if service.traced else None
-            async with bodies.of(request) as body:
-                call.received = perf_counter()
-                return await _infer(service, call, request, body)
-
     model = "/v2/models/{model}"
-    routes: list[tuple[str, Handler, str]] = [
+    routes: list[tuple[str, Handler | ASGIApp, str]] = [
         (_HEALTH[0], live, "GET"),
         (_HEALTH[1], ready, "GET"),
         ("/v2", server, "GET"),
@@ -163,7 +160,7 @@ async def _parameters(request: Request, bodies: Bodies) -> dict[str, Any]:
     return found
 
 
-async def _infer(service: Service, call: Call, request: Request, body: bytes | memoryview) -> Response:
+async def _infer(service: Service, call: Call, request: Request, body: memoryview) -> Response:
     """Answer an inference request. Raises RefusedError."""
     model, size = call.model, len(body)
     said = request.headers.get(_HEADER)
@@ -209,6 +206,35 @@ async def _fail(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(told(error))}, 500)
 
 
+class _Inference:
+    """An application that answers requests for inference, whose path parameters are the model and the version.
+
+    Args:
+        service: has the models.
+        bodies: reads the bodies of requests.
+    """
+
+    def __init__(self, service: Service, bodies: Bodies) -> None:
+        self._service, self._bodies = service, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; it takes room until the client has its answer."""
+        request, of = Request(scope, receive), scope["path_params"]
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                with self._service.accepted(of["model"], of.get("version", "")) as call:
+                    call.headers = request.headers if self._service.traced else None
+                    body = await stack.enter_async_context(self._bodies.of(request))
+                    call.received = perf_counter()
+                    answer = await _infer(self._service, call, request, body.data)
+                body.answered(int(answer.headers["content-length"]), drop(scope))
+            except RefusedError as error:
+                answer = await _refuse(request, error)
+            except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
+                answer = await _fail(request, error)
+            await answer(scope, receive, send)
+
+
 class _Direct:
     """An application that answers requests for inference before another one: the layers of Starlette cost more than they do.
 
@@ -217,7 +243,7 @@ class _Direct:
         infer: answers a request for inference, whose path parameters are the model and the version, if it has one.
     """
 
-    def __init__(self, app: ASGIApp, infer: Handler) -> None:
+    def __init__(self, app: ASGIApp, infer: ASGIApp) -> None:
         self._app, self._infer = app, infer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -227,14 +253,7 @@ class _Direct:
             await self._app(scope, receive, send)
             return
         scope["path_params"] = named.groupdict("")
-        request = Request(scope, receive)
-        try:
-            answer = await self._infer(request)
-        except RefusedError as error:
-            answer = await _refuse(request, error)
-        except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
-            answer = await _fail(request, error)
-        await answer(scope, receive, send)
+        await self._infer(scope, receive, send)
 
 
 def _check_page(headers: Mapping[bytes, bytes]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Connection", "Crowd", "leaving"]
+__all__ = ["Connection", "Crowd", "drop", "leaving"]
 
 _CONTINUE: Final = b"HTTP/1.1 100"
 _JOINED_BYTES: Final = 1 << 16  # most bytes of a body that are copied behind the head of the answer
 _OF_SCOPE: Final = "placeit.connection"
 _HEAD_BYTES: Final = 1 << 16  # most bytes of the request line and headers
+_HEADS_BYTES: Final = 1 << 22  # most bytes of all heads that have not arrived whole
 _PIPELINED: Final = 64  # requests that a client may send before the first of them is answered
 _SPARE: Final = 2  # times the limit of a body that are read before the connection is closed, so that a client sees its answer
 
@@ -25,7 +27,7 @@ class Crowd:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._open = most, 0
+        self._most, self._open, self._heads = most, 0, 0
         self._waiting: dict[Connection, None] = {}  # for a request to arrive, the one that waits for longest first
 
     def enter(self) -> None:
@@ -40,6 +42,18 @@ class Crowd:
         """Count a connection that has been closed."""
         self._open -= 1
         self._waiting.pop(one, None)
+
+    def head(self, more: int) -> None:
+        """Count bytes of heads that have not arrived whole; close the oldest connections of these if there are too many."""
+        self._heads += more
+        for one in [*self._waiting] if more > 0 else ():
+            if self._heads <= _HEADS_BYTES:
+                break
+            if one.head:
+                del self._waiting[one]
+                self._heads -= one.head
+                one.head = 0
+                one.transport.abort()
 
     def wait(self, one: Connection, *, waits: bool) -> None:
         """Record whether a connection waits for a request to arrive."""
@@ -90,6 +104,12 @@ def leaving(scope: Any) -> asyncio.Future[None]:
     return connection.leaving()
 
 
+def drop(scope: Any) -> Callable[[], None]:
+    """Return a function that closes the connection of a request at once."""
+    connection: Connection = scope[_OF_SCOPE]
+    return connection.transport.abort
+
+
 class Connection(HttpToolsProtocol):
     """A connection that is closed if a request does not arrive in time, or the client does not receive its answer in time.
 
@@ -98,6 +118,9 @@ class Connection(HttpToolsProtocol):
             to receive an answer.
         most_bytes: of the body of a request.
         crowd: all connections of the server.
+
+    Attributes:
+        head: bytes of a head that has not arrived whole.
     """
 
     def __init__(self, *args: Any, patience_s: float, most_bytes: int, crowd: Crowd, **options: Any) -> None:
@@ -105,7 +128,7 @@ class Connection(HttpToolsProtocol):
         self._patience_s, self._most, self._crowd = patience_s, most_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
-        self._bytes, self._in_head = 0, True
+        self._bytes, self.head, self._in_head, self._begun = 0, 0, True, False
         self._leaving: set[asyncio.Future[None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -120,6 +143,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers of the connection."""
         self._crowd.leave(self)
+        self._crowd.head(-self.head)
         self._cancel()
         for one in [*self._leaving]:
             if not one.done():
@@ -140,23 +164,30 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read bytes from the client, and close the connection if there are too many."""
-        self._bytes += len(data)
-        super().data_received(data)
-        if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._most):
-            self._leave(b"431 Request Header Fields Too Large")
-        elif len(self.pipeline) > _PIPELINED:
-            self._leave(b"400 Bad Request")
+        for at in range(0, len(data), _HEAD_BYTES):
+            piece = data[at : at + _HEAD_BYTES]
+            self._bytes += len(piece)
+            super().data_received(piece)
+            more = len(piece) if self._begun else -self.head
+            self.head += more
+            self._crowd.head(more)
+            if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._most):
+                self._leave(b"431 Request Header Fields Too Large")
+            if self.transport.is_closing():
+                break
 
     def on_message_begin(self) -> None:
-        """Start the time limit of a request."""
+        """Start the time limit of a request. Raises ValueError, which ends the connection, if too many have been sent ahead."""
+        if len(self.pipeline) >= _PIPELINED:
+            raise ValueError
         super().on_message_begin()
         cast("dict[str, Any]", self.scope)[_OF_SCOPE] = self
-        self._bytes, self._in_head = 0, True
+        self._bytes, self._in_head, self._begun = 0, True, True
         self._await_request()
 
     def on_headers_complete(self) -> None:
         """Record that the body of a request follows."""
-        self._in_head = False
+        self._in_head = self._begun = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

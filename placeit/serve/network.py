@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
+from placeit.serve.arriving import Room
 from placeit.serve.http import application
 from placeit.serve.http_connection import Connection, Crowd
 from placeit.serve.repository import Repository
@@ -38,6 +39,8 @@ __all__ = ["NetworkServer", "Options"]
 _KEEP_ALIVE_S = 75  # seconds; longer than clients keep an idle connection
 _BACKLOG = 2048
 _OTHER_FILES = 256  # most open files of a process besides connections
+_CONNECTIONS = 1024  # of each protocol, if files allow; each takes 8 kB (HTTP) or 17 kB (gRPC) while nothing is sent
+_ROOM_BYTES = 16 << 20  # of requests and their answers, if the largest request does not take more
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Options:
         tls: files of a certificate chain and its private key (PEM); None for no TLS.
         token: token that clients have to send; None for no token.
         most_bytes: most bytes of a request; of gRPC, also at most as many as a request can have for the inputs of the models.
+        room_bytes: most bytes of requests that are arriving, wait or run, and of their answers, over both protocols together;
+            None for 16 MiB, or as many as one request may have.
         patience_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
         allowed_hosts: names besides ``localhost`` and its addresses by which clients may call a server that listens on this
             machine alone. Without this rule, web pages that people look at on this machine could call it.
         connections: most open connections of HTTP, and most of gRPC. Beyond it, connections of HTTP that send no request are
-            closed, the one that has been waiting for longest first, and new connections of gRPC are refused. None for what the
-            limit of this process on open files allows.
+            closed, the one that has been waiting for longest first, and new connections of gRPC are refused. None for 1,024, or
+            fewer if the limit of this process on open files is lower.
         shared_memory: whether clients may pass tensors in shared memory of this machine, which they name: they can then read
             and write what this process can read and write there.
         tracer_provider: OpenTelemetry's provider of tracers, for spans of requests; None for the one of this process, if it has
@@ -69,6 +74,7 @@ class Options:
     tls: tuple[Path, Path] | None = None
     token: bytes | None = None
     most_bytes: int = 64 << 20
+    room_bytes: int | None = None
     patience_s: float = 60.0
     allowed_hosts: tuple[str, ...] = ()
     connections: int | None = None
@@ -80,7 +86,17 @@ class Options:
         """Most open connections of each protocol."""
         if self.connections is not None:
             return self.connections
-        return max(16, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // 2)
+        return min(_CONNECTIONS, max(16, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES) // 2))
+
+    def room(self) -> Room:
+        """Return the room that requests share. Raises UsageError if it is smaller than one of them may be."""
+        size = max(_ROOM_BYTES, self.most_bytes) if self.room_bytes is None else self.room_bytes
+        if size < self.most_bytes:
+            raise UsageError(
+                f"Requests may have {size} bytes together, but each of them {self.most_bytes}: allow more (--request-memory), "
+                "or only smaller requests (--max-request-bytes)."
+            )
+        return Room(size, "bytes of requests are being read")
 
 
 class NetworkServer:
@@ -106,7 +122,7 @@ class NetworkServer:
     def __init__(
         self, models: Sequence[ServedModel], options: Options = Options(), repository: Repository | None = None
     ) -> None:
-        self._options, self._repository = options, repository
+        self._options, self._repository, self._room = options, repository, options.room()
         absent = repository.absent if repository is not None and repository.changes else None
         kept = [] if repository is None else repository.models
         traces = traces_of(options.tracer_provider)
@@ -122,6 +138,7 @@ class NetworkServer:
             self._service,
             metrics,
             most_bytes=options.most_bytes,
+            room=self._room,
             token=options.token,
             hosts=_hosts(self.socket, options),
             repository=repository,
@@ -188,6 +205,7 @@ class NetworkServer:
                 rpc = make_server(
                     self._service,
                     most_bytes=self._rpc_bytes,
+                    room=self._room,
                     token=options.token,
                     patience_s=options.patience_s,
                     connections=options.most_connections,

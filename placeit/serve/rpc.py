@@ -32,9 +32,9 @@ from placeit.serving.answers import Outputs
 __all__ = ["make_server"]
 
 _HEALTH: Final = ("ServerLive", "ServerReady")
-_ARRIVING: Final = 1024  # most requests that are arriving
-_SLOWLY: Final = 16  # most requests that are arriving for longer than _SLOW_S: each may keep all bytes of a request
-_SLOW_S: Final = 0.25
+_ARRIVING: Final = 256  # most requests that are arriving
+_SLOW_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
+_SLOWLY: Final = 4  # requests of any size that may arrive so slowly
 _PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
 _STREAMS: Final = 256  # most requests of a connection at a time
 
@@ -43,6 +43,7 @@ def make_server(
     service: Service,
     *,
     most_bytes: int,
+    room: Room,
     token: bytes | None,
     patience_s: float,
     connections: int | None = None,
@@ -53,6 +54,7 @@ def make_server(
     Args:
         service: answers the requests.
         most_bytes: of a request.
+        room: bytes of requests and their answers that are kept at once.
         token: token that clients have to send, as ``authorization: Bearer TOKEN``, except for the health methods; None for no
             token.
         patience_s: seconds in which a request has to arrive.
@@ -61,7 +63,7 @@ def make_server(
     """
     messages = Messages()
     answers = _Answers(service, messages, repository)
-    arriving, slow = Room(_ARRIVING, "requests are arriving"), Room(_SLOWLY, "requests are arriving slowly")
+    arriving, at_most = Room(_ARRIVING, "requests are arriving"), min(most_bytes, room.size // _SLOWLY)
 
     def check(context: Any) -> None:
         if token is not None:
@@ -73,8 +75,8 @@ def make_server(
             coming = asyncio.ensure_future(context.read())
             try:
                 if not (await asyncio.wait([coming], timeout=_SLOW_S))[0]:
-                    async with slow.arrival() as slowly:
-                        slow.take(slowly, 1)
+                    async with room.arrival() as slowly:
+                        room.take(slowly, at_most)
                         await asyncio.wait([coming])
                 sent = await coming
             finally:
@@ -94,7 +96,8 @@ def make_server(
                 else:
                     check(context)
                     sent = await received(context)
-                found: bytes = await answer(await parsed(service, sent, kind), context)
+                with room.kept(len(sent)):
+                    found: bytes = await answer(await parsed(service, sent, kind), context)
                 return found
             except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
                 _refuse(context, error)
@@ -108,7 +111,7 @@ def make_server(
         _named_sequence,
         answers.infer,
     )
-    streams = Streams(service, methods, most_bytes=most_bytes, patience_s=patience_s)
+    streams = Streams(service, methods, room, most_bytes=most_bytes, patience_s=patience_s)
 
     async def stream(_: Any, context: Any) -> None:
         try:
@@ -133,6 +136,8 @@ def make_server(
         ("grpc.server.max_pending_requests", _PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING),
         ("grpc.max_connection_idle_ms", round(patience_s * 1e3)),
+        ("grpc.keepalive_time_ms", round(patience_s * 1e3)),  # a client that reads nothing is left
+        ("grpc.keepalive_timeout_ms", round(patience_s * 1e3)),
         ("grpc.server_handshake_timeout_ms", round(patience_s * 1e3)),
     ]
     if connections is not None:

@@ -17,9 +17,8 @@ from placeit.serve.service import Service, about_to_end
 __all__ = ["Methods", "Streams"]
 
 _IN_FLIGHT: Final = 64  # most requests of a stream in flight
-_IN_FLIGHT_BYTES: Final = 64 << 20  # bytes of a stream's requests in flight from which on no other one is read
+_SHARE: Final = 4  # a stream whose requests in flight take this part of the room is not read
 _READ: Final = 1024  # most streams that wait for a request
-_READ_BYTES: Final = 1 << 30  # most bytes that those streams may keep of requests that have not arrived whole
 _LEAST_READ: Final = 16  # streams that may wait for a request, however large requests are
 _ASKS_FINAL: Final = "triton_enable_empty_final_response"
 _ANSWER: Final = 2  # number of the field of a response that is the answer
@@ -53,13 +52,14 @@ class Streams:
     Args:
         service: whose end ends the streams.
         methods: of the protocol.
+        room: bytes of requests that are kept at once.
         most_bytes: of a request.
         patience_s: seconds in which a client has to receive a response.
     """
 
-    def __init__(self, service: Service, methods: Methods, *, most_bytes: int, patience_s: float) -> None:
-        self.service, self.methods, self.patience_s = service, methods, patience_s
-        most = min(_READ, max(_LEAST_READ, _READ_BYTES // most_bytes))
+    def __init__(self, service: Service, methods: Methods, room: Room, *, most_bytes: int, patience_s: float) -> None:
+        self.service, self.methods, self.room, self.patience_s = service, methods, room, patience_s
+        most = min(_READ, max(_LEAST_READ, room.size // most_bytes))
         self.reading = Room(most, "streams wait for requests")
 
     async def answer(self, context: Any) -> None:
@@ -99,7 +99,8 @@ class _Stream:
             raise end
 
     def _is_full(self) -> bool:
-        return len(self._running) >= _IN_FLIGHT or sum(size for size, _ in self._running.values()) >= _IN_FLIGHT_BYTES
+        taken = sum(size for size, _ in self._running.values())
+        return len(self._running) >= _IN_FLIGHT or taken >= self._streams.room.size // _SHARE
 
     async def _next(self, group: asyncio.TaskGroup, ending: asyncio.Future[Any]) -> bool:
         """Begin to serve the next request; return whether there was one. Raises RefusedError."""
@@ -114,7 +115,7 @@ class _Stream:
         else:
             sequence = self._methods.sequence(request.message)
             same = [task for task, (_, other) in self._running.items() if sequence is not None and other == sequence]
-            serving = self._serve(request, same[-1] if same else None)
+            serving = self._serve(request, len(sent), same[-1] if same else None)
         task = group.create_task(serving)
         self._running[task] = len(sent), sequence
         task.add_done_callback(self._running.pop)
@@ -135,15 +136,16 @@ class _Stream:
                 coming.cancel()
         return None if sent is grpc.aio.EOF else sent
 
-    async def _serve(self, sent: Received, before: asyncio.Task[None] | None) -> None:
-        """Answer a request, after the one before it in its sequence. Raises RefusedError."""
+    async def _serve(self, sent: Received, size: int, before: asyncio.Task[None] | None) -> None:
+        """Answer a request of a size, after the one before it in its sequence. Raises RefusedError."""
         request = sent.message
         final = _ASKS_FINAL in request.parameters and request.parameters[_ASKS_FINAL].bool_param
         try:
-            answer, raw = await self._methods.infer(sent, self._context, before)
-            if final:
-                answer.parameters[_IS_FINAL].bool_param = True
-            found = await encoded(self._streams.service, answer, raw, within=_ANSWER)
+            with self._streams.room.kept(size):
+                answer, raw = await self._methods.infer(sent, self._context, before)
+                if final:
+                    answer.parameters[_IS_FINAL].bool_param = True
+                found = await encoded(self._streams.service, answer, raw, within=_ANSWER)
         except Exception as error:  # noqa: BLE001 (it concerns this request only)
             found = self._refused(error, request.id, final=final)
         await self._write(found)

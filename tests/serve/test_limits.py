@@ -25,6 +25,7 @@ from onnx import TensorProto, helper
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from placeit.core.memory import own_use
 from placeit.core.placement import Placement
 from placeit.profiler.cache import Cache
 from placeit.serve.http_connection import Connection, Crowd
@@ -33,7 +34,7 @@ from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import call, held, open_on_a_core, values
-from tests.serve.test_hostile import INFER, asking, messages, raw
+from tests.serve.test_hostile import INFER, asking, changed, messages, raw
 
 GOOD = json.dumps(asking())
 
@@ -256,7 +257,7 @@ def answered(network: NetworkServer) -> None:
 def test_bodies_of_which_a_part_is_missing_give_way_to_others_and_keep_no_small_ones_out(
     network: Callable[..., NetworkServer],
 ) -> None:
-    made = network(most_bytes=100_000)
+    made = network(most_bytes=100_000, room_bytes=1_600_000)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(16)]
         for client in clients:
@@ -266,6 +267,47 @@ def test_bodies_of_which_a_part_is_missing_give_way_to_others_and_keep_no_small_
         assert call(made, INFER, GOOD)[0] == 200
         until(lambda: call(made, INFER, GOOD + " " * 40_000)[0] == 200)
         assert clients[0].recv(100).startswith(b"HTTP/1.1 503")
+
+
+def body_of(size: int, sent: int) -> bytes:
+    """Return the head of a request with a body of a size, and a part of the body."""
+    return f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode() + b" " * sent
+
+
+def test_requests_wait_for_room_which_both_protocols_share(network: Callable[..., NetworkServer], server: Server) -> None:
+    """While one that runs has taken it: small ones are answered, those whose size is known wait, and others are refused."""
+    made, large = network(most_bytes=100_000, room_bytes=100_000), GOOD + " " * (100_000 - len(GOOD))
+    with stub_of(made) as stub, ThreadPoolExecutor(3) as pool:
+        with held(server):
+            first = pool.submit(call, made, INFER, large)
+            until(lambda: server.waiting == 1)
+            others = [pool.submit(call, made, INFER, large) for _ in range(2)]
+            small = stub.ModelInfer.future(raw(values()), timeout=60)
+            until(lambda: server.waiting == 2)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(changed(lambda request: setattr(request, "id", "x" * 40_000)), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert not any(one.done() for one in (first, *others, small))
+        assert [one.result(60)[0] for one in (first, *others)] == [200] * 3
+        assert len(small.result(60).raw_output_contents) == 8
+
+
+def test_what_is_sent_takes_no_more_memory_than_its_room(network: Callable[..., NetworkServer]) -> None:
+    """Bodies without an end, of known and of unknown sizes, heads without an end, and requests that are sent far ahead."""
+    made, size = network(most_bytes=4 << 20, room_bytes=8 << 20), 4 << 20
+    chunked = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size:x}\r\n".encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nX: ".encode()
+    ahead = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 7000
+    before = own_use().bytes
+    with contextlib.ExitStack() as stack:
+        for sent in (body_of(size, size - 1), chunked + bytes(size - 1), head + b"x" * 60_000, ahead):
+            for _ in range(50):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=0.02))
+                with contextlib.suppress(OSError):  # the server does not read, or has closed the connection
+                    client.sendall(sent)
+            assert call(made, INFER, GOOD)[0] == 200
+        assert own_use().bytes - before < 64e6
+        until(lambda: call(made, INFER, GOOD + " " * 40_000)[0] == 200)
 
 
 def test_very_many_calls_at_once_are_answered_all(network: Callable[..., NetworkServer]) -> None:
