@@ -1,4 +1,4 @@
-"""Tune a server by measuring: which placement serves, how many requests are in flight, and how large batches are.
+"""Tune a server by measuring: which placement serves, in which precision, and the sizes of batches and requests in flight.
 
 Each configuration has a separate server. They take turns: in each turn, every server is offered requests at random times (a
 Poisson process, open loop) for a while at each of several rates. A configuration keeps a limit on latency up to the highest
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,21 +25,23 @@ from placeit.core.units import parse_duration
 from placeit.measuring.statistics import FEWEST, median_interval
 from placeit.optimizer.options import Budget
 from placeit.profiler.costs import Progress
+from placeit.serving.forecast import predicted_capacity
 from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.serving.load_run import keep_busy, offer
 from placeit.serving.server import QUEUE, Server
 from placeit.session import Session
 from placeit.simulator.load import check_rate, poisson_arrivals
+from placeit.workbench.options import Constraints
 
 __all__ = ["Configuration", "Tuned", "tune"]
 
 _SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
 _SEARCH = 0.4  # share of the budget for the search for placements
-_PLACEMENTS, _CONFIGURATIONS = 3, 6  # most that are tried
+_PLACEMENTS = 3  # most placements of a search that are tried
+_TRIED, _CONFIGURATIONS = 16, 6  # most configurations whose capacity is measured, by predictions; that are offered requests
 _FAR = 2.0  # times the limit, from which on no higher rate is tried in a turn
 _OPENING = 0.15  # share of the time that is left, in which capacities are measured
-_BATCHES: tuple[int | Literal["auto"], ...] = (0, "auto")
 _TURN_S = (0.02, 2.0)  # least and most seconds of requests at one rate in one turn
 _REQUESTS = (20, 4000)  # fewest and most requests of a turn
 
@@ -51,8 +53,11 @@ class Configuration:
     Attributes:
         name: of the placement, with the settings.
         of: name of the placement.
-        placement: the placement, with its settings for a server (:class:`placeit.core.placement.Serving`).
-        capacity: requests per second that it serves if requests never pause; median over turns. 0 if it was not measured.
+        placement: the placement, with its settings for a server (:class:`placeit.core.placement.Serving`) and its precision.
+        predicted: requests per second that it serves if requests never pause, by the simulator, from measured costs of ops and
+            of batches; None if they are not known.
+        capacity: requests per second that it serves if requests never pause; median over turns. 0 if it was not measured, as
+            others have higher predicted capacities.
         capacity_ci: 95 % interval of this median.
         points: latencies by rate, ascending; empty if it was left out because others have higher capacities.
         failed: why it cannot serve; None if it can.
@@ -61,10 +66,16 @@ class Configuration:
     name: str
     of: str
     placement: Placement
+    predicted: float | None = None
     capacity: float = 0.0
     capacity_ci: tuple[float, float] = (0.0, math.inf)
     points: tuple[OperatingPoint, ...] = ()
     failed: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the predicted capacity, ``predicted / capacity - 1``; None unless both are known."""
+        return None if self.predicted is None or not self.capacity else self.predicted / self.capacity - 1
 
     @property
     def best(self) -> OperatingPoint | None:
@@ -107,6 +118,12 @@ class Tuned:
         return f"<Tuned {self.model}: {len(self.configurations)} configurations; {self.reason}>"
 
     @property
+    def error(self) -> float | None:
+        """Median size of the relative errors of predicted capacities; None if no capacity was predicted and measured."""
+        errors = [abs(one.error) for one in self.configurations if one.error is not None]
+        return float(np.median(errors)) if errors else None
+
+    @property
     def reason(self) -> str:
         """Why this one was chosen, or why none was, in a sentence."""
         first = self.configurations[0]
@@ -137,6 +154,9 @@ class Tuned:
                 "replicas": len(one.placement.every),
                 "in_flight": None if settings is None else settings.in_flight,
                 "max_batch": None if settings is None else settings.max_batch,
+                "precision": None if one.placement.conditions is None else one.placement.conditions.precision,
+                "predicted_per_s": one.predicted,
+                "prediction_error": one.error,
                 "capacity_per_s": one.capacity,
                 "capacity_ci_per_s": list(one.capacity_ci),
                 "rate_within_limit_per_s": None if one.best is None else one.best.rate,
@@ -152,6 +172,7 @@ class Tuned:
                 "turns": self.turns,
                 "chosen": None if self.chosen is None else self.chosen.name,
                 "reason": self.reason,
+                "prediction_error": self.error,
                 "configurations": [row(one) for one in self.configurations],
                 "interrupted": self.interrupted,
             }
@@ -164,6 +185,7 @@ def tune(
     *,
     rate: float | None = None,
     placements: Mapping[str, Placement] | None = None,
+    precisions: Sequence[str] = (),
     budget: float | str = 120.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -177,7 +199,9 @@ def tune(
             as possible.
         placements: placements to try, by name; None to search for them by throughput, in 0.4 of the budget, and to try the
             best three, and the best single device. Each is tried with one request in flight on a replica and with as many as
-            its highest throughput needs, and, if the batch size is open, with batches of the size that is measured to be best.
+            its highest throughput needs, and, if the batch size is open, with batches of the size that is measured to be best,
+            and of the largest size of which two runs take no longer than the limit.
+        precisions: precisions in which each placement is tried besides the session's; it has to have right outputs in them.
         budget: seconds, or a text such as ``2m``.
         seed: of the search and the arrivals.
         progress: told the current activity, and how far it is.
@@ -200,7 +224,12 @@ def tune(
             if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
                 raise ExecutionError(f"{name}: {wrong}")
     with contextlib.ExitStack() as stack:
-        trials = _opened(session, placements, stack)
+        trials = _opened(session, placements, limit, stack)
+        for precision in dict.fromkeys(precisions):
+            if precision != session.precision:
+                trials += _opened(
+                    stack.enter_context(_in_precision(session, precision)), placements, limit, stack, checked=False
+                )
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
     if all(one.failed is not None for one in done):
@@ -236,6 +265,7 @@ class _Trial:
     of: str
     placement: Placement
     server: Server | None = None
+    predicted: float | None = None
     failed: str | None = None
     capacities: list[float] = field(default_factory=list)
     served: dict[float, list[tuple[NDArray[np.float64], bool]]] = field(default_factory=dict)
@@ -248,47 +278,74 @@ class _Trial:
     def summed_up(self, limit: LatencyLimit) -> Configuration:
         """Return what was measured."""
         if self.failed is not None or not self.capacities:
-            return Configuration(self.name, self.of, self.placement, failed=self.failed or "there was no time to measure it")
+            return Configuration(self.name, self.of, self.placement, self.predicted, failed=self.failed)
         points = [OperatingPoint.of(rate, turns, limit) for rate, turns in sorted(self.served.items()) if turns]
         interval = median_interval(self.capacities)
         capacity = float(np.median(self.capacities))
-        return Configuration(self.name, self.of, self.placement, capacity, interval, tuple(points))
+        return Configuration(self.name, self.of, self.placement, self.predicted, capacity, interval, tuple(points))
 
 
-def _opened(session: Session, placements: Mapping[str, Placement], stack: contextlib.ExitStack) -> list[_Trial]:
+def _in_precision(session: Session, precision: str) -> Session:
+    """Return a session of the same model on the same devices in another precision."""
+    limits = Constraints(session.setup.pins, session.setup.memory)
+    names, setup = session.cluster.names, session.setup
+    return Session(session.model, names, precision=precision, constraints=limits, cache=setup.cache, policy=setup.policy)
+
+
+def _opened(
+    session: Session,
+    placements: Mapping[str, Placement],
+    limit: LatencyLimit,
+    stack: contextlib.ExitStack,
+    *,
+    checked: bool = True,
+) -> list[_Trial]:
     """Open the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
     trials: list[_Trial] = []
     for name, placement in placements.items():
+        of = name if checked else f"{name} in {session.precision}"
+        here = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
         try:
-            trials += [
-                trial
-                for in_flight in (1, None)
-                for batch in _BATCHES
-                if (trial := _open(session, name, placement, in_flight, batch, stack)) is not None
-            ]
+            wrong = None if checked else session.run(here, runs=1, warmup=0).failed
+            trials += [_Trial(of, of, here, failed=wrong)] if wrong is not None else _servers(session, of, here, limit, stack)
         except PlaceitError as error:
-            trials.append(_Trial(name, name, placement, failed=str(error)))
+            trials.append(_Trial(of, of, here, failed=str(error)))
     return trials
 
 
-def _open(
-    session: Session,
-    name: str,
-    placement: Placement,
-    in_flight: int | None,
-    batch: Literal["auto"] | int,
-    stack: contextlib.ExitStack,
-) -> _Trial | None:
-    """Open a server; None if it would be the same as another one: with one request in flight, or without batches."""
-    server = session.serve(replace(placement, serving=None), in_flight=in_flight, max_batch=batch)
-    most = max(one.most for one in server.batches)
-    depth = max(executor.in_flight for executor in server.executors)
-    if (batch == "auto" and most == 0) or (in_flight is None and depth == 1):
-        server.close()
-        return None
-    stack.callback(server.close)
-    words = [name, f"{depth} in flight", *([f"batches of {most}"] if most else [])]
-    return _Trial(", ".join(words), name, replace(placement, serving=Serving(depth, most), result=None), server)
+def _servers(session: Session, of: str, placement: Placement, limit: LatencyLimit, stack: contextlib.ExitStack) -> list[_Trial]:
+    """Open the servers of a placement: the sizes of batches are measured by one of them."""
+    trials: list[_Trial] = []
+
+    def opened(in_flight: int | None, batch: int | Literal["auto"]) -> Server:
+        server = session.serve(placement, in_flight=in_flight, max_batch=batch)
+        stack.callback(server.close)
+        return server
+
+    def add(server: Server, rows: int) -> None:
+        depth = max(executor.in_flight for executor in server.executors)
+        words = [of, f"{depth} in flight", *([f"batches of {rows}"] if rows else [])]
+        each = [
+            predicted_capacity(executor, executor.in_flight, batches.seconds, rows if rows in batches.seconds else 0)
+            for executor, batches in zip(server.executors, measured.batches, strict=True)
+        ]
+        predicted = None if None in each else sum(one for one in each if one is not None)
+        trials.append(_Trial(", ".join(words), of, replace(placement, serving=Serving(depth, rows)), server, predicted))
+
+    measured = opened(1, "auto")
+    best = max(one.most for one in measured.batches)
+    in_limit = {rows for one in measured.batches for rows, taken in one.seconds.items() if 2 * taken <= limit.seconds}
+    sizes = sorted({0, best, *([max(rows for rows in in_limit if rows <= best)] if best and in_limit else [])} - {1})
+    add(measured, best)
+    for in_flight in (1, None):
+        for rows in sizes:
+            if (in_flight, rows) != (1, best):
+                server = opened(in_flight, rows)
+                if in_flight == 1 or max(executor.in_flight for executor in server.executors) > 1:
+                    add(server, rows)
+                else:
+                    server.close()
+    return trials
 
 
 class _Turns:
@@ -309,12 +366,14 @@ class _Turns:
     def run(self, until: float) -> bool:
         """Measure until about a time by :func:`placeit.core.clock.now`, six turns at least; return whether Ctrl-C ended it."""
         begin = clock.now()
-        able = [trial for trial in self._trials if trial.server is not None]
+        opened = [trial for trial in self._trials if trial.server is not None]
+        able = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _TRIED)
         window = float(np.clip(_OPENING * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
         for turn in range(FEWEST):
             if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
                 raise KeyboardInterrupt
-            able = _promising(able) if turn == FEWEST // 2 - 1 else able
+            if turn == FEWEST // 2 - 1:
+                able = _best(able, lambda one: float(np.median(one.capacities)), _CONFIGURATIONS)
             self._tell("saturating servers", (turn + 1) / FEWEST)
         rates = {trial: self._rates(trial) for trial in able}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
@@ -377,12 +436,12 @@ class _Turns:
             self._progress(what, share)
 
 
-def _promising(trials: Sequence[_Trial]) -> list[_Trial]:
+def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], most: int) -> list[_Trial]:
     """Return those with the highest capacities, and the best with and without batches, with one in flight and with more."""
-    able = sorted((one for one in trials if one.failed is None), key=lambda one: -float(np.median(one.capacities)))
+    able = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
     first: dict[tuple[bool, bool], _Trial] = {}
     for one in able:
         settings = one.placement.serving
         assert settings is not None  # noqa: S101
         first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
-    return list(dict.fromkeys([*first.values(), *able]))[:_CONFIGURATIONS]
+    return list(dict.fromkeys([*first.values(), *able]))[:most]

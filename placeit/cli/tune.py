@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.command import FAILED
-from placeit.cli.options import CheckedOptions, SeedOption
+from placeit.cli.options import CheckedOptions, Precision, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.placements import known, open_session
 from placeit.cli.recordings import files_of
@@ -31,6 +31,7 @@ Examples:
   placeit tune model.onnx --devices CPU@0,CPU@1 --latency-limit p95=20ms
   placeit tune model.onnx -d CPU --latency-limit p99=50ms --rate 100 --budget 5m
   placeit tune model.onnx --input-shape x:1..64@1,1024 -d CPU --latency-limit p95=10ms
+  placeit tune model.onnx -d CPU@0 --also bf16 --latency-limit p95=20ms
   placeit tune model.onnx -p a.json -p b.json --latency-limit p95=20ms -o tuned.json --record tuning.json
 """
 
@@ -62,6 +63,15 @@ def tune(
             show_default=False,
         ),
     ] = None,
+    also: Annotated[
+        list[Precision] | None,
+        typer.Option(
+            "--also",
+            metavar="PRECISION",
+            help="Precision in which to try each placement besides --precision: bf16, f16, f32; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         float, typer.Option("--budget", metavar="TIME", parser=duration, help="Time limit; default: 2m.", show_default=False)
     ] = 120.0,
@@ -82,11 +92,12 @@ def tune(
     """Find how to serve a model within a limit on latency.
 
     Tries placements (those with the highest throughput, and the best single device), each with one request in flight and with
-    more, and with batches if the batch size is open. Each way has a separate server, which is offered requests at random times
-    at rising rates; they take turns, so that a machine that slows down slows all of them down. The answer serves most requests
-    within the limit, or at --rate has the least latency. It is written as a placement with its settings, which 'placeit serve
-    MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing keeps the limit,
-    nothing is written, and the exit code is 1.
+    more, with batches if the batch size is open, and with --also in other precisions. The simulator predicts the capacity of
+    each way, and those that promise most are measured. Each way has a separate server, which is offered requests at random
+    times at rising rates; they take turns, so that a machine that slows down slows all of them down. The answer serves most
+    requests within the limit, or at --rate has the least latency. It is written as a placement with its settings, which
+    'placeit serve MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing
+    keeps the limit, nothing is written, and the exit code is 1.
     """
     from placeit.serving.latency import LatencyLimit
     from placeit.tuning import tune as tuned
@@ -98,7 +109,10 @@ def tune(
         for one in placements:
             known(session, one, progress)
         given = {str(file): one for file, one in zip(files, placements, strict=True)}
-        found = tuned(session, limit, rate=rate, placements=given or None, budget=budget, seed=seed, progress=progress)
+        others = [one.value for one in also or ()]
+        found = tuned(
+            session, limit, rate=rate, placements=given or None, precisions=others, budget=budget, seed=seed, progress=progress
+        )
         recorded = None if record is None else replace(session.recording(), tuning=found.to_dict())
     chosen = found.chosen
     written = [] if chosen is None else [OutputFile(path, "the placement", lambda: chosen.placement.save(path))]
@@ -144,11 +158,15 @@ def _show(console: Console, found: Tuned) -> None:
         settings = one.placement.serving
         how = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
         at = one.best if found.rate is None else one.at(found.rate)
-        rows.append([one.of, *how, text.rate(one.capacity or None), *cells(at), one.failed or ""])
+        error = "" if one.error is None else f"{one.error:+.0%}"
+        capacity = [text.rate(one.predicted), text.rate(one.capacity or None), error]
+        rows.append([one.of, *how, *capacity, *cells(at), one.failed or ""])
     rate = "rate in limit" if found.rate is None else "rate"
-    heads = ["placement", "in flight", "batch", "capacity", rate, percentile, "95 % interval", "failed"]
+    heads = ["placement", "in flight", "batch", "predicted", "capacity", "error", rate, percentile, "95 % interval", "failed"]
     text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])
-    text.paragraph(console, "Rates are of requests per second; those without one did not keep the limit, or were left out.")
+    text.paragraph(console, "Rates are of requests per second; ways without one did not keep the limit, or were left out.")
+    if found.error is not None:
+        text.paragraph(console, f"Predicted capacities differ from measured ones by {found.error:.0%} in the median.")
     first = found.configurations[0]
     console.print()
     text.table(

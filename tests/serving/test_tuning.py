@@ -72,6 +72,37 @@ def test_a_rate_is_measured_by_itself_and_the_least_latency_at_it_wins(session: 
     assert found.reason.startswith("of those that serve 2000 requests per second within p99=60000ms")
 
 
+def test_precisions_are_tried_beside_each_other_and_capacities_are_predicted(
+    session: Session, whole: Placement, tmp_path: Path
+) -> None:
+    session.profile()
+    found = tune(session, "p95=60s", placements={"whole": whole}, precisions=["bf16", "f32"], budget=0.5)
+    by = {(one.of, one.placement.conditions.precision) for one in found.configurations}
+    assert by == {("whole", "f32"), ("whole in bf16", "bf16")}
+    able = [one for one in found.configurations if one.capacity]
+    assert all(one.predicted > 0 for one in able)
+    assert found.error == np.median([abs(one.predicted / one.capacity - 1) for one in able])
+    batched = [one.predicted for one in able if one.placement.serving.max_batch]
+    assert not batched or max(batched) > min(one.predicted for one in able)
+    able[-1].placement.save(tmp_path / "tuned.json")
+    assert Placement.load(tmp_path / "tuned.json").conditions.precision == able[-1].placement.conditions.precision
+
+
+def test_a_precision_in_which_outputs_are_wrong_is_not_served(
+    session: Session, whole: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Session.run
+
+    def wrong(self: Session, *args: Any, **options: Any) -> Any:
+        found = run(self, *args, **options)
+        return replace(found, failed="wrong outputs") if self.precision == "bf16" else found
+
+    monkeypatch.setattr(Session, "run", wrong)
+    found = tune(session, "p95=60s", placements={"whole": whole}, precisions=["bf16"], budget=0.5)
+    assert [one.failed for one in found.configurations if one.of == "whole in bf16"] == ["wrong outputs"]
+    assert found.chosen.of == "whole"
+
+
 def test_placements_with_wrong_outputs_are_not_tuned(session: Session, whole: Placement, monkeypatch: Any) -> None:
     run = session.run
     monkeypatch.setattr(session, "run", lambda *args, **options: replace(run(*args, **options), failed="wrong outputs"))
@@ -85,9 +116,10 @@ def point(rate: float, seconds: float, *, kept: bool) -> OperatingPoint:
 
 def test_the_rate_within_the_limit_is_below_the_first_that_misses_it(whole: Placement) -> None:
     points = (point(10, 0.01, kept=True), point(20, 0.03, kept=False), point(30, 0.02, kept=True))
-    one = Configuration("a", "a", whole, 40, (30, 50), points)
+    one = Configuration("a", "a", whole, 50, 40, (30, 50), points)
     assert one.best is points[0]
     assert one.at(20) is points[1]
+    assert one.error == 0.25
     none = Tuned("m", LatencyLimit(95, 0.025), 20, (one,), 6, None, interrupted=False)
     assert none.reason == "none serves 20 requests per second within p95=25ms; a serves 10"
 
