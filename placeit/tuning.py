@@ -227,9 +227,9 @@ def tune(
         trials = _opened(session, placements, limit, stack)
         for precision in dict.fromkeys(precisions):
             if precision != session.precision:
-                trials += _opened(
-                    stack.enter_context(_in_precision(session, precision)), placements, limit, stack, checked=False
-                )
+                other = stack.enter_context(_in_precision(session, precision))
+                other.profile()
+                trials += _opened(other, placements, limit, stack, checked=False)
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
     if all(one.failed is not None for one in done):
@@ -326,7 +326,7 @@ def _servers(session: Session, of: str, placement: Placement, limit: LatencyLimi
         depth = max(executor.in_flight for executor in server.executors)
         words = [of, f"{depth} in flight", *([f"batches of {rows}"] if rows else [])]
         each = [
-            predicted_capacity(executor, executor.in_flight, batches.seconds, rows if rows in batches.seconds else 0)
+            predicted_capacity(executor, executor.in_flight, batches.seconds, rows)
             for executor, batches in zip(server.executors, measured.batches, strict=True)
         ]
         predicted = None if None in each else sum(one for one in each if one is not None)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.simulator.depth import served
-from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["predicted_capacity"]
 
@@ -14,23 +13,22 @@ __all__ = ["predicted_capacity"]
 def predicted_capacity(executor: PlanExecutor, in_flight: int, seconds: Mapping[int, float], rows: int) -> float | None:
     """Return the requests per second that a replica serves while others wait.
 
-    The simulator runs the replica's plan with a number of requests in flight. A batch takes longer than a request in each
-    segment, by the ratio of the measured times of a whole run.
+    The simulator runs the replica's plan with a number of requests in flight. If runs of it were timed, simulated times
+    are scaled so that a single run takes the time of a run with as many rows.
 
     Args:
         executor: of the replica; its plan has the costs of a single request.
         in_flight: batches in flight.
-        seconds: of a run, by the number of its rows; the least is the number of a request. Unused without batches.
+        seconds: of a run alone, by the number of its rows, the least of which is that of a request; empty if none was timed.
         rows: of a batch; 0 for requests that run one by one.
 
     Returns:
         None if the costs of the plan are not known.
     """
     plan = executor.plan
-    if float(ThroughputCost(plan.problem)(plan.placement)[0]) <= 0:
+    alone = served(plan.problem, plan.placement, 1).seconds
+    if alone <= 0:
         return None
-    each = served(plan.problem, plan.placement, in_flight).seconds
-    if not rows:
-        return 1 / each
-    single = min(seconds)
-    return rows / single / (each * seconds[rows] / seconds[single])
+    each, single = served(plan.problem, plan.placement, in_flight).seconds / alone, min(seconds, default=1)
+    rows = rows if rows in seconds else single
+    return rows / single / (each * seconds.get(rows, alone))
