@@ -92,6 +92,7 @@ class Drawn:
 
     def __init__(self, seconds: float, machine: Machine, *, short: bool = False) -> None:
         self.seconds, self.machine, self.short = seconds, machine, short
+        self.refused: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from torch import nn
 from placeit.application import Application
 from placeit.backends.torch.inductor import compile_segment, is_kept
 from placeit.backends.torch.model import load
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import ExecutionError
 from placeit.core.narrowing import narrowed
+from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.compare import compare
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
+from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.inductor import InductorDevice
 from placeit.runtime.kinds import inductor
 from placeit.session import Session
@@ -28,7 +31,7 @@ from tests.bundled import placed
 from tests.steady import optimize
 
 CORE = allowed_cores()[0]
-COMPILED = f"inductor:CPU@{CORE}"
+COMPILED, OTHER = f"inductor:CPU@{CORE}", f"inductor:CPU@{allowed_cores()[-1]}"
 NET = nn.Sequential(
     nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(16, 4)
 ).eval()
@@ -52,11 +55,31 @@ class Custom(nn.Module):
         return doubled(x) + 1
 
 
+class Half(nn.Module):
+    """Has an op in its second half that a child process does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(doubled(torch.relu(self.first(x))))
+
+
 class Noisy(nn.Module):
     """Draws other numbers in each run."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x + torch.rand_like(x)
+
+
+def split_at(session: Session, op: str) -> Placement:
+    """The ops before one on the first device, and the others on the second, with segments; nothing is measured for it."""
+    names, group_of = session.grouping.graph.names, session.grouping.group_of
+    groups = len(session.grouping.groups)
+    where = np.zeros(groups, np.int32)
+    where[group_of[next(v for v, name in enumerate(names) if op in name) :]] = 1
+    return session.placement(where, Segmenter(session.grouping, Costs.zero(groups, session.cluster)).plan(where))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -167,9 +190,33 @@ def test_without_a_compiler_the_module_runs_eagerly_which_is_said_once(
     assert said.endswith("since Inductor finds no C++ compiler '/nowhere/g++': install one, or set CXX to its path.")
 
 
-def test_what_inductor_refuses_is_said_with_its_reason_and_not_tried_again() -> None:
-    with Session(Custom(), COMPILED, example=(X,)) as session:
-        plan = session.plan_of(placed(session))
-        for _ in range(2):
-            with pytest.raises(DeviceError, match=rf"{COMPILED}: Inductor does not compile a segment: .*Error: .* eagerly"):
-                session.executor(plan)
+@pytest.mark.timeout(900)
+def test_a_segment_that_inductor_refuses_runs_op_by_op_beside_a_compiled_one_which_is_said() -> None:
+    with Session(Half(), [COMPILED, OTHER], example=(X,)) as session:
+        made = session.run(split_at(session, "doubled"), runs=1)
+        again = session.run(made.placement, runs=1)
+        (event,) = session.recording(again, ops=False).events
+        counts = session.compiling.kinds["inductor:CPU"]
+    assert made.output_error.max_rel < 1e-6
+    assert len(made.plan.programs) == 2
+    (refused,) = made.to_dict()["refused"]
+    assert made.plan.segments[refused["segment"]].device == 1
+    assert re.match(r"Inductor does not compile a segment: .*Error: .*", refused["why"])
+    assert again.refused == made.refused
+    assert counts.compiled + counts.from_disk == 2
+    assert event.why == f"segment {refused['segment']} on {OTHER} runs op by op: {refused['why']}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("found")
+def test_groups_are_profiled_op_by_op_and_compiled_whole_only() -> None:
+    with Session(NET, [COMPILED, OTHER], example=(X,)) as session:
+        costs = session.profile(budget_s=1000)
+        counts = session.compiling.kinds
+    assert counts["inductor:CPU"].compiled == 0  # the search has compiled the whole model
+    assert counts["inductor:CPU"].from_disk == 2
+    assert counts["torch:CPU"].compiled > 2
+    with Session(NET, [f"CPU@{CORE}", f"CPU@{allowed_cores()[-1]}"], example=(X,)) as session:
+        session.recall()
+        ratio = costs.core.sum(axis=0) / session.costs.core.sum(axis=0)
+        np.testing.assert_allclose(costs.core, session.costs.core * ratio)

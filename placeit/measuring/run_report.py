@@ -68,6 +68,7 @@ class RunReport(Shown):
         native: whether the plan's lanes needed no Python from the start of a request to its end.
         host_paced: devices with streams on which no segment was launched ahead, as another device has no streams or was slowed
             down on purpose: the host waited for the end of each of their segments.
+        refused: why the compiler of a device refused segments, which ran op by op, by their numbers in the plan.
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; empty without NVML.
         sizes: times at several sizes, ascending, if sizes are open.
         spinning: share of one core that threads of devices spent spinning.
@@ -93,6 +94,7 @@ class RunReport(Shown):
     host_paced: tuple[str, ...]
     inner_s: float
     gpus: Mapping[str, GpuUse]
+    refused: Mapping[int, str]
     done: Sequence[Done] = ()
     traced: Done | None = None
     readings: Sequence[Series] = ()
@@ -119,6 +121,7 @@ class RunReport(Shown):
                 "native": self.native,
                 "spinning": self.spinning,
                 "host_paced": list(self.host_paced),
+                "refused": [{"segment": s, "why": why} for s, why in self.refused.items()],
                 "runs": len(latency.samples),
                 "warmup": self.warmup,
                 "duration_s": self.duration_s,

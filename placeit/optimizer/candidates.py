@@ -63,6 +63,7 @@ class Candidate:
         given: whether the caller gave it to the search as a starting placement.
         start: name of the candidate that its search started from; None if its placer was given no start.
         replicas: plans on other devices, which serve whole requests as ``plan`` does; for throughput only.
+        refused: why the compiler of a device refused segments of ``plan``, which run op by op, by their numbers.
         output_error: difference between its outputs and the outputs of the whole model on one device; None if it was not run.
         state: whether it is only proposed, was skipped or measured, or has failed, with the facts of that state.
     """
@@ -80,6 +81,7 @@ class Candidate:
     given: bool = False
     start: str | None = None
     replicas: tuple[Plan, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
     output_error: OutputDifference | None = None
     state: State = field(default_factory=Proposed)
 
@@ -220,6 +222,7 @@ class Candidate:
             "measured_earlier": self.earlier,
             "failed": self.failed,
             "not_run": self.not_run,
+            "refused": [{"segment": s, "why": why} for s, why in self.refused.items()],
         }
 
 
@@ -230,6 +233,7 @@ class Facts(TypedDict, total=False):
     replicas: tuple[Plan, ...]
     used: tuple[str, ...]
     given: bool
+    refused: Mapping[int, str]
     output_error: OutputDifference | None
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -105,6 +105,11 @@ class Deployed:
                     self._lengths[i] = max(self._lengths[i], self._fewest[i])
             self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
             self._stack = stack.pop_all()
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Why segments of the first plan run op by op (:attr:`placeit.runtime.plan_executor.PlanExecutor.refused`)."""
+        return self.executors[0].refused if self.executors else {}
 
     def __enter__(self) -> Self:
         return self

@@ -134,6 +134,7 @@ class Races(Runs):
                     try:
                         with self.ledger.on(COMPILING):
                             deployed = stack.enter_context(self.deploy(candidate))
+                        self.learn_of(candidate.name, refused=deployed.refused)
                     except FAILURES as error:
                         lacking = isinstance(error, MemoryError | DeviceError) and not refuses_ops(error)
                         if may_wait and lacking:  # there may be room without the others

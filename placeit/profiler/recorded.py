@@ -213,7 +213,7 @@ class RecordedSpan:
 
 @dataclass(frozen=True)
 class RecordedEvent:
-    """An event of a server: its name, when it happened, and the reason, in a sentence."""
+    """An event of a server, or a segment that runs op by op: its name, when it happened, and the reason, in a sentence."""
 
     name: str
     start_s: float

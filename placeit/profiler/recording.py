@@ -60,7 +60,7 @@ class Recording(Drawn):
         wall_s: seconds that were recorded.
         requests: in the order in which they began.
         spans: sorted by start; spans of one device never overlap.
-        events: events of the server, if one ran.
+        events: events of the server, if one ran; ``refused`` for each segment that its device's compiler refused.
         states: states of each device.
         link_use: use of each link that was used.
         critical_path: None if nothing ran.

@@ -162,6 +162,8 @@ def _show_candidates(console: Console, found: Optimized) -> None:
     text.show_failures(
         console, {_name(candidate): candidate.not_run for candidate in (*found.candidates, *beside)}, title="not run"
     )
+    refused = {f"{_name(one)}, segment {s}": why for one in found.candidates for s, why in one.refused.items()}
+    text.show_failures(console, refused, title="run op by op")
     text.show_unchecked(console, (candidate.output_error for candidate in (*found.candidates, *beside)))
     for candidate in found.candidates:
         if candidate.plain:

@@ -45,6 +45,8 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
     }
     text.facts(console, figures | {what: str(path) for what, path in files.items() if path is not None})
     text.show_unchecked(console, [error])
+    on = [report.plan.problem.device_names[segment.device] for segment in report.plan.segments]
+    text.show_failures(console, {f"segment {s} on {on[s]}": why for s, why in report.refused.items()}, title="run op by op")
     console.print()
     counts = report.placement.counts()
     rows = [(track, str(counts.get(track, "")), text.percent(share)) for track, share in report.utilization.items()]

@@ -85,9 +85,11 @@ class Compiling:
     def takes(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
         """Estimate the seconds that a program of ``ops`` ops takes, from the programs of its kind so far."""
         compiling, seen = self._compiling_s.get(kind, 0.0), self._ops.get(kind, 0)
-        one, program = self.kinds.get(kind, Compiled()), _PROGRAM_S.get(kind, 0.0)
+        one, program, prior = self.kinds.get(kind, Compiled()), _PROGRAM_S.get(kind, 0.0), _PRIOR_S.get(kind, _OTHERS_S)
+        if program:
+            program = (program + max(0.0, compiling - prior * seen)) / (1 + one.compiled)
         by_ops = max(0.0, compiling - program * one.compiled)
-        takes = program + ops * (_PRIOR_OPS * _PRIOR_S.get(kind, _OTHERS_S) + by_ops) / (_PRIOR_OPS + seen)
+        takes = program + ops * (_PRIOR_OPS * prior + by_ops) / (_PRIOR_OPS + seen)
         if not on_disk:
             return takes
         loading = (_PRIOR_PROGRAMS * _LOADING_S + one.seconds - compiling) / (_PRIOR_PROGRAMS + one.from_disk)

@@ -32,6 +32,7 @@ from placeit.runtime.engine_steps import EngineSteps
 from placeit.runtime.engine_wiring import Wiring
 from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.refused import MayBeRefused
 from placeit.runtime.reopening import lost_of
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slot_table import SlotTable
@@ -109,6 +110,12 @@ class Executor(PlanExecutor):
     def native(self) -> bool:
         """True if runs need no Python from their begin to their end."""
         return not self._wiring.needs_python
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Why the compiler of a device refused segments, which run op by op, by their numbers in the plan."""
+        some = {s: one for s, one in enumerate(self.programs) if one is not None}
+        return {s: one.refused for s, one in some.items() if isinstance(one, MayBeRefused) and one.refused}
 
     @property
     def by_size(self) -> bool:

@@ -103,6 +103,11 @@ class PlanLanes(ABC):
         return {}
 
     @property
+    def refused(self) -> Mapping[int, str]:
+        """Why the compiler of a device refused segments, which run op by op, by their numbers in the plan."""
+        return {}
+
+    @property
     def by_size(self) -> bool:
         """True if a segment is compiled for each size of its inputs."""
         return False

@@ -1,17 +1,28 @@
-"""Adds the ops that a device refused to compile to its error."""
+"""What compilers refuse: segments that then run op by op, and ops, which are added to the error of a device."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from placeit.core.errors import DeviceError
 
-__all__ = ["naming_ops"]
+__all__ = ["MayBeRefused", "naming_ops"]
 
 _INTRODUCED = re.compile(r"(?:[Oo]peration:?|[Nn]ode|[Oo]p|[Nn]ame:|[Ii]d:)\s+['\"]?([^\s'\",]+)")
 _TOKEN = re.compile(r"[^\s'\",()=]+")
+
+
+@runtime_checkable
+class MayBeRefused(Protocol):
+    """A program of a device that runs segments op by op if its compiler refuses them."""
+
+    @property
+    def refused(self) -> str:
+        """Why the compiler refused the segment; empty if it is compiled."""
+        ...
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from placeit.core.cluster import Cluster
+from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Costs
 from placeit.profiler.expected_costs import as_expected
 from placeit.runtime.runtime import Runtime
@@ -44,13 +45,17 @@ def measure(
         InfeasibleError: no device supports some op.
         DeviceError: a device compiles nothing, or not what it said that it supports.
     """
+    from placeit.profiler.compiled_costs import by_ratio
     from placeit.profiler.costs import profile
     from placeit.profiler.estimates import estimated
 
-    model, grouping = setup.model, setup.placing.grouping
-    measured = functools.partial(
-        profile, model, grouping, budget_s=budget_s, cache=setup.cache, check=check, watch=setup.policy.watch, progress=progress
-    )
+    model, grouping, cache, watch = setup.model, setup.placing.grouping, setup.cache, setup.policy.watch
+    ask = functools.partial(profile, model, grouping, cache=cache, check=check, watch=watch, progress=progress)
+
+    def measured(_: Cluster, opened: Runtime, **asked: Any) -> Costs:
+        found = by_ratio(opened, functools.partial(ask, **asked), budget_s=budget_s, cache=cache, watch=watch)
+        return narrowed(Costs, found)
+
     if not setup.cluster.executable:
         return estimated(model, grouping, setup.cluster, measured, precision=setup.precision, compiling=setup.compiling)
     with _there(setup, runtime) as opened:
@@ -64,12 +69,17 @@ def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
         InfeasibleError: no device supports some op.
         DeviceError: some device exists in simulation only.
     """
+    from placeit.profiler.compiled_costs import by_ratio
     from placeit.profiler.costs import kept_costs
 
-    if setup.cache is None:
+    if (cache := setup.cache) is None:
         return None
+
+    def found(cluster: Cluster, runtime: Runtime, *, budget_s: float) -> Costs | None:  # noqa: ARG001
+        return kept_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
+
     with _there(setup, runtime) as opened:
-        kept = kept_costs(setup.model, setup.placing.grouping, opened.cluster, opened, setup.cache)
+        kept = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
     return None if kept is None else as_expected(kept, setup.cluster, setup.expected)
 
 

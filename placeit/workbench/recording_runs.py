@@ -102,6 +102,10 @@ def _events(report: RunReport | RateReport, clock: _Clock) -> Iterator[r.Recorde
     for one in report.trace if isinstance(report, RateReport) else ():
         if isinstance(one, Event):
             yield r.RecordedEvent(one.name, clock(one.start), clock(one.finish), one.why)
+    if isinstance(report, RunReport):
+        for s, why in report.refused.items():
+            on = report.plan.problem.device_names[report.plan.segments[s].device]
+            yield r.RecordedEvent("refused", 0.0, 0.0, f"segment {s} on {on} runs op by op: {why}")
 
 
 class _Clock:

@@ -53,7 +53,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
     interrupted = False
     with session.executor(plan) as executor:
         check = session.reference.output_check(None if inputs is None else given)
-        error = check(executor)
+        error, refused = check(executor), executor.refused
         if inputs is not None:
             executor.set_requests([Sample(given)])
         log = RunLog(executor, MOST_SPANS)
@@ -103,6 +103,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
         disturbed=race.disturbed,
         left_out=race.left_out,
         gpus=gpu_use(sampler.gpu_samples),
+        refused=refused,
         done=list(log.done)[-len(latency.samples) :],
         traced=traced,
         readings=sampler.readings,

@@ -25,7 +25,6 @@ _OWN_MACHINE = "can be used on their own machine only"
 _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
 _STREAM_SIZES = "runs a model at one size"
-_ONE_SIZE = "compiles programs for one size and without state"
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ KINDS = (
         f"inductor:CPU@{ONE}",
         models=stand_ins.torch_models,
         marks=(pytest.mark.slow, pytest.mark.timeout(1800)),  # segments are compiled
-        reasons=_reasons(_OWN_MACHINE, sequences=_ONE_SIZE, open_sizes=_STREAM_SIZES),
+        reasons=_reasons(_OWN_MACHINE, open_sizes=_STREAM_SIZES),
     ),
     Kind(
         "PyTorch, NVIDIA GPU",

@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.bundled import write_segment
+from placeit.backends.torch.state import kept as keeps_state
 from placeit.backends.torch.tracing import FAILURES, first_paragraph
 from placeit.core.errors import DeviceError, ExecutionError, FileError, ModelError, first_line
 from placeit.core.files import cache_folder, own_folder, temporary_folder
@@ -76,7 +77,9 @@ def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math
         ExecutionError: the time was not enough.
     """
     if not isinstance(module, GraphModule):
-        raise DeviceError("Inductor compiles programs of PyTorch, and the segment is a plain module: choose torch:CPU devices.")
+        raise DeviceError("Inductor compiles programs of PyTorch, and the segment is a plain module.")
+    if keeps_state(module):
+        raise DeviceError("Inductor compiles programs without state, and the segment has some.")
     kept = _kept(module, threads)
     if kept is not None and kept.is_file():
         with contextlib.suppress(*FAILURES):  # it is damaged, or of another build of PyTorch: compile again
@@ -163,7 +166,7 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
             (line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why"
         )
         why = cause.strip().rstrip(".")
-        raise DeviceError(f"Inductor does not compile a segment: {why}. torch:CPU devices run it eagerly.")
+        raise DeviceError(f"Inductor does not compile a segment: {why}.")
     for line in lines:
         if line.startswith(_UNFROZEN):
             _say_unfrozen(line.removeprefix(_UNFROZEN))

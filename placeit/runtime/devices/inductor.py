@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 
-from placeit.backends.torch.inductor import CompiledSegment, compile_segment, is_kept
-from placeit.backends.torch.state import kept
+from placeit.backends.torch.inductor import compile_segment, is_kept
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import SegmentSource
-from placeit.runtime.devices.pytorch import TorchDevice, TorchProgram, module_of
+from placeit.runtime.devices.pytorch import Forwards, TorchDevice, TorchProgram, module_of
 
 __all__ = ["InductorDevice"]
 
+_log = logging.getLogger("placeit")
+
 
 class InductorProgram(TorchProgram):
-    """A segment that Inductor has compiled.
+    """A segment that Inductor has compiled, or has refused: PyTorch then runs it op by op.
 
     Attributes:
         from_disk: whether it was compiled before.
+        refused: why Inductor refused it; empty if it is compiled.
     """
 
-    def __init__(self, segment: SegmentSource, compiled: CompiledSegment) -> None:
-        super().__init__(segment, compiled)
-        self.from_disk = compiled.from_disk
+    def __init__(self, segment: SegmentSource, forwards: Forwards, *, from_disk: bool = False, refused: str = "") -> None:
+        super().__init__(segment, forwards)
+        self.from_disk, self.refused = from_disk, refused
 
 
 class InductorDevice(TorchDevice):
     """A CPU core set that runs one compiled segment at a time, on its thread, bound to the cores.
 
-    Kernels are divided among as many threads as a :class:`TorchDevice` has, and compiled for that number.
+    Kernels are divided among as many threads as a :class:`TorchDevice` has, and compiled for that number. A segment that
+    Inductor refuses runs op by op.
     """
 
     one_at_a_time = True
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         super().__init__(device, precision=precision)
-        self._refused: dict[str, str] = {}  # why, by the identity of a segment
+        self._refused: dict[str, str] = {}  # why, by the identity of a segment: none is tried twice
 
     @property
     def program_key(self) -> str:
@@ -48,18 +53,25 @@ class InductorDevice(TorchDevice):
         return self.compile_within(segment, math.inf)
 
     def compile_within(self, segment: SegmentSource, seconds: float) -> InductorProgram:
-        """Compile a segment. Raises DeviceError, or ExecutionError after some seconds; what was refused once stays refused."""
+        """Compile a segment, unless it is refused. Raises DeviceError, or ExecutionError after some seconds."""
         module = module_of(segment, self.name, self.precision)
-        if kept(module) or any(spec.limits is not None for spec in segment.inputs):
-            raise DeviceError(f"{self.name} compiles programs for one size and without state: choose torch:CPU devices.")
-        if (why := self._refused.get(segment.identity)) is not None:
-            raise DeviceError(why)
-        try:
-            return InductorProgram(segment, compile_segment(module, self.threads, seconds))
-        except DeviceError as error:
-            why = self._refused[segment.identity] = f"{self.name}: {error}"
-            raise DeviceError(why) from error
+        if (why := self._refused.get(segment.identity)) is None:
+            try:
+                compiled = compile_segment(module, self.threads, seconds)
+                return InductorProgram(segment, compiled, from_disk=compiled.from_disk)
+            except DeviceError as error:
+                why = self._refused[segment.identity] = str(error)
+                _say_refused(why)
+        return InductorProgram(segment, module, refused=why)
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the program of a segment is on disk."""
+        """Return whether the program of a segment is on disk, or will not be compiled."""
+        if segment.identity in self._refused:
+            return True
         return is_kept(module_of(segment, self.name, self.precision), self.threads)
+
+
+@functools.cache
+def _say_refused(why: str) -> None:
+    """Log, once for each reason, that a segment runs op by op."""
+    _log.warning("PyTorch runs a segment op by op: %s", why)
