@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from examples.decoder import TINY, write_decoder
+from examples.decoder import TINY, build_decoder
 from placeit import Constraints, Inputs, Session
 from placeit.core.errors import ExecutionError
+from placeit.core.telemetry import import_openvino
 from placeit.serving.server import Server
 from placeit.text.sampling import Sampler, Sampling
 
@@ -29,9 +30,15 @@ TEMPLATE = (
 )
 
 
-def write_folder(folder: Path, *, bytes_known: int = 256) -> Path:
-    """Write a decoder of two layers that knows 256 tokens, and a tokenizer that knows the first bytes of them."""
-    write_decoder(replace(TINY, vocabulary=256), folder / "openvino_model.xml", beam_idx=True)
+def write_folder(folder: Path, *, bytes_known: int = 256, exact: bool = False) -> Path:
+    """Write a decoder of two layers that knows 256 tokens, and a tokenizer that knows the first bytes of them.
+
+    If it is ``exact``, its caches have all bits, so that the steps in which a prompt comes do not change what follows.
+    """
+    model = build_decoder(replace(TINY, vocabulary=256), beam_idx=True)
+    if exact:
+        model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    import_openvino().save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:bytes_known]
     tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

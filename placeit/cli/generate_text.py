@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from placeit.cli.command import write_result
+from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions
 from placeit.cli.placements import RematchOption, known, naming, to_run
 from placeit.cli.prompts import PromptOptions
@@ -127,6 +128,7 @@ def generate_text(
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of the model; default: whole, on --devices."),
     ] = None,
     rematch: RematchOption = None,
+    on_loss: OnLossOption = OnLoss.FAIL,
     prompts: PromptOptions,
     text: TextOptions,
     terminal: Terminal,
@@ -147,9 +149,9 @@ def generate_text(
     with contextlib.ExitStack() as stack:
         session, chosen = stack.enter_context(what.open())
         with terminal.progress() as progress:
-            known(session, chosen, progress)
+            known(session, chosen, progress, costs=on_loss is OnLoss.REPLACE)
         with naming(what.path):
-            server = stack.enter_context(session.serve(chosen))
+            server = stack.enter_context(session.serve(chosen, on_loss=on_loss.value))
         model = TextModel(server, session.model)
         encode = model.tokenizer.encode
         every = [

@@ -23,6 +23,8 @@ __all__ = [
     "PATIENCE_S",
     "Compress",
     "CompressOption",
+    "OnLoss",
+    "OnLossOption",
     "PatienceOption",
     "RayOption",
     "end_at_once",
@@ -52,6 +54,19 @@ PatienceOption = Annotated[
         help="Time without a sign of life after which a device of a node counts as lost: 1s at least; default: 5s.",
         show_default=False,
     ),
+]
+
+
+class OnLoss(StrEnum):
+    """What a server does after the loss of a device."""
+
+    FAIL = "fail"
+    REPLACE = "replace"
+
+
+OnLossOption = Annotated[
+    OnLoss,
+    typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew."),
 ]
 
 RayOption = Annotated[

@@ -148,12 +148,11 @@ def naming(path: Path | str) -> Iterator[None]:
         raise PlacementError(f"{path}: {error}") from error
 
 
-def known(session: Session, chosen: Placement, progress: Progress | None) -> Workbench:
-    """Return what runs a placement, profiled as far as its plan needs it."""
+def known(session: Session, chosen: Placement, progress: Progress | None, *, costs: bool = False) -> Workbench:
+    """Return what runs a placement, profiled as far as its plan needs it, or, with ``costs``, to place the model anew."""
     home = session.home_of(chosen)
-    if all(one.segments is not None for one in chosen.every):
-        home.recall()
-    else:
+    planned = all(one.segments is not None for one in chosen.every)
+    if not (planned and (home.recall() or not costs)):
         home.profile(progress=progress)
     return home
 

@@ -7,13 +7,13 @@ import math
 import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.terminal import Output, Terminal
@@ -49,13 +49,6 @@ Examples:
   placeit serve FOLDER -p placement.json --context 2048
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
-
-
-class OnLoss(StrEnum):
-    """What a server does after the loss of a device of another node."""
-
-    FAIL = "fail"
-    REPLACE = "replace"
 
 
 @dataclass(frozen=True)
@@ -97,10 +90,7 @@ class RunOptions:
     refine: Annotated[
         bool, typer.Option("--refine", help="Look for a better placement while serving, by a small share of the requests.")
     ] = False
-    on_loss: Annotated[
-        OnLoss,
-        typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew."),
-    ] = OnLoss.FAIL
+    on_loss: OnLossOption = OnLoss.FAIL
     state_memory: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +119,11 @@ class RunOptions:
         if not 0.001 <= self.sequence_idle < math.inf:
             raise UsageError(f"--sequence-idle is {self.sequence_idle:g} seconds; it must be at least 1 ms, and finite.")
 
+    @property
+    def moves(self) -> bool:
+        """True if the server may change its placement, by the costs."""
+        return self.refine or self.on_loss is OnLoss.REPLACE
+
     def of_server(self, placement: Placement, priority: int = 0) -> dict[str, Any]:
         """Return the options of :meth:`placeit.Session.serve` for a placement; with a priority where a server can have one."""
         return {
@@ -139,7 +134,7 @@ class RunOptions:
             "refine": self.refine,
             "on_loss": self.on_loss.value,
             "state_memory": self.state_memory,
-            "priority": 0 if self.refine or self.on_loss is OnLoss.REPLACE else priority,
+            "priority": 0 if self.moves else priority,
         }
 
     def _rows(self, *, tuned: bool) -> int | Literal["auto"] | None:
@@ -147,7 +142,7 @@ class RunOptions:
         if self.max_batch is None and tuned:
             return None
         if self.max_batch is None or self.max_batch == "auto":
-            return 0 if self.refine or self.on_loss is OnLoss.REPLACE else "auto"
+            return 0 if self.moves else "auto"
         if not (self.max_batch.isascii() and self.max_batch.isdigit()):
             raise UsageError(f"--max-batch is '{self.max_batch}': give a number of rows, 0 to run each request alone, or auto.")
         return int(self.max_batch)
@@ -416,7 +411,7 @@ def _model(
     what = to_run(CheckedOptions(path, **more), placement, rematch)
     session, chosen = stack.enter_context(what.open())
     with terminal.progress() as progress:
-        known(session, chosen, progress)
+        known(session, chosen, progress, costs=running.moves)
     with naming(what.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server(chosen, priority)))
     model, text = session.model, None

@@ -180,7 +180,7 @@ class ReplicaThread(Replica):
                 return
             item.future.ended = ended
             self._server.answered(self, ended)
-            self._server.tell(item, ran, self)
+            self._server.tell(item, ran if line is None or line.convoy is None else (), self)  # no costs are of joined steps
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
             item.uncounted(error)

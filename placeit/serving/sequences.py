@@ -78,7 +78,7 @@ class Sequences:
     # -- for the users of sequences ----------------------------------------------------------------------------------------
 
     def open(self, *, recompute: bool, like: Line | None = None) -> Line:
-        """Open a sequence with a slot, in the state of ``like``, which must be idle, or else in the initial state."""
+        """Open a sequence in the state of ``like``, which must be idle, or else in the initial state."""
         with self._lock:
             self._made += 1
             line = self._lines[self._made] = Line(self._made, recompute)
@@ -109,7 +109,7 @@ class Sequences:
             line.resets += 1
             now = line.slot is not None and self._is_idle(line, line.submitted)  # else the next request carries out the reset
         if now:
-            with self._idle(line, 0):
+            with contextlib.suppress(PlaceitError), self._idle(line, 0):  # the device is lost: the next request does it
                 self._carry_out_resets(line, line.resets)
 
     def end(self, line: Line, *, drain: bool) -> list[Pending]:
@@ -271,9 +271,15 @@ class Sequences:
         return f"{about_bytes(taken)} on {what}, and may take {about_bytes(most)} there" if exceeds else None
 
     def _settle_anywhere(self, line: Line, wanted: Home | None, states: Mapping[str, Any] | None) -> None:
-        """Give a sequence a slot, on the wanted replica if it may take requests, else on the one with the fewest sequences."""
+        """Give a sequence a slot, on the wanted replica if it may take requests, else on the one with the fewest sequences.
+
+        If all replicas are being replaced, a sequence in the initial state gets none, and its requests wait.
+        """
         while True:
             with self._lock:
+                if states is None and not self._replicas():
+                    _release(line)
+                    return
                 home = wanted if wanted is not None and wanted.able else self._home()
             try:
                 self._settle(line, home, states)

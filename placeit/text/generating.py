@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, TypeAlias
@@ -31,6 +32,7 @@ _LOGITS = "logits"
 _MOST_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
 _CHUNK = 128  # tokens of a prompt that a device computes while the next device computes those before: enough to keep it busy
+_LOSSES = 3  # losses of a state before the next token, from which a text recovers
 AT_ONCE = 8
 """Texts that are generated at the same time, by default."""
 
@@ -160,8 +162,9 @@ class TextModel:
         """Generate the texts that follow several prompts, side by side: the server joins their steps where the model allows it.
 
         Yield a piece for each token, with the index of its text. Texts begin in the order of the prompts, and a text that is
-        shorter ends earlier. A text that fails ends with a piece that has the error (a device fails, or there is no memory for
-        its state), and the other texts go on. Closing the iterator ends all texts.
+        shorter ends earlier. A text whose state is lost, as a device fails or a node is lost, has it computed anew from its
+        tokens, and goes on. A text that fails ends with a piece that has the error (nothing is left that runs it, or
+        there is no memory for its state), and the other texts go on. Closing the iterator ends all texts.
 
         Args:
             prompts: the tokens of each.
@@ -234,7 +237,7 @@ class TextModel:
 
 
 _Made: TypeAlias = SimpleQueue[tuple[int, Piece | Exception | None]]
-"""What texts pass on to their reader, each with its number: pieces, an error, or None if the server's queue has no room."""
+"""What texts pass on to their reader, each with its number: pieces, an error, or None if the reader has to submit a step."""
 
 
 class _Text:
@@ -262,7 +265,7 @@ class _Text:
         self._number, self._model, self._server, self._made = number, model, server, made
         self._sampler, self._stops, self._most = Sampler(wanted.sampling), _Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
-        self._new, self._past, self.count = list(prompt), 0, 0
+        self._tokens, self._past, self.count, self._losses = list(prompt), 0, 0, 0
         self._turn = threading.Lock()
         self._unread = 0
         self._answers: list[Answer] = []  # of the step in flight, or of the prompt's chunks
@@ -270,19 +273,25 @@ class _Text:
         self._sequence: ServedSequence | None = None
 
     def submit(self) -> None:
-        """Submit the next step: the first one, or one for which the server's queue had no room."""
+        """Submit the next step, on the thread of the reader.
+
+        It is the first step, or one that has waited for the reader or for the server's queue, or all tokens so far, as the
+        state is lost.
+        """
         try:
-            self._submit()
+            if self._sequence is None:
+                self._sequence, self._past = self._model.prefixes.begin(self._tokens)
+            elif self._sequence.line.lost is not None:
+                self._sequence.reset()
+                self._past = 0
+            self._submit(self._sequence)
         except PlaceitError as error:
             self._made.put((self._number, error))
 
-    def _submit(self) -> None:
-        if self._sequence is None:
-            self._sequence, self._past = self._model.prefixes.begin(self._new)
-            self._new = self._new[self._past :]
-        self._answers = self._model.read(self._sequence, self._new, self._past)
-        self._past += len(self._new)
-        self._answers[-1].add_done_callback(self._ended)
+    def _submit(self, sequence: ServedSequence) -> None:
+        self._answers = self._model.read(sequence, self._tokens[self._past :], self._past)
+        self._past = len(self._tokens)
+        self._answers[-1].add_done_callback(partial(self._ended, sequence))
 
     def was_read(self) -> None:
         """Resume the text if it was paused, as its reader has taken a piece."""
@@ -303,7 +312,7 @@ class _Text:
         if self._sequence is not None:
             self._sequence.close(drain=False)
 
-    def _ended(self, answer: Future[Outputs]) -> None:
+    def _ended(self, sequence: ServedSequence, answer: Future[Outputs]) -> None:
         """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
         if self._closed:
             return
@@ -315,11 +324,13 @@ class _Text:
             with self._turn:
                 self._paused = goes_on and self._unread >= _AHEAD
             if goes_on and not self._paused:
-                self._submit()
+                self._submit(sequence)
         except QueueFullError:
             self._made.put((self._number, None))  # the reader waits for room
         except Exception as error:  # noqa: BLE001 (it is for the reader)
-            self._made.put((self._number, error))
+            anew = sequence.line.lost is not None and self._losses < _LOSSES
+            self._losses += anew
+            self._made.put((self._number, None if anew else error))
 
     def _pass_on(self, piece: Piece) -> None:
         with self._turn:
@@ -329,7 +340,7 @@ class _Text:
     def _chosen(self, outputs: Outputs) -> bool:
         """Choose the token after a step, and pass on its piece; return whether the text goes on."""
         token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
-        self.count += 1
+        self.count, self._losses = self.count + 1, 0
         if token in self._model.tokenizer.ends:
             self._pass_on(Piece(self._stops.rest(), self.count, "stop"))
             return False
@@ -338,7 +349,7 @@ class _Text:
             text = text if stopped else text + self._stops.rest()
             self._pass_on(Piece(text, self.count, "stop" if stopped else "length"))
             return False
-        self._new = [token]
+        self._tokens.append(token)
         self._pass_on(Piece(text, self.count))
         return True
 

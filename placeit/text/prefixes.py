@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from operator import eq
 
-from placeit.core.errors import SequenceError
+from placeit.core.errors import PlaceitError
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.serving.server import Answer, Server
 
@@ -53,7 +53,7 @@ class Prefixes:
                 if beginning:
                     return self._kept[beginning].fork(), len(beginning)
                 return self._server.sequence(), 0
-            except SequenceError:  # a state is lost, or there is no memory for another one
+            except PlaceitError:  # a device fails, a state is lost, or there is no memory for another one
                 self._keep(0)
             finally:
                 self._seen.append(tokens)

@@ -94,7 +94,8 @@ def adapting(
         DeviceError: a device exists in simulation only, or has no room.
     """
     recovery = Recovery(session.runtime, session.costs, in_flight)
-    server = Server(executors(placements, in_flight), queue=queue, replace=recovery, state_memory=state_memory)
+    made = executors(placements, in_flight)
+    server = Server(made, queue=queue, replace=recovery, state_memory=state_memory, steps=steps(session))
     server.attend(Adapter(server, recovery))
     return server
 

@@ -32,8 +32,11 @@ from placeit.runtime.runtime import Runtime
 from placeit.serving.sequence import Sequence
 from placeit.serving.server import Server
 from placeit.session import Session
+from placeit.text.generating import TextModel, Wanted
+from placeit.text.sampling import Sampling
 from placeit.workbench.options import Inputs
 from tests.open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
+from tests.small_texts import write_folder
 from tests.stateful_models import SIZE, Totals, totals
 from tests.text_steps import generate
 
@@ -223,6 +226,34 @@ def test_sequences_on_a_node_that_dies_are_told_and_others_go_on(connected: None
         sequences[0].reset()
         models[0].reset()
         check(sequences[0].run(ask(4), timeout=PATIENCE_S), models[0].run(ask(4)["x"]))
+
+
+@pytest.mark.slow
+def test_texts_go_on_with_equal_tokens_when_one_of_their_nodes_dies(connected: None, tmp_path: Path) -> None:
+    path = write_folder(tmp_path, exact=True) / "openvino_model.xml"
+    prompts, wanted = [[1, 2, 3], [7] * 150, [13], [9] * 20], Wanted(30, sampling=Sampling(0))
+    with Session(path, DEVICES, inputs=Inputs(context=256), cache=None) as session:
+        session.profile(budget_s=1)
+        with session.serve(divided(session, 2), on_loss="replace") as server:
+            assert [stepping.why for stepping in server.stepping] == [None]
+            model = TextModel(server, session.model)
+
+            def texts() -> Iterator[tuple[int, str]]:
+                for number, piece in model.generate_all(prompts, wanted):
+                    assert piece.error is None
+                    yield number, piece.text
+
+            expected, found = [""] * len(prompts), [""] * len(prompts)
+            for number, text in texts():
+                expected[number] += text
+            for count, (number, text) in enumerate(texts()):
+                found[number] += text
+                if count == 40:
+                    os.kill(narrowed(NodeDevice, session.runtime.devices[1]).pid, signal.SIGKILL)
+            assert found == expected
+            assert max(server.stats().steps) > 1
+            (replacement,) = server.replacements
+            assert f"{DEVICES[1]} is lost" in replacement.why
 
 
 def _use_up(asked: Server | Sequence, inputs: Arrays) -> None:

@@ -21,7 +21,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, PlaceitError
 from placeit.placers.best_list import BestList
 from placeit.placers.local_search import starts
-from placeit.planning.coarsen import Grouping
+from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice, SegmentSource, Transport
 from placeit.runtime.devices.kinds import device_kind
@@ -88,7 +88,7 @@ class Bench:
     def __init__(self, model: Model, count: int = 2) -> None:
         cores = CORES[0], CORES[-1], CORES[0]
         devices = [Device(name, address=Address("CPU", (core,))) for name, core in zip("abc"[:count], cores, strict=False)]
-        self.model, grouping = model, Grouping.singletons(model.graph)
+        self.model, grouping = model, coarsen(model.graph, keep_together=model.together, co_locate=False)
         groups, cluster = len(grouping.groups), Cluster(tuple(devices))
         self.runtime = Runtime(model, grouping, cluster, devices=[Losable(device) for device in devices])
         apart = Cluster(cluster.devices, dict.fromkeys(permutations(cluster.names, 2), Link(1e9, 1.0)))  # no plan uses two

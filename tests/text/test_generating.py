@@ -155,13 +155,8 @@ def requests(server, text):
 
 
 @pytest.fixture(scope="module")
-def exact(model, tmp_path_factory):
-    """A folder with the model whose caches have all bits, so that chunks of a prompt do not change what follows."""
-    folder = write_folder(tmp_path_factory.mktemp("exact"))
-    with_caches = openvino.Core().read_model(model.tokenizer.folder / "openvino_model.xml").clone()
-    with_caches.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
-    openvino.save_model(with_caches, folder / "openvino_model.xml", compress_to_fp16=False)
-    return folder
+def exact(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("exact"), exact=True)
 
 
 @pytest.mark.two_cores
