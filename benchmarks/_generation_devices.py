@@ -233,7 +233,7 @@ def _at_once(
 ) -> None:
     differ = set[int]()
     with ExitStack() as stack:
-        server = stack.enter_context(session.serve(balanced(session)))
+        server = stack.enter_context(session.serve(_placed(session, cluster, args)))
         sequences = [stack.enter_context(server.sequence()) for _ in prompts]
         for why in {stepping.why for stepping in server.stepping} - {None}:
             report.note(f"  {cluster}: steps are not joined, as {why}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,8 @@ from placeit.planning.room import of_one_op, too_little
 
 __all__ = ["fits", "has_room", "pack", "random_placements", "repair"]
 
-_PACKING_STEPS = 200_000
+_PACKING_STEPS, _FEWER_STEPS = 200_000, 2_000
+_MORE = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)  # times the memory that is there, which are tried where nothing fits
 
 
 def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
@@ -88,8 +91,22 @@ def pack(problem: Problem) -> NDArray[np.int32]:
         ``int32[V]``.
 
     Raises:
-        InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard).
+        InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard). The message
+            says how much more memory is enough.
     """
+    if (found := _packed(problem, _PACKING_STEPS)) is not None:
+        return found
+    size, names, memory = problem.param_bytes, problem.device_names, problem.memory
+    why, advice = of_one_op(problem.op_names, size, problem.feasible, names, memory), ""
+    for factor in _MORE if not why else ():
+        if _packed(replace(problem, memory=memory * factor), _FEWER_STEPS) is not None:
+            advice = f"With {factor:g} times the memory of each device, they would fit."
+            break
+    raise InfeasibleError(too_little(size, names, memory, why, *([advice] if advice else [])))
+
+
+def _packed(problem: Problem, steps: int) -> NDArray[np.int32] | None:
+    """Return a placement that fits into memory, as :func:`pack` does; None if none was found in a number of steps."""
     tied: list[list[int]] = [[] for _ in range(len(problem))]  # weights that each op reads with others
     own, total = problem.param_bytes.copy(), problem.param_bytes.copy()
     sizes, readers = [size for size, _ in problem.shared], np.zeros((len(problem.shared), problem.devices), int)
@@ -112,7 +129,7 @@ def pack(problem: Problem) -> NDArray[np.int32]:
     room = problem.memory.copy()
     tried: list[list[int]] = [[] for _ in heavy]  # devices left to try for each op on the way down
     depth, fresh = 0, True
-    for _ in range(_PACKING_STEPS):
+    for _ in range(steps):
         if depth == len(heavy):
             return placement
         op = heavy[depth]
@@ -133,10 +150,4 @@ def pack(problem: Problem) -> NDArray[np.int32]:
             break
         else:
             depth, fresh = depth - 1, False
-    raise InfeasibleError(_too_little(problem))
-
-
-def _too_little(problem: Problem) -> str:
-    """Return the message that says why weights do not fit."""
-    size, names, memory = problem.param_bytes, problem.device_names, problem.memory
-    return too_little(size, names, memory, of_one_op(problem.op_names, size, problem.feasible, names, memory))
+    return None

@@ -105,7 +105,9 @@ def _crowded(graph: OpGraph, able: NDArray[np.bool_], memory: NDArray[np.float64
 
 def _held(graph: OpGraph, ops: NDArray[np.intp]) -> float:
     """Return the bytes of the weights that some ops read, each once."""
-    return float(held_bytes(graph.bytes_once, graph.shared, np.isin(np.arange(len(graph)), ops)[None], 2)[0, 1])
+    place = np.zeros((1, len(graph)), np.intp)
+    place[0, ops] = 1
+    return float(held_bytes(graph.bytes_once, graph.shared, place, 2)[0, 1])
 
 
 def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:

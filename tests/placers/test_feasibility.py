@@ -51,6 +51,12 @@ def test_packing_backtracks_where_best_fit_goes_wrong():
     assert pack(packing_problem([4, 3, 3, 1], [6, 5], compute)).tolist() == [1, 0, 0, 1]
 
 
+@pytest.mark.parametrize(("memory", "factor"), [([6, 6], "1.5"), ([7.9, 7.9], "1.02"), ([4, 4], "2")])
+def test_where_nothing_fits_the_error_says_how_much_more_memory_is_enough(memory, factor):
+    with pytest.raises(InfeasibleError, match=f"With {factor} times the memory of each device, they would fit"):
+        pack(packing_problem([4, 4, 4], memory))
+
+
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**20), tight=st.booleans())
 def test_repair_returns_a_valid_placement_and_keeps_one_that_already_is(seed, tight):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.decoder import TINY, write_decoder
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -22,7 +23,7 @@ from placeit.planning.coarsen import LARGEST, Grouping, coarsen
 from placeit.planning.pins import divided
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.workbench.options import Constraints
+from placeit.workbench.options import Constraints, Inputs
 from tests.steady import optimize
 
 ops = ov.opset13
@@ -193,6 +194,17 @@ def test_what_does_not_fit_is_named(memory: dict[str, float], pins: dict[str, st
             cache=cache,
             constraints=Constraints(memory=memory, pins=pins),
         )
+
+
+def test_a_decoder_whose_table_is_read_at_both_ends_is_placed_within_caps_of_little_more_than_half(
+    cache: Cache, tmp_path: Path
+) -> None:
+    path = write_decoder(TINY, tmp_path / "decoder.xml")
+    weights, table = path.with_suffix(".bin").stat().st_size, 4.0 * TINY.vocabulary * TINY.width
+    caps, inputs = dict.fromkeys(("d0", "d1"), (weights + table) / 2 * 1.2), Inputs(context=64)
+    constraints, candidates = Constraints(memory=caps), Candidates(placers=("heft",))
+    found = optimize(path, described(2), candidates=candidates, budget=2, cache=cache, inputs=inputs, constraints=constraints)
+    assert set(found.placement.as_dict().values()) == {"d0", "d1"}
 
 
 def test_a_group_that_is_too_large_names_its_largest_op(cache: Cache) -> None:
