@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import resource
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
+from placeit.cli.server_options import NetworkOptions, RepositoryOptions, RunOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import duration
 from placeit.cli.workload import is_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.extras import need
@@ -29,8 +26,6 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.core.placement import Placement
-    from placeit.serve.network import Options
     from placeit.serve.repository import Opened
     from placeit.serve.served_model import ServedModel
 
@@ -49,229 +44,6 @@ Examples:
   placeit serve FOLDER -p placement.json --context 2048
   placeit serve app.placeit --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --token-file token
 """
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of how requests run, the same for every model."""
-
-    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Requests of a model that may wait.")] = 64
-    max_batch: Annotated[
-        str | None,
-        typer.Option(
-            "--max-batch",
-            metavar="N",
-            help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it. "
-            "Default: as 'placeit tune' found it, or auto.",
-            show_default=False,
-        ),
-    ] = None
-    batch_delay: Annotated[
-        float,
-        typer.Option(
-            "--batch-delay",
-            metavar="TIME",
-            parser=duration,
-            help="How long a request may wait for others to join it while a device is free; default: 0ms.",
-            show_default=False,
-        ),
-    ] = 0.0
-    in_flight: Annotated[
-        int | None,
-        typer.Option(
-            "--in-flight",
-            metavar="N",
-            min=1,
-            help="Requests in flight on each replica; default: as 'placeit tune' found it, or as many as its highest "
-            "throughput needs.",
-            show_default=False,
-        ),
-    ] = None
-    refine: Annotated[
-        bool, typer.Option("--refine", help="Look for a better placement while serving, by a small share of the requests.")
-    ] = False
-    on_loss: OnLossOption = OnLoss.FAIL
-    state_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--state-memory",
-            metavar="SIZE",
-            help="Memory for the states of all sequences of a model, such as 2GB; default: half of what is free.",
-            show_default=False,
-        ),
-    ] = None
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Keep the inputs of sequences, to compute states anew that were lost.")
-    ] = False
-    sequence_idle: Annotated[
-        float,
-        typer.Option(
-            "--sequence-idle",
-            metavar="TIME",
-            parser=duration,
-            help="Time without a request after which a sequence is closed; default: 60s.",
-            show_default=False,
-        ),
-    ] = 60.0
-
-    def check(self) -> None:
-        """Raise UsageError if an option is not in range."""
-        if not 0.001 <= self.sequence_idle < math.inf:
-            raise UsageError(f"--sequence-idle is {self.sequence_idle:g} seconds; it must be at least 1 ms, and finite.")
-
-    @property
-    def moves(self) -> bool:
-        """True if the server may change its placement, by the costs."""
-        return self.refine or self.on_loss is OnLoss.REPLACE
-
-    def of_server(self, placement: Placement, priority: int = 0) -> dict[str, Any]:
-        """Return the options of :meth:`placeit.Session.serve` for a placement; with a priority where a server can have one."""
-        return {
-            "queue": self.queue,
-            "max_batch": self._rows(tuned=placement.serving is not None),
-            "batch_delay": self.batch_delay,
-            "in_flight": self.in_flight,
-            "refine": self.refine,
-            "on_loss": self.on_loss.value,
-            "state_memory": self.state_memory,
-            "priority": 0 if self.moves else priority,
-        }
-
-    def _rows(self, *, tuned: bool) -> int | Literal["auto"] | None:
-        """Read --max-batch; by default, a server whose placement may change joins no requests. Raises UsageError."""
-        if self.max_batch is None and tuned:
-            return None
-        if self.max_batch is None or self.max_batch == "auto":
-            return 0 if self.moves else "auto"
-        if not (self.max_batch.isascii() and self.max_batch.isdigit()):
-            raise UsageError(f"--max-batch is '{self.max_batch}': give a number of rows, 0 to run each request alone, or auto.")
-        return int(self.max_batch)
-
-    def of_sequences(self) -> dict[str, Any]:
-        """Return the options of the sequences of a served model."""
-        return {"idle_s": self.sequence_idle, "recompute": self.recompute}
-
-
-@dataclass(frozen=True)
-class RepositoryOptions:
-    """Options of models that come and go."""
-
-    repository: Annotated[
-        Path | None,
-        typer.Option(
-            "--repository",
-            metavar="DIR",
-            help="Serve the bundles of a folder: NAME.placeit, or NAME/VERSION.placeit.",
-            show_default=False,
-        ),
-    ] = None
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Load bundles that come or change, and unload bundles that leave the folder.")
-    ] = False
-    control: Annotated[
-        bool, typer.Option("--control", help="Let clients load and unload bundles, by /v2/repository/models/NAME/load.")
-    ] = False
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
-    """Options of a server's addresses, access and limits."""
-
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; 0.0.0.0 or :: is on all networks.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port of HTTP; 0 for any that is free.")
-    ] = 8000
-    grpc_port: Annotated[
-        int, typer.Option("--grpc-port", metavar="PORT", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")
-    ] = 8001
-    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP alone.")] = False
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS and gRPC with TLS.")
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file", metavar="FILE", help="Answer only requests with 'Authorization: Bearer' and the token in this file."
-        ),
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host", metavar="NAME", help="Another name by which clients call a server that is for this machine alone."
-        ),
-    ] = None
-    shared_memory: Annotated[
-        bool,
-        typer.Option(
-            "--shared-memory",
-            help="Let clients pass tensors in shared memory of this machine (/dev/shm), as Triton's clients do.",
-        ),
-    ] = False
-    max_request_bytes: Annotated[
-        int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
-    ] = 64 << 20
-    request_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--request-memory",
-            metavar="SIZE",
-            help="Memory for requests and their answers, over both protocols together; default: 16MiB, or as much as "
-            "--max-request-bytes.",
-            show_default=False,
-        ),
-    ] = None
-    max_connections: Annotated[
-        int | None,
-        typer.Option(
-            "--max-connections",
-            metavar="N",
-            min=1,
-            help="Open connections of each protocol; default: 1024, or what the limit on open files allows.",
-            show_default=False,
-        ),
-    ] = None
-    client_timeout: Annotated[
-        float,
-        typer.Option(
-            "--client-timeout",
-            metavar="TIME",
-            parser=duration,
-            help="How long a client may take to send or to receive; default: 60s.",
-            show_default=False,
-        ),
-    ] = 60.0
-
-    def checked(self) -> Options:
-        """Read the files, and return the options. Raises UsageError or FileError."""
-        from placeit.core.files import read_text
-        from placeit.core.units import parse_quantity
-        from placeit.serve.network import Options
-
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
-        if not 0.001 <= self.client_timeout < math.inf:
-            raise UsageError(f"--client-timeout is {self.client_timeout:g} seconds; it must be at least 1 ms, and finite.")
-        token = None
-        if self.token_file is not None:
-            token = read_text(self.token_file).strip().encode()
-            if not token.isascii() or len(token.split()) != 1:
-                raise UsageError(f"{self.token_file} is to hold a token: ASCII text without spaces, and nothing else.")
-        return Options(
-            host=self.host,
-            port=self.port,
-            grpc_port=None if self.no_grpc else self.grpc_port,
-            tls=None if self.tls_cert is None or self.tls_key is None else (self.tls_cert, self.tls_key),
-            token=token,
-            most_bytes=self.max_request_bytes,
-            room_bytes=None if self.request_memory is None else int(parse_quantity(self.request_memory, "memory")),
-            connections=self.max_connections,
-            patience_s=self.client_timeout,
-            allowed_hosts=tuple(self.allow_host or ()),
-            shared_memory=self.shared_memory,
-        )
 
 
 def serve(
