@@ -1,4 +1,4 @@
-"""Export ResNet-50, Inception-V3 and BERT-base (random weights) as ONNX, to have something to place.
+"""Export ResNet-50, Inception-V3 and BERT-base (random weights) as ONNX, to have something to place; takes a minute.
 
 python -m examples.export_models models/            # all three
 python -m examples.export_models models/ resnet50 --batch 4

@@ -1,4 +1,4 @@
-"""Generate text with a decoder whose layers, with their caches of keys and values, are on several devices.
+"""Generate text with a decoder whose layers, with their caches, are on several devices; takes two minutes.
 
 python -m examples.generate_text --devices CPU@0,CPU@1 --tokens 64 --texts 4
 

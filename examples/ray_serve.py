@@ -1,11 +1,11 @@
-"""A bundle on the nodes of a Ray cluster: Ray Serve starts replicas of it, and shares the requests among them.
+"""Serve a bundle on the nodes of a Ray cluster by Ray Serve; runs until Ctrl-C.
 
     pip install 'placeit[ray]' 'ray[serve]'
     python -m examples.ray_serve app.placeit --replicas 2 --cpus 2
 
-Each replica opens the bundle on the node where Ray has put it, so the file and its devices have to exist there, the file under
-the same path. Ray reserves ``--cpus`` for each replica. Within one, placeit serves several requests at once on the devices of
-the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
+Ray Serve starts replicas, and shares the requests among them. Each replica opens the bundle on the node where Ray has put it,
+so the file and its devices have to exist there, the file under the same path. Ray reserves ``--cpus`` for each replica. Within
+one, placeit serves several requests at once on the devices of the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read text in pictures with three models, as pictures come in: a detector, a classifier and a recogniser.
+"""Read text with a detector, a classifier and a recogniser, as pictures come in; takes a minute.
 
 python -m examples.read_text --devices CPU@0,CPU@1 --rate 5 --pictures 20
 

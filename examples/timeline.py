@@ -1,4 +1,4 @@
-"""Draw a trace in the terminal: a row for each device and link, in which letters stand for the ops that it ran.
+"""Draw a trace in the terminal, in a second: a row for each device and link, with letters for the ops that it ran.
 
 placeit run model.onnx --placement placement.json --trace trace.json
 python -m examples.timeline trace.json

@@ -25,6 +25,13 @@ ROOT = Path(__file__).parents[1]
 Example = Callable[..., str]
 
 
+def test_the_first_line_of_a_program_says_how_long_it_takes() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "__main__" in text:
+            assert re.search(r"takes .* minutes?|in a second|until Ctrl-C", text.partition("\n")[0]), path
+
+
 class SmallVision(torch.nn.Module):
     """Scores of five classes, by two branches of convolutions."""
 

@@ -14,7 +14,7 @@ from placeit.cli.paths import check_outputs
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.errors import FileError
-from placeit.core.files import write_text
+from placeit.core.files import replacing, write_text
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ def demo(
     with random weights: nothing is downloaded. The search, its output and its JSON are like 'placeit optimize' with one placer,
     HEFT.
     """
-    from onnx import save
-
     from placeit.devices.host import allowed_cores, one_per_physical_core
 
     model, boards, placement = (folder / name for name in ("model.onnx", "boards.yaml", "placement.json"))
@@ -62,7 +60,8 @@ def demo(
     except OSError as error:
         raise FileError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
     check_outputs(model, boards, placement)
-    save(demo_model(), str(model))
+    with replacing(model) as temporary:
+        temporary.write_bytes(demo_model().SerializeToString())
     cores = one_per_physical_core(allowed_cores())
     cores = allowed_cores() if len(cores) < 2 else cores
     write_text(boards, _boards(*cores[:2]))
