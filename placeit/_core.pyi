@@ -611,6 +611,28 @@ def in_arena_of_one(library: str, function: Callable[[], object]) -> object:
     Run a function in an arena of one thread of the oneTBB at a path, if that is loaded; return what it returns.
     """
 
+class CompiledProgram:
+    """A library with a program that AOTInductor has compiled."""
+
+    def __init__(self, path: str) -> None:
+        """Load a library. Raises RuntimeError."""
+
+class CompiledInstance:
+    """A compiled program with the memory that it reads and writes."""
+
+    def __init__(self, program: CompiledProgram, inputs: Sequence[tuple[int, str, Sequence[int]]], outputs: Sequence[tuple[int, str, Sequence[int]]]) -> None:
+        """
+        Each tensor, contiguous, is the address of its memory, which the caller keeps alive, its type, such as 'float32', and
+        its sizes.
+        """
+
+    def read(self, index: int, address: int) -> None:
+        """Read an input from other memory in later runs."""
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """Addresses of the function that runs it, and of its argument."""
+
 def upward_ranks(tables: Tables, compute: numpy.typing.NDArray[numpy.float64], comm: numpy.typing.NDArray[numpy.float64], rank: numpy.typing.NDArray[numpy.float64]) -> None:
     """
     Write the mean length of the longest path from the start of each op to an exit, seconds, float64[V].

@@ -28,7 +28,7 @@ from placeit.runtime.devices.inductor import InductorDevice
 from placeit.runtime.kinds import inductor
 from placeit.session import Session
 from tests.bundled import placed
-from tests.steady import optimize
+from tests.steady import STEADY, optimize
 
 CORE = allowed_cores()[0]
 COMPILED, OTHER = f"inductor:CPU@{CORE}", f"inductor:CPU@{allowed_cores()[-1]}"
@@ -120,6 +120,7 @@ def test_an_equal_module_is_not_compiled_again_and_one_of_other_weights_would_be
         (device,) = session.runtime.devices
         threads = narrowed(InductorDevice, device).threads
     assert made.output_error.max_rel < 1e-5
+    assert made.native
     kept = []
     for _ in range(2):
         model = load(other, (X,))
@@ -134,10 +135,9 @@ def test_what_freezing_changes_is_compiled_without_it_which_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
-    model = load(Noisy(), (X,))
-    compiled = compile_segment(model.segment("torch", range(len(model.graph)), [], []), 1)
-    (made,) = compiled.forward(X)
-    assert ((made - 2 * X).abs() < 1).all()
+    with Session(Noisy(), COMPILED, example=(X,)) as session:
+        made = session.run(placed(session), runs=1, inputs={"x": X.numpy()}).outputs["output"]
+    assert (abs(made - 2 * X.numpy()) < 1).all()
     said = [one.getMessage() for one in caplog.records if "freezing" in one.getMessage()]
     assert said == [
         "Inductor compiles a segment without freezing its weights, so that it may be slower: its outputs would differ."
@@ -212,11 +212,34 @@ def test_a_segment_that_inductor_refuses_runs_op_by_op_beside_a_compiled_one_whi
 def test_groups_are_profiled_op_by_op_and_compiled_whole_only() -> None:
     with Session(NET, [COMPILED, OTHER], example=(X,)) as session:
         costs = session.profile(budget_s=1000)
+        estimated = session.estimate()
         counts = session.compiling.kinds
     assert counts["inductor:CPU"].compiled == 0  # the search has compiled the whole model
     assert counts["inductor:CPU"].from_disk == 2
     assert counts["torch:CPU"].compiled > 2
+    assert [one.name for one in estimated.devices] == [COMPILED, OTHER]
     with Session(NET, [f"CPU@{CORE}", f"CPU@{allowed_cores()[-1]}"], example=(X,)) as session:
         session.recall()
         ratio = costs.core.sum(axis=0) / session.costs.core.sum(axis=0)
         np.testing.assert_allclose(costs.core, session.costs.core * ratio)
+
+
+@pytest.mark.slow
+@pytest.mark.two_cores
+@pytest.mark.timeout(1800)
+def test_a_search_races_compiled_splits_which_run_without_python_and_are_bundled(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh()).eval(), torch.randn(4, 64)
+    with Session(net, [COMPILED, OTHER], example=(x,), policy=STEADY) as session:
+        wanted = Candidates("heft", start=split_at(session, "2/linear"))
+        found = session.optimize(budget=1000, candidates=wanted)
+        halves = next(one for one in found.candidates if one.given)
+        made = session.run(halves.placement, runs=1)
+        session.build(halves.placement, tmp_path / "net.placeit")
+    assert halves.measured is not None
+    assert halves.refused == {}
+    assert made.output_error.max_rel < 1e-5
+    assert (made.native, made.refused, len(made.plan.programs)) == (True, {}, 2)
+    with Application.load(tmp_path / "net.placeit") as application:
+        np.testing.assert_allclose(application.run({"input": x.numpy()})["output"], net(x).detach().numpy(), atol=1e-5)
+        assert application.session.compiling.kinds["inductor:CPU"].from_disk == 2

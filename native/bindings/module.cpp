@@ -4,6 +4,7 @@
 namespace placeit {
 
 void bind_arena(nanobind::module_& module);
+void bind_compiled_program(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
 void bind_request_queue(nanobind::module_& module);
 void bind_machine(nanobind::module_& module);
@@ -27,6 +28,7 @@ NB_MODULE(_core, module) {
     placeit::bind_executor(module);
     placeit::bind_request_queue(module);
     placeit::bind_arena(module);
+    placeit::bind_compiled_program(module);
     placeit::bind_placers(module);
     placeit::bind_policies(module);
 }

@@ -21,7 +21,7 @@ from placeit.profiler.links import device_key
 from placeit.profiler.passes import Passes, unslowed
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["by_ratio", "eagerly"]
+__all__ = ["by_ratio", "eagerly", "kept_ratio"]
 
 _LOG = logging.getLogger(__name__)
 _BLOCKS = 3  # blocks of runs of the compiled model
@@ -85,14 +85,13 @@ def _ratio(
 ) -> float:
     """Return the time of the compiled model over its time op by op, on a device; 1 if the device does not compile."""
     device = runtime.cluster.devices[d]
+    kept = kept_ratio(device, runtime.precision, cache)
     if not kind_of(device).compiles:
-        return 1.0
-    key = {"what": "compiled over eager", "device": device_key(device), "precision": runtime.precision}
-    kept = None if cache is None else cache.get(key, lambda value: isinstance(value, float) and value > 0)
+        return kept
     plan = Segmenter(runtime.grouping, costs).plan(np.full(len(costs.core), d, np.int32))
     takes, left = runtime.compiler.takes([plan]), deadline - clock.now()
     if not np.isfinite(costs.core[:, d]).all() or takes > left:
-        return 1.0 if kept is None else float(kept)
+        return kept
     try:
         with contextlib.ExitStack() as stack, runtime.compiler.compiling.until(deadline):
             executor = stack.enter_context(unslowed(runtime, runtime.grouping, stack).executor(plan))
@@ -103,8 +102,20 @@ def _ratio(
             seconds = float(timed.seconds.max())
     except (DeviceError, ExecutionError) as error:
         _LOG.info("The ratio of compiled and eager times on %s is not known: %s", device.name, error)
-        return 1.0 if kept is None else float(kept)
+        return kept
     ratio = max(seconds - float(costs.dispatch[d]), _LEAST * seconds) / float(costs.core[:, d].sum())
     if cache is not None:
-        cache.put(key, ratio)
+        cache.put(_key(device, runtime.precision), ratio)
     return ratio
+
+
+def kept_ratio(device: Device, precision: str, cache: Cache | None) -> float:
+    """Return the ratio of the model measured last on a device; 1 if none was measured, or the device does not compile."""
+    if cache is None or not kind_of(device).compiles:
+        return 1.0
+    kept = cache.get(_key(device, precision), lambda value: isinstance(value, float) and value > 0)
+    return 1.0 if kept is None else float(kept)
+
+
+def _key(device: Device, precision: str) -> dict[str, Any]:
+    return {"what": "compiled over eager", "device": device_key(device), "precision": precision}

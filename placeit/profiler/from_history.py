@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from statistics import median
 
 import numpy as np
@@ -14,6 +14,7 @@ from placeit.core.errors import DeviceError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
+from placeit.profiler.compiled_costs import eagerly, kept_ratio
 from placeit.profiler.kernel_history import Beyond, History, history_key
 from placeit.profiler.kernel_times import Error, KernelTimes
 from placeit.profiler.links import probe
@@ -30,6 +31,9 @@ def remembered(
 ) -> tuple[Costs, Mapping[str, Error | None]]:
     """Predict the costs of groups from other models' times on the same devices; links that are not cached are probed.
 
+    On devices that compile, the times are of models that run op by op, multiplied by the last ratio that was measured there
+    (:func:`placeit.profiler.compiled_costs.by_ratio`).
+
     Returns:
         The costs, and for each device the error of predicted times of whole models; None if it is unknown.
 
@@ -41,12 +45,13 @@ def remembered(
         raise DeviceError(f"{described[0]} exists in simulation only: 'placeit profile' estimates it by its figures.")
     history, traits = History(cache.folder), OpTraits.of_graph(model.graph)
     can, sizes = supported(model, grouping, cluster), border_bytes(grouping.groups)
-    links = probe(cluster, chain=model.chain, precision=precision, cache=cache, compiling=compiling)
+    there = replace(cluster, devices=tuple(map(eagerly, cluster.devices)))
+    links = probe(there, chain=model.chain, precision=precision, cache=cache, compiling=compiling)
     core, cut, load = np.full(can.shape, np.inf), np.zeros(can.shape), np.zeros(can.shape)
     dispatch, read = np.zeros((2, len(cluster)))
     errors: dict[str, Error | None] = {}
     for d, device in enumerate(cluster.devices):
-        models = history.of(history_key(device, precision))
+        models = history.of(history_key(there.devices[d], precision))
         if not models:
             raise DeviceError(
                 f"No model was profiled on {device.name} in {precision}, with this version of its runtime: run `placeit "
@@ -55,8 +60,9 @@ def remembered(
         times = KernelTimes(models)
         errors[device.name] = times.error()
         beyond = Beyond(*(median(getattr(one.beyond, field.name) for one in models) for field in fields(Beyond)))
-        core[:, d] = np.where(can[:, d], np.bincount(grouping.group_of, times.seconds(traits), len(can)), np.inf)
-        cut[:, d] = beyond.cut_each + beyond.cut_byte * sizes
+        ratio = kept_ratio(device, precision, cache)
+        core[:, d] = np.where(can[:, d], ratio * np.bincount(grouping.group_of, times.seconds(traits), len(can)), np.inf)
+        cut[:, d] = ratio * (beyond.cut_each + beyond.cut_byte * sizes)
         load[:, d] = beyond.load * (np.where(can[:, d], core[:, d], 0.0) + cut[:, d])
         dispatch[d], read[d] = beyond.dispatch, beyond.read
-    return Costs(core, cut, dispatch, links.cluster, load, read), errors
+    return Costs(core, cut, dispatch, replace(cluster, links=links.cluster.links), load, read), errors

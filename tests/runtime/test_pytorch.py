@@ -19,6 +19,7 @@ from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, Instance, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.inductor import InPlace
 from placeit.runtime.devices.pytorch import TorchBuffer, TorchDevice, use_threads
 from placeit.testing.devices import ComputingDeviceConformance
 
@@ -112,6 +113,16 @@ def in_new_thread(job) -> None:
     thread = threading.Thread(target=job)
     thread.start()
     thread.join()
+
+
+def test_an_output_that_is_an_input_does_not_change_with_it_if_compiled_code_writes_it_anew(device: TorchDevice) -> None:
+    spec, ones = BufferSpec((2, 3), "float32"), np.ones((2, 3), np.float32)
+    instance, given = device.instance(device.compile(Segment(spec))), InPlace(spec)
+    given.fill(ones)
+    instance.bind(0, given)
+    assert run(device, instance) is None
+    given.blank(0)
+    np.testing.assert_array_equal(instance.output(0).array(), ones)
 
 
 def test_the_number_of_threads_is_that_of_the_calling_thread_only() -> None:

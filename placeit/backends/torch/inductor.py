@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from placeit import _core
 from placeit.backends.torch.bundled import write_segment
 from placeit.backends.torch.state import kept as keeps_state
 from placeit.backends.torch.tracing import FAILURES, first_paragraph
@@ -48,20 +50,27 @@ compile_package(source, target, int(threads))
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledSegment:
-    """A compiled segment, which contains its weights.
-
-    Attributes:
-        run: runs it on contiguous tensors.
-        from_disk: whether it was compiled before.
-    """
+class Boxed:
+    """A compiled segment that PyTorch's loader runs on contiguous tensors, with the interpreter's lock held."""
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-    from_disk: bool
 
     def forward(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         """Compute the outputs. The code is for contiguous inputs, and does not check that."""
         return self.run([tensor.contiguous() for tensor in inputs])
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledSegment:
+    """A compiled segment, which contains its weights.
+
+    Attributes:
+        code: its library, which runs without Python; or what PyTorch's loader makes of it, if only the loader finds its ops.
+        from_disk: whether it was compiled before.
+    """
+
+    code: _core.CompiledProgram | Boxed
+    from_disk: bool
 
 
 def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math.inf) -> CompiledSegment:
@@ -82,7 +91,7 @@ def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math
         raise DeviceError("Inductor compiles programs without state, and the segment has some.")
     kept = _kept(module, threads)
     if kept is not None and kept.is_file():
-        with contextlib.suppress(*FAILURES):  # it is damaged, or of another build of PyTorch: compile again
+        with contextlib.suppress(*FAILURES, zipfile.BadZipFile):  # it is damaged, or of another build of PyTorch: compile again
             found = _load(kept, from_disk=True)
             os.utime(kept)
             return found
@@ -198,8 +207,14 @@ def _run(arguments: Sequence[str], limit: float | None) -> tuple[int, bytes]:
 
 
 def _load(package: Path, *, from_disk: bool) -> CompiledSegment:
+    with zipfile.ZipFile(package) as archive, temporary_folder() as folder:
+        members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
+        needed = [name for name in members if not name.endswith((".cpp", "_metadata.json"))]
+        if len(needed) == 1 and needed[0].endswith(".so"):
+            with contextlib.suppress(RuntimeError):  # this version of PyTorch lacks a function of the interface
+                return CompiledSegment(_core.CompiledProgram(archive.extract(needed[0], folder)), from_disk)
     compiled: Any = torch._inductor.aoti_load_package(str(package))
-    return CompiledSegment(compiled.loader.boxed_run, from_disk)
+    return CompiledSegment(Boxed(compiled.loader.boxed_run), from_disk)
 
 
 def _keep(package: Path, kept: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import math
 
-from placeit.backends.torch.inductor import compile_segment, is_kept
+import torch
+
+from placeit import _core
+from placeit.backends.torch.inductor import Boxed, CompiledSegment, compile_segment, is_kept
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.runtime.devices.base import SegmentSource
-from placeit.runtime.devices.pytorch import Forwards, TorchDevice, TorchProgram, module_of
+from placeit.core.narrowing import narrowed
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
+from placeit.runtime.devices.pytorch import TorchBuffer, TorchDevice, TorchInstance, TorchProgram, explaining, module_of
 
-__all__ = ["InductorDevice"]
+__all__ = ["InPlace", "InductorDevice"]
 
 _log = logging.getLogger("placeit")
+_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 class InductorProgram(TorchProgram):
@@ -23,11 +29,78 @@ class InductorProgram(TorchProgram):
     Attributes:
         from_disk: whether it was compiled before.
         refused: why Inductor refused it; empty if it is compiled.
+        library: library that runs it without Python; None if Python runs it.
     """
 
-    def __init__(self, segment: SegmentSource, forwards: Forwards, *, from_disk: bool = False, refused: str = "") -> None:
-        super().__init__(segment, forwards)
-        self.from_disk, self.refused = from_disk, refused
+    def __init__(
+        self, segment: SegmentSource, module: torch.nn.Module, compiled: CompiledSegment | None = None, *, refused: str = ""
+    ) -> None:
+        code = None if compiled is None else compiled.code
+        super().__init__(segment, code if isinstance(code, Boxed) else module)
+        self.from_disk, self.refused = compiled is not None and compiled.from_disk, refused
+        self.library = None if isinstance(code, Boxed) else code
+
+
+class InPlace(TorchBuffer):
+    """A contiguous tensor in host memory that runs write to: its memory stays the same."""
+
+    stays = True
+
+    def __init__(self, spec: BufferSpec) -> None:
+        super().__init__(spec, torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)))
+
+    def blank(self, sentinel: int) -> None:
+        """Fill the tensor with NaN, or with the sentinel if its type has no NaN."""
+        has_nan = self.tensor.is_floating_point() or self.tensor.is_complex()
+        self.tensor.fill_(float("nan") if has_nan else sentinel)
+
+
+class InductorInstance(TorchInstance):
+    """A compiled segment with its input and output buffers.
+
+    It runs without Python if the memory of its inputs stays the same. Tensors of segments that run op by op do not: before
+    each run, Python looks where they are. The interpreter's lock is released while the segment runs.
+    """
+
+    def __init__(self, program: InductorProgram, library: _core.CompiledProgram) -> None:
+        super().__init__(program)
+        outputs = [InPlace(spec) for spec in program.outputs]
+        self._outputs = outputs
+        self._given = [torch.empty(0)] * len(program.inputs)  # keeps the memory of inputs
+        self._elsewhere: set[int] = set()  # inputs whose memory may be another one in each run
+        self._compiled = _core.CompiledInstance(
+            library,
+            [(0, spec.dtype, spec.shape) for spec in program.inputs],
+            [(one.tensor.data_ptr(), one.spec.dtype, one.spec.shape) for one in outputs],
+        )
+        function, self._argument = self._compiled.entry
+        self._enter = _ENTRY(function)
+
+    @property
+    def native(self) -> tuple[int, int] | None:
+        """Addresses of a C function that runs it, and of its argument; None if Python has to look for inputs first."""
+        return None if self._elsewhere else self._compiled.entry
+
+    def bind(self, index: int, buffer: Buffer) -> None:
+        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        super().bind(index, buffer)
+        stays = not isinstance(buffer, TorchBuffer) or buffer.stays
+        if stays and self._inputs[index].tensor.is_contiguous():
+            self._elsewhere.discard(index)
+            self._read(index)
+        else:
+            self._elsewhere.add(index)
+
+    def run(self) -> None:
+        """Compute the outputs. Raises RuntimeError."""
+        for index in self._elsewhere:
+            self._read(index)
+        if self._enter(self._argument):
+            raise RuntimeError("the compiled code has written the reason to the standard error")
+
+    def _read(self, index: int) -> None:
+        self._given[index] = self._inputs[index].tensor.contiguous()
+        self._compiled.read(index, self._given[index].data_ptr())
 
 
 class InductorDevice(TorchDevice):
@@ -57,12 +130,25 @@ class InductorDevice(TorchDevice):
         module = module_of(segment, self.name, self.precision)
         if (why := self._refused.get(segment.identity)) is None:
             try:
-                compiled = compile_segment(module, self.threads, seconds)
-                return InductorProgram(segment, compiled, from_disk=compiled.from_disk)
+                found = compile_segment(module, self.threads, seconds)
             except DeviceError as error:
                 why = self._refused[segment.identity] = str(error)
                 _say_refused(why)
+            else:
+                return InductorProgram(segment, module, found)
         return InductorProgram(segment, module, refused=why)
+
+    def instance(self, program: Program) -> TorchInstance:
+        """Make buffers for a program. Raises DeviceError if there is no memory for them."""
+        made = narrowed(InductorProgram, program)
+        if made.library is None:
+            return super().instance(program)
+        with explaining(f"PyTorch cannot make buffers for {self.name}"):
+            return InductorInstance(made, made.library)
+
+    def explain(self) -> str:
+        """Return the message of a compiled segment that failed."""
+        return f"Inference failed on {self.name}: the compiled code has written the reason to the standard error"
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the program of a segment is on disk, or will not be compiled."""

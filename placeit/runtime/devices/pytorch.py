@@ -32,6 +32,8 @@ __all__ = [
     "FAILURES",
     "TorchBuffer",
     "TorchDevice",
+    "TorchInstance",
+    "TorchProgram",
     "explaining",
     "module_of",
     "use_threads",
@@ -76,9 +78,14 @@ def _torch_dtype(spec: BufferSpec) -> torch.dtype:
 
 
 class TorchBuffer:
-    """A tensor in host memory. If it is an output of an instance, each run puts a new tensor there, without a copy."""
+    """A tensor in host memory. If it is an output of an instance, each run puts a new tensor there, without a copy.
+
+    Attributes:
+        stays: whether runs write to its memory instead, which stays the same.
+    """
 
     space = "host"
+    stays = False
 
     def __init__(self, spec: BufferSpec, tensor: torch.Tensor | None = None) -> None:
         layout = torch.channels_last if spec.channels_last else torch.contiguous_format
@@ -147,7 +154,7 @@ class TorchInstance:
     def __init__(self, program: TorchProgram) -> None:
         self._forward = program.forward
         self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
-        self._outputs = [TorchBuffer(spec) for spec in program.outputs]
+        self._outputs: Sequence[TorchBuffer] = [TorchBuffer(spec) for spec in program.outputs]
         self._moving: dict[int, Buffer] = {}  # buffers of other kinds, whose memory may be another one in each run
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -173,8 +180,9 @@ class TorchInstance:
         for index, source in [*self._moving.items()]:
             self.bind(index, source)
         made = self._call([buffer.tensor for buffer in self._inputs])
-        for buffer, tensor in zip(self._outputs, made, strict=True):
-            buffer.tensor = tensor
+        lent = {buffer.tensor.untyped_storage().data_ptr() for buffer in self._inputs if buffer.stays}
+        for buffer, tensor in zip(self._outputs, made, strict=True):  # an output may be an input
+            buffer.tensor = tensor.clone() if lent and tensor.untyped_storage().data_ptr() in lent else tensor
 
     def _call(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self._forward(*inputs)
