@@ -69,7 +69,7 @@ class Bodies:
             RefusedError: the body is too large, or no such body can be read.
         """
         most = self._most if most_bytes is None else min(self._most, most_bytes)
-        encoding = request.headers.get("content-encoding", "identity")
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
         length = int(request.headers.get("content-length", 0))
@@ -110,8 +110,8 @@ class Bodies:
             raise invalid(f"The body is not compressed as its content encoding says: {error}.") from None
         if len(found) > most:
             raise self._too_large(most)
-        if not reader.eof:
-            raise invalid("The compressed body ends too early.")
+        if not reader.eof or reader.unused_data:
+            raise invalid(f"The compressed body ends too {'late' if reader.eof else 'early'}.")
         return found
 
     def _too_large(self, most: int) -> RefusedError:

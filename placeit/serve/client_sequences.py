@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -26,6 +27,8 @@ IDLE_S = 60.0
 _MOST_OPEN = 1024  # open sequences of one model; each has separate buffers
 _APART_BYTES: Final = 1 << 16  # bytes of inputs, from which on another thread computes their digest
 _KEPT_BYTES: Final = 1 << 20  # most bytes of an answer that is kept in case that its request comes again
+_ALL_KEPT_BYTES: Final = 16 << 20  # most bytes of all answers of a model that are kept
+_LONGEST: Final = 256  # most characters of the name of a sequence, or of a request of one
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Asked:
         flags = [parameters.get(flag, False) for flag in ("sequence_start", "sequence_end")]
         if not isinstance(name, int | str) or isinstance(name, bool):
             raise invalid("The parameter 'sequence_id' has to be a number or a text.")
+        if name and max(len(name) if isinstance(name, str) else 0, len(request)) > _LONGEST:
+            raise invalid(f"The name of a sequence, and the 'id' of its requests, have at most {_LONGEST} characters.")
         if not all(isinstance(flag, bool) for flag in flags):
             raise invalid("The parameters 'sequence_start' and 'sequence_end' are true or false.")
         if not name:
@@ -93,16 +98,15 @@ class _Named:
         if answer is None:
             raise RefusedError(
                 Status.UNAVAILABLE,
-                f"This request has run, and its answer, which has more than {_KEPT_BYTES} bytes, was not kept: begin the "
-                "sequence again with 'sequence_start'.",
+                f"This request has run, and its answer was not kept, as it has more than {_KEPT_BYTES} bytes, or others came "
+                "later: begin the sequence again with 'sequence_start'.",
             )
         return answer if not answer.done() or _is_well(answer) else None
 
-    def ended(self, answer: Answer) -> None:
-        """Hear that a request has ended: keep no large answer, and close the sequence if the request ends it."""
-        if self.last is not None and self.last[2] is answer and _is_well(answer) and _size(answer.result()) > _KEPT_BYTES:
+    def forget(self) -> None:
+        """Keep the answer of the last request no longer."""
+        if self.last is not None:
             self.last = (*self.last[:2], None)
-        self.end()
 
     def end(self) -> None:
         """Close it, if the request that ends it has ended well; otherwise, it goes on as before that request."""
@@ -151,6 +155,7 @@ class Sequences:
     def __init__(self, server: Server, idle_s: float = IDLE_S, *, recompute: bool = False) -> None:
         self._server, self._idle_s, self._recompute = server, idle_s, recompute
         self._named: dict[int | str, _Named] = {}
+        self._kept: dict[_Named, int] = {}  # bytes of answers that are kept, the oldest first
         self._slow = asyncio.Semaphore(1)  # calls that may ask nodes take one of the loop's threads at a time
 
     def __len__(self) -> int:
@@ -195,14 +200,28 @@ class Sequences:
                     await asyncio.wait([asyncio.wrap_future(named.ending)])
                     named.end()
                 answer = submit(await self._ready(named, asked))
+                self._kept.pop(named, None)
                 named.last = (asked, digest, answer) if asked.request else None
                 named.ending = answer if asked.end else None
                 if asked.end or asked.request:
-                    answer.add_done_callback(_later(named.ended, asyncio.get_running_loop()))
+                    answer.add_done_callback(_later(partial(self._ended, named), asyncio.get_running_loop()))
                 return answer
         finally:
             named.users -= 1
             self._wait(asked.name, named)
+
+    def _ended(self, named: _Named, answer: Answer) -> None:
+        """Hear that a request has ended: bound the answers that are kept, and close the sequence if the request ends it."""
+        if named.last is not None and named.last[2] is answer and _is_well(answer):
+            self._kept[named] = _size(answer.result())
+            if self._kept[named] > _KEPT_BYTES:
+                self._kept.pop(named)
+                named.forget()
+            while sum(self._kept.values()) > _ALL_KEPT_BYTES:
+                oldest = next(iter(self._kept))
+                self._kept.pop(oldest)
+                oldest.forget()
+        named.end()
 
     async def _ready(self, named: _Named, asked: Asked) -> Sequence:
         """Return the sequence of a request; open or reset it if the request begins it. Raises RefusedError."""
@@ -257,6 +276,7 @@ class Sequences:
 
     def _drop(self, name: int | str) -> None:
         named = self._named.pop(name)
+        self._kept.pop(named, None)
         if named.timer is not None:
             named.timer.cancel()
         named.close()

@@ -285,7 +285,8 @@ class _Guarded:
         headers = dict(scope["headers"])
         try:
             if self._hosts is not None:
-                self._check_host(b"//" + headers.get(b"host", b""))
+                for host in (value for name, value in scope["headers"] if name == b"host"):
+                    self._check_host(b"//" + host)
                 self._check_host(headers.get(b"origin", b""))
                 _check_page(headers)
             if self._token is not None and scope["path"] not in _HEALTH:

@@ -204,7 +204,10 @@ class Repository:
         async with self._asked():
             self._check_bundle(service, name)
             sources = await asyncio.to_thread(self._sources)
-            for key in [(model.name, model.version) for model in service.models if model.name == name]:
+            keys = [(model.name, model.version) for model in service.models if model.name == name]
+            if not keys and name not in {known for known, _ in [*sources, *self.absent]}:
+                raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here.")
+            for key in keys:
                 if key in sources:
                     self._tried[key] = await asyncio.to_thread(stamp, sources[key])
                 self._remove(service, key, "it was unloaded")

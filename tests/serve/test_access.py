@@ -98,6 +98,10 @@ def test_pages_of_browsers_cannot_call_a_server_of_this_machine(network: Callabl
         assert (headers, found) == (headers, status)
         said = "send the content type" if status == 415 else "--allow-host" if "Host" in headers else "a page of another site"
         assert status == 200 or said in answer["error"]
+    for names in ("evil.example", "localhost"), ("localhost", "evil.example"):
+        with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client:
+            client.sendall("GET /v2 HTTP/1.1\r\nHost: {}\r\nHost: {}\r\n\r\n".format(*names).encode())
+            assert client.recv(12) == b"HTTP/1.1 403"
 
 
 def test_a_model_cannot_be_named_as_a_page_is(server: Server) -> None:

@@ -115,6 +115,7 @@ BAD: dict[str, tuple[Any, str]] = {
         "'classification' has to be a whole number of classes, and at most 10000",
     ),
     "a sequence without a name": (asking() | {"parameters": {"sequence_start": True}}, "needs its name"),
+    "a sequence of a long name": (asking() | {"parameters": {"sequence_id": "x" * 257, "sequence_start": True}}, "at most 256"),
     "a sequence of no name": (asking() | {"parameters": {"sequence_id": [7]}}, "'sequence_id' has to be a number or a text"),
     "a start that is none": (
         asking() | {"parameters": {"sequence_id": 7, "sequence_start": 1}},
@@ -235,6 +236,9 @@ def test_what_is_too_large_is_refused_before_it_is_read(made: NetworkServer) -> 
         ("br", b"", 415, "The content encoding 'br' is not supported: gzip and deflate are."),
         ("gzip", b"xyz", 400, "The body is not compressed as its content encoding says"),
         ("gzip", gzip.compress(b"{}")[:-1], 400, "The compressed body ends too early."),
+        ("gzip", gzip.compress(b"{}") + b"x", 400, "The compressed body ends too late."),
+        ("gzip", gzip.compress(b"{}") * 2, 400, "The compressed body ends too late."),
+        ("GZIP", gzip.compress(b"{}"), 400, "'inputs' is missing"),
         ("gzip", gzip.compress(bytes(3 << 20)), 413, "The body of a request has at most 2097152 bytes here"),
     ):
         found, answer, _ = call(made, INFER, body, Content_Encoding=encoding)

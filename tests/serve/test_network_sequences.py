@@ -156,8 +156,29 @@ def test_a_repeated_request_is_known_by_its_bytes_which_are_not_kept(served: tup
         assert await twice({"x": again[:-1]}) is answers[1]
         answers[1].set_result({"y": np.zeros(1 << 20)})
         await asyncio.sleep(0)  # until the answer, which is too large to be kept, is forgotten
-        with pytest.raises(RefusedError, match="has run, and its answer, which has more than 1048576 bytes, was not kept"):
+        with pytest.raises(
+            RefusedError, match="has run, and its answer was not kept, as it has more than 1048576 bytes, or others came later"
+        ):
             await twice({"x": again[:-1]})
+        sequences.close()
+
+    asyncio.run(check())
+
+
+def test_answers_of_many_sequences_are_kept_as_far_as_they_are_few_bytes(served: tuple[NetworkServer, ServedModel]) -> None:
+    sequences, answers = served[1].sequences, [Answer() for _ in range(17)]
+
+    async def ask(name: int) -> Answer:
+        return await sequences.submit(Asked(name, start=True, end=False, request="a"), {}, lambda _: answers[name - 1])
+
+    async def check() -> None:
+        for name, answer in enumerate(answers, 1):
+            await ask(name)
+            answer.set_result({"y": np.zeros(1 << 20, np.uint8)})
+            await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="has run, and its answer was not kept"):
+            await ask(1)
+        assert [await ask(name) for name in range(2, 18)] == answers[1:]
         sequences.close()
 
     asyncio.run(check())

@@ -115,6 +115,9 @@ def test_clients_load_and_unload(serve: Serve, tmp_path: Path, kind: str) -> Non
         ):
             with pytest.raises(InferenceServerException, match=said):
                 client.load_model(name)
+        for name in ("none", "..", "types\0"):
+            with pytest.raises(InferenceServerException, match=r"no model '|no POST"):
+                client.unload_model(name)
         with pytest.raises(InferenceServerException, match="leave out the parameter 'config'"):
             client.load_model("types", config="{}")
 
