@@ -37,7 +37,7 @@ _STEPS, _PROFILE_S, _SEARCH_S = (256, 24), (60.0, 5.0), (120.0, 15.0)
 """Tokens, and seconds for measuring groups and for a search, in full and quick."""
 _PROMPT = 32
 _ROOM = 1.15
-"""Memory of each of two nodes: more than half of the weights, because both ends need the table of tokens."""
+"""Memory for weights of each of two nodes: more than half of them, because both ends need the table of tokens."""
 _TEXTS = 8
 _TURN, _TURNS = 16, (30, 6)
 """Tokens between two turns, and turns, in full and quick."""
@@ -156,12 +156,13 @@ def _core_and_gpu(files: Files, steps: int) -> Iterator[Session]:
 
 @contextmanager
 def _two_nodes(files: Files, steps: int) -> Iterator[Session]:
-    """Open nodes on this machine with memory for little more than half of the model each."""
+    """Open nodes on this machine with memory for little more than half of the model each, and for the states of all texts."""
     from placeit.devices.nodes import connection, local
 
     nodes = local.names(2)
     devices = [f"{node}/CPU@{core}" for node, core in zip(nodes, two_cores(), strict=True)]
-    memory = dict.fromkeys(devices, (files.weight_bytes + files.table_bytes) / 2 * _ROOM)
+    states = _TEXTS * (_PROMPT + steps) * files.token_bytes
+    memory = dict.fromkeys(devices, (files.weight_bytes + files.table_bytes) / 2 * _ROOM + states)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.json"
         ray = local.start(nodes, file)

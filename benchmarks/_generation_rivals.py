@@ -96,6 +96,11 @@ class Files:
         """Bytes of the embeddings of all tokens, which are also used to compute the logits."""
         return self.decoder.vocabulary * self.decoder.width * 4
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the state of a token."""
+        return len(self.decoder.caches) * self.decoder.groups * self.decoder.head * 4
+
 
 def write_files(decoder: Decoder, folder: Path, seed: int) -> Files:
     """Write a decoder in all forms that rivals read, with the same weights."""

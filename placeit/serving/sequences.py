@@ -123,27 +123,35 @@ class Sequences:
     # -- for replicas ------------------------------------------------------------------------------------------------------
 
     def next(self, replica: Replica) -> list[Pending]:
-        """Return the requests of sequences that a replica runs next, as one; empty if none may begin. With the lock."""
+        """Return the requests of sequences that a replica runs next, as one; empty if none may begin. With the lock.
+
+        Sequences take turns, so that steps run between the chunks of another sequence's prompt.
+        """
         if not replica.able or replica.exploring:
             return []
-        steps = list[Pending]()
+        steps, other = list[Pending](), None
         for line in self._waiting.lines:
             request = self._waiting.first(line)
             if request is None or line.replica not in (replica, None):
                 continue
             if line.may_begin(request.position):
                 if line.behind and request.resets == line.begun:
-                    return [Pending(line.inputs[line.ran], math.inf, line=line, resets=line.begun, replay=True)]
-                request.step = replica.stepping is not None and replica.stepping.is_step(line, request)
-                if not request.step:
-                    return [request]
-                steps.append(request)
-            elif self._may_follow(line, request, replica):
+                    request = Pending(line.inputs[line.ran], math.inf, line=line, resets=line.begun, replay=True)
+                elif replica.stepping is not None and replica.stepping.is_step(line, request):
+                    request.step = True
+                    steps.append(request)
+                    continue
+            elif not self._may_follow(line, request, replica):
+                continue
+            request.step = False
+            if not steps:
                 return [request]
-        if replica.stepping is None or not steps:
-            return []
-        lines = sum(line.replica is replica for line in self._lines.values())
-        return replica.stepping.choose(steps, replica.steps, lines, lambda more: self._lacks(replica, more) is None)
+            other = other or request
+        chosen = list[Pending]()
+        if replica.stepping is not None and steps:
+            lines = sum(line.replica is replica for line in self._lines.values())
+            chosen = replica.stepping.choose(steps, replica.steps, lines, lambda more: self._lacks(replica, more) is None)
+        return chosen or ([] if other is None else [other])
 
     def _may_follow(self, line: Line, request: Pending, replica: Replica) -> bool:
         """Return whether a waiting request may begin while others of its sequence are in flight; with the lock."""

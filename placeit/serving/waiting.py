@@ -52,7 +52,7 @@ class Waiting:
 
     @property
     def lines(self) -> list[Line]:
-        """Sequences that have waiting requests."""
+        """Sequences that have waiting requests, first the one of which no request has left for the longest time."""
         return [line for line in self._requests if line is not None]
 
     @property
@@ -122,11 +122,11 @@ class Waiting:
         return waited
 
     def _take_out(self, request: Pending) -> None:
-        of_line = self._requests[request.line]
+        of_line = self._requests.pop(request.line)
         del of_line[request]
         self._count -= 1
-        if not of_line:
-            del self._requests[request.line]
+        if of_line:
+            self._requests[request.line] = of_line
 
     def _tidy(self) -> None:
         """Drop the deadlines of requests that have left, once they are most of the heap."""

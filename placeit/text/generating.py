@@ -31,7 +31,7 @@ __all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
 _LOGITS = "logits"
 _MOST_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
-_CHUNK = 128  # tokens of a prompt that a device computes while the next device computes those before: enough to keep it busy
+_CHUNK = 128  # tokens of a prompt between steps of other texts, or beside the next device's chunk: enough to keep a device busy
 _LOSSES = 3  # losses of a state before the next token, from which a text recovers
 AT_ONCE = 8
 """Texts that are generated at the same time, by default."""
@@ -93,6 +93,7 @@ class TextModel:
         step: most tokens that the decoder reads in a step; longer prompts take several.
         vocabulary: number of different tokens.
         prefixes: the states of beginnings that prompts share.
+        stepping: the texts whose prompts have been read.
 
     Raises:
         UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row.
@@ -116,6 +117,7 @@ class TextModel:
         self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
         self.prefixes = Prefixes(server, self.read)
+        self.stepping = set[object]()
 
     def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
         """Return the most tokens that may follow a prompt.
@@ -223,9 +225,10 @@ class TextModel:
     def read(self, sequence: ServedSequence, tokens: Sequence[int], past: int) -> list[Answer]:
         """Submit tokens that follow ``past`` others in a sequence; return the answers, of which the last has the next logits.
 
-        A long prompt is submitted in chunks, which several devices compute at the same time.
+        A long prompt is submitted in chunks, which several devices compute at the same time, and between which other texts have
+        their steps.
         """
-        longest = self.step if sequence.at_once == 1 else min(self.step, _CHUNK)
+        longest = min(self.step, _CHUNK) if sequence.at_once > 1 or self.stepping else self.step
         return [
             sequence.submit(self.inputs_of(tokens[first : first + longest], past + first))
             for first in range(0, len(tokens), longest)
@@ -305,6 +308,7 @@ class _Text:
     def close(self, *, wait: bool = True) -> None:
         """End the text, and release its state; ``wait`` for the step that runs, unless the caller is a thread of the server."""
         self._closed = True
+        self._model.stepping.discard(self)
         left = [answer for answer in self._answers if not answer.cancel()]
         if wait and not self._server.is_here:
             for answer in left:
@@ -341,6 +345,7 @@ class _Text:
         """Choose the token after a step, and pass on its piece; return whether the text goes on."""
         token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
         self.count, self._losses = self.count + 1, 0
+        self._model.stepping.add(self)
         if token in self._model.tokenizer.ends:
             self._pass_on(Piece(self._stops.rest(), self.count, "stop"))
             return False

@@ -281,3 +281,20 @@ def test_texts_that_are_generated_at_once_share_runs_and_have_the_tokens_of_sing
     assert max(counts) == len(PROMPTS)
     assert sum(counts.values()) < sum(rows * count for rows, count in counts.items()) / 2
     assert server.stats().sequences == 0
+
+
+def test_steps_of_a_text_run_between_the_chunks_of_the_prompt_of_another(server: Server, folder: Path) -> None:
+    texts, prompt = [Served(server, folder, one) for one in PROMPTS[:2]], Served(server, folder, PROMPTS[2])
+    with held(server):
+        before = len(server.history.requests())
+        chunks = [prompt.sequence.submit(feed([5] * 2, 1 + 2 * number) | BEAMS) for number in range(4)]
+        steps = [text.submit([20]) for text in texts]
+    for answer in chunks:
+        answer.result(60)
+    for text, answer in zip(texts, steps, strict=True):
+        text.check(answer, [20])
+    begun = {request.begun: request.sequence for request in server.history.requests()[before:] if request.sequence}
+    order = [begun[when] == prompt.sequence.number for when in sorted(begun)]  # the joined steps begin as one
+    assert order == [True, False, True, True, True]
+    for text in (*texts, prompt):
+        text.sequence.close()
