@@ -188,10 +188,7 @@ class Session(Workbench):
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        from placeit.workbench import (  # late, as all such imports here: a program that loads a bundle waits for few
-            running,
-            serving,
-        )
+        from placeit.workbench import running, serving  # late, as all imports below: programs that load bundles wait for few
 
         placement = Placement.of(placement)
         if traffic is None:
@@ -256,23 +253,24 @@ class Session(Workbench):
         room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
         tuned = placement.serving
         in_flight = tuned.in_flight if in_flight is None and tuned is not None else in_flight
+        moves = refine or on_loss == "replace"
         if max_batch is None:
-            max_batch = tuned.max_batch if tuned is not None and not refine and on_loss == "fail" else 1
+            max_batch = 1 if tuned is None or moves else tuned.max_batch
         if refine and on_loss == "replace":
             raise UsageError(
-                "A server either refines its placement or places anew what was lost: leave out 'refine' or 'on_loss'."
+                "A server either refines its placement or replaces what was lost: leave out 'refine' or 'on_loss'."
             )
         join = joining(self, max_batch, batch_delay)
-        if join is not None and (refine or on_loss == "replace"):
+        if join is not None and moves:
             raise UsageError(
                 "A server that joins requests does not refine or replace its placement, as the times of its requests depend on "
                 "their batches: leave out 'max_batch', or 'refine' and 'on_loss'."
             )
-        if priority > 0 or (priority and (refine or on_loss == "replace")):
+        if priority > 0 or (priority and moves):
             raise UsageError("'priority' is 0 or less, and a server that refines or replaces its placement has none.")
         replicas = self._prepared.every(placement)
         if refine:
-            limits = refine if isinstance(refine, Limits) else Limits()
+            limits = Limits() if refine is True else refine
             return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, queue=queue, state_memory=room)
