@@ -257,9 +257,7 @@ class Session(Workbench):
         if max_batch is None:
             max_batch = 1 if tuned is None or moves else tuned.max_batch
         if refine and on_loss == "replace":
-            raise UsageError(
-                "A server either refines its placement or replaces what was lost: leave out 'refine' or 'on_loss'."
-            )
+            raise UsageError("A server refines its placement, or replaces what was lost: leave out 'refine' or 'on_loss'.")
         join = joining(self, max_batch, batch_delay)
         if join is not None and moves:
             raise UsageError(
