@@ -1,5 +1,8 @@
 #include <nanobind/nanobind.h>
 
+#include <memory>
+#include <utility>
+
 #include "bindings/arrays.hpp"
 #include "rules/tables.hpp"
 
@@ -16,7 +19,7 @@ void bind_rules(nb::module_& module) {
     nb::class_<Tables>(module, "Tables", "A problem as the compiled functions read it.")
         .def(
             "__init__",
-            [](Tables* self, const Doubles& compute, const Ints& edges, const Doubles& edge_bytes, const Ints& edge_tensor,
+            [](Tables* self, Doubles& compute, const Ints& edges, const Doubles& edge_bytes, const Ints& edge_tensor,
                const Doubles& latency, const Doubles& bandwidth, const Doubles& cut, const Doubles& param_bytes,
                const Doubles& memory, const Flags& conflicts, const Flags& cliques, const Doubles& host, const Ints& order,
                const Doubles& tied) {
@@ -41,10 +44,10 @@ void bind_rules(nb::module_& module) {
                     check_index("tied", static_cast<std::int64_t>(problem.tied(i, 2)), static_cast<std::int64_t>(ops));
                 }
                 new (self) Tables(make_tables(problem));
+                self->owner = std::make_shared<Doubles>(std::move(compute));
             },
             "compute"_a, "edges"_a, "edge_bytes"_a, "edge_tensor"_a, "latency"_a, "bandwidth"_a, "cut"_a, "param_bytes"_a,
-            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a, "tied"_a,
-            nb::keep_alive<1, 2>())  // compute
+            "memory"_a, "conflicts"_a, "cliques"_a, "host"_a, "order"_a, "tied"_a)
         .def_prop_ro("ops", &Tables::ops)
         .def_prop_ro("devices", &Tables::devices)
         .def_prop_ro("edges", &Tables::edges);

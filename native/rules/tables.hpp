@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "rules/span.hpp"
@@ -47,6 +48,7 @@ struct TiedWeight {
 /// A problem, in the layout of the kernels; V ops, E edges, D devices, C sets of devices that run one at a time.
 struct Tables {
     Grid<const double> compute;          // [V, D] seconds; a view of the problem's array, the largest of all
+    std::shared_ptr<const void> owner;   // keeps that array; it may be destroyed with the GIL only
     std::vector<Op> op;                  // [V + 1]
     std::vector<Edge> edge;              // [E]
     std::vector<std::uint32_t> in_edge;  // [E] positions, those into an op adjacent

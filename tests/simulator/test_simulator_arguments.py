@@ -54,6 +54,15 @@ def test_a_malformed_array_is_refused_by_its_name(name, spoil, error):
         _core.Tables(**good | {name: spoiled})
 
 
+def test_tables_keep_the_array_that_they_view():
+    compute = memoryview(bytearray(np.ones((OPS, DEVICES)).tobytes())).cast("B").cast("d", (OPS, DEVICES))
+    tables = _core.Tables(**arrays(compute=compute))
+    with pytest.raises(BufferError):
+        compute.release()
+    del tables
+    compute.release()
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
