@@ -160,15 +160,9 @@ class OnnxParts:
         unread: list[tuple[int, set[str]]] = []
         for _ in self._parts(unread):
             pass
-        graph, tensors = self._graph, {name: tensor for tensor, name in self._name.items()}
+        tensors, made = {name: tensor for tensor, name in self._name.items()}, copy.copy(self)
         more = [(tensors[name], v) for v, missing in unread for name in sorted(missing & tensors.keys())]
-        more = [(tensor, v) for tensor, v in more if graph.tensor_op[tensor] < v]
-        made = copy.copy(self)
-        made._graph = replace(
-            graph,
-            edges=np.array([*graph.edges.tolist(), *((graph.tensor_op[tensor], v) for tensor, v in more)], np.int32),
-            edge_tensor=np.array([*graph.edge_tensor.tolist(), *(tensor for tensor, _ in more)], np.int32),
-        )
+        made._graph = _reading(self._graph, more)
         return made
 
     def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
@@ -212,12 +206,12 @@ class OnnxParts:
         graph = self._graph
         for tensor in (*enter, *leave):
             if tensor not in self._name:
-                raise self._inseparable(int(graph.tensor_op[tensor]))
+                raise _inseparable(graph.names[graph.tensor_op[tensor]])
         entering = self._given(ops, enter)
         ends = [name for name in self._ends(ops, leave) if name is not None]
         results = [v for v in ops if graph.kinds[v] == "Result"]
         if len(ends) != len(leave) + len(results):
-            raise self._inseparable(results[0])
+            raise _inseparable(graph.names[results[0]])
         kept = self._kept(ops)
         ends += self._following(ops)
         numbers, missing, constants = self._behind(ends, {*entering, *kept})
@@ -331,11 +325,22 @@ class OnnxParts:
                 missing.add(name)
         return nodes, missing, constants
 
-    def _inseparable(self, op: int) -> DeviceError:
-        return DeviceError(
-            f"ONNX Runtime cannot run a part that begins or ends at op '{self._graph.names[op]}': the ONNX model has no tensor "
-            "there. Give the op to a device that OpenVINO drives, or group the model with keep_together=model.together."
-        )
+
+def _inseparable(op: str) -> DeviceError:
+    return DeviceError(
+        f"ONNX Runtime cannot run a part that begins or ends at op '{op}': the ONNX model has no tensor there. Give the op to "
+        "a device that OpenVINO drives, or group the model with keep_together=model.together."
+    )
+
+
+def _reading(graph: OpGraph, more: Sequence[tuple[int, int]]) -> OpGraph:
+    """Return a graph in which ops read more tensors, given as tensors and ops, if these are made before."""
+    more = [(tensor, v) for tensor, v in more if graph.tensor_op[tensor] < v]
+    return replace(
+        graph,
+        edges=np.array([*graph.edges.tolist(), *((graph.tensor_op[tensor], v) for tensor, v in more)], np.int32),
+        edge_tensor=np.array([*graph.edge_tensor.tolist(), *(tensor for tensor, _ in more)], np.int32),
+    )
 
 
 def _sizes(shape: Sequence[int], limits: Limits | None) -> Sequence[int | None]:
