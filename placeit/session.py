@@ -259,7 +259,7 @@ class Session(Workbench):
         if refine and on_loss == "replace":
             raise UsageError("A server refines its placement, or replaces what was lost: leave out 'refine' or 'on_loss'.")
         join = joining(self, max_batch, batch_delay)
-        if join is not None and moves:
+        if join is not None and not isinstance(join, str) and moves:
             raise UsageError(
                 "A server that joins requests does not refine or replace its placement, as the times of its requests depend on "
                 "their batches: leave out 'max_batch', or 'refine' and 'on_loss'."

@@ -270,8 +270,9 @@ def why_fixed(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> st
         for spec in specs:
             low, high = (1, 1) if spec.limits is None or not spec.limits else spec.limits[0]
             if low == high:
-                hint = f", as with --input-shape {spec.name}:1..32@1,... in 'placeit optimize'" if what == "input" else ""
-                return f"the first size of its {what} '{spec.name}' is not open{hint}"
+                how = f"give --input-shape {spec.name}:1..32@1,... to 'placeit optimize' to open it"
+                hint = how if what == "input" else "its graph has the size of a single request"
+                return f"the first size of its {what} '{spec.name}' is not open: {hint}"
     if len({spec.limits[0] for spec in inputs if spec.limits}) != 1 or not outputs:
         return "the first sizes of its inputs have different ranges"
     return None

@@ -19,7 +19,7 @@ def predicted_capacity(executor: PlanExecutor, in_flight: int, seconds: Mapping[
     Args:
         executor: of the replica; its plan has the costs of a single request.
         in_flight: batches in flight.
-        seconds: of a run alone, by the number of its rows, at least the rows of a request; empty if none was timed.
+        seconds: of a run alone, by the number of its rows, the fewest of which are a request's; empty if none was timed.
         rows: of a batch; 0 for requests that run one by one.
 
     Returns:

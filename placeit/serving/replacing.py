@@ -29,7 +29,8 @@ class Replacing(Admitting):
         queue: number of requests that may wait, besides the requests in flight.
         replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
-        joining: rules by which requests are joined; None if they are not. Batches are measured on each executor at first.
+        joining: rules by which requests are joined, or why they cannot be; None if they are not to be. Batches are measured on
+            each executor at first.
         steps: rules by which steps of sequences are joined; None if they are not. They are tried on each executor at first.
 
     Attributes:
@@ -42,11 +43,13 @@ class Replacing(Admitting):
         queue: int,
         replace: Replace | None,
         state_memory: float | None,
-        joining: Joining | None,
+        joining: Joining | str | None,
         steps: Steps | None,
     ) -> None:
         super().__init__(executors[0], queue, state_memory)
-        self._joining, self._steps = joining, steps
+        self._apart = joining if isinstance(joining, str) else None  # why requests cannot be joined
+        self._joining = None if isinstance(joining, str) else joining
+        self._steps = steps
         self._replace, self._replacing = replace, 0
         self.vacant = 0
         made = [self._made(executor) for executor in executors]
@@ -72,7 +75,7 @@ class Replacing(Admitting):
 
     def _made(self, executor: PlanExecutor, replacement: Replacement | None = None, *, every: int = 0) -> ReplicaThread:
         """Make a replica, which the caller adds and starts."""
-        batches = Batches() if self._joining is None else self._joining.on(executor)
+        batches = Batches(why=self._apart) if self._joining is None else self._joining.on(executor)
         stepping = None if self._steps is None else Stepping(self._steps, executor)
         replica = ReplicaThread(self, executor, self.lose, replacement, every=every)
         replica.batches, replica.stepping = batches, stepping

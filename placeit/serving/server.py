@@ -56,7 +56,7 @@ class Server(Replacing, Watched):
         replace: makes an executor in place of a lost one; None to go on without one.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
             device they may never take more than nine tenths of what it may hold besides weights.
-        joining: rules by which requests that wait are joined, and run as one; None to run each alone.
+        joining: rules by which requests that wait are joined, and run as one, or why they cannot be; None to run each alone.
         steps: rules by which steps of sequences that wait are joined, and run as one; None to run each alone.
 
     Attributes:
@@ -75,7 +75,7 @@ class Server(Replacing, Watched):
         queue: int = QUEUE,
         replace: Replace | None = None,
         state_memory: float | None = None,
-        joining: Joining | None = None,
+        joining: Joining | str | None = None,
         steps: Steps | None = None,
     ) -> None:
         if not executors:

@@ -129,8 +129,8 @@ def steps(session: Workbench) -> Steps | None:
     return Steps.of(session.model, session.tolerance)
 
 
-def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | None:
-    """Return the rules by which a server joins requests; None if it joins none.
+def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | str | None:
+    """Return the rules by which a server joins requests, or why it cannot; None if it is to join none.
 
     Args:
         session: has the model.
@@ -149,14 +149,14 @@ def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> 
     if why is not None:
         if most != "auto":
             raise UsageError(f"Requests of {model.path} cannot be joined: {why}. Leave out the batch size.")
-        return None
+        return why
     first = model.sample_inputs()
     for other in other_inputs(model, first, given=model.given is not None):
         alike = all(other[name].shape == value.shape for name, value in first.items())
         if alike and not all(np.array_equal(other[name], value) for name, value in first.items()):
             padding = Padding.of(model.inputs, model.outputs)
             return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s, padding)
-    return None
+    return "no two different inputs of the same shapes are known"
 
 
 def measure(

@@ -326,3 +326,22 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_loses_n
             reached = {hit.partition(" in ")[0] for hit in failures.hit}
         assert reached >= {"Batch.__init__", "Admitting._together"}
         assert (server.stats().waiting, server.stats().in_flight, server.repeated) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"), [((-1, WIDTH), None), ((1, WIDTH), "output 'y' is not open: its graph has the size")]
+)
+def test_a_fixed_batch_size_is_opened_where_the_graph_allows_it(
+    tmp_path: Path, shape: tuple[int, int], why: str | None
+) -> None:
+    """A range in place of the size in the file; batches are compared with single requests all the same."""
+    body, half = "r = Reshape (x, s) y = MatMul (r, w)", WIDTH // 2
+    weight = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32)
+    signature = f"(float[1, 2, {half}] x) => (float[1, {WIDTH}] y)"
+    path = saved(tmp_path, signature, body, s=np.array(shape), w=weight)
+    for sizes, said in ((None, "input 'x' is not open: give --input-shape x:1..32@1"), ({"x": ("1..16@1", 2, half)}, why)):
+        with Session(path, [CORE], inputs=Inputs(shapes=sizes), cache=None) as session:
+            session.profile()
+            with session.serve(session.placement(np.zeros(len(session.grouping.groups), int)), max_batch="auto") as server:
+                (found,) = server.batches
+                assert len(found.seconds) > 1 if said is None else said in (found.why or "")  # were right, and timed
