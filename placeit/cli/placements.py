@@ -145,6 +145,8 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except PlacementError as error:
+        if str(error).startswith(str(path)):
+            raise
         raise PlacementError(f"{path}: {error}") from error
 
 

@@ -219,9 +219,10 @@ class _Chat(_Completion):
 
     def _prompt(self, fields: Fields) -> list[int]:
         messages = fields.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        every = messages if isinstance(messages, list) else []
+        if not every or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in every):
             raise invalid("'messages' is to be a list of messages, each with a 'role' and its 'content'.")
-        return self.model.tokenizer.chat([{**one, "content": _plain(one.get("content"))} for one in messages])
+        return self.model.tokenizer.chat([{**one, "content": _plain(one.get("content"))} for one in every])
 
     def first(self) -> dict[str, Any] | None:
         return self._object(self.chunk, [self._delta({"role": "assistant", "content": ""}, None)])

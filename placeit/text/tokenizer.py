@@ -99,9 +99,9 @@ class Tokenizer:
         if file.is_file():
             source = read_text(file)
         if isinstance(source, list):  # several, by name
-            named = {one.get("name"): one.get("template") for one in source}
+            named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
             source = named.get("default")
-        if not source:
+        if not source or not isinstance(source, str):
             return None
         sandbox, extensions = (import_extra("A chat template", "text", f"jinja2.{name}") for name in ("sandbox", "ext"))
         generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": _parse_generation})
@@ -118,13 +118,21 @@ class Tokenizer:
 
     def _named_tokens(self) -> dict[str, str]:
         named = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        return {name: one["content"] if isinstance(one, dict) else one for name, one in named.items() if one is not None}
+        texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in named.items()}
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
 
     def _ends(self) -> list[int]:
         for name in ("generation_config.json", "config.json"):
             found = self._read(name).get("eos_token_id")
-            if found is not None:
-                return [int(token) for token in (found if isinstance(found, list) else [found])]
+            if found is None:
+                continue
+            tokens = found if isinstance(found, list) else [found]
+            if not all(type(token) is int for token in tokens):
+                raise ModelError(
+                    f"{self.folder / name}: 'eos_token_id' is {json.dumps(found)[:100]}; it is to be the number of a token, or "
+                    "a list of such numbers."
+                )
+            return tokens
         token = self._tokenizer.token_to_id(self._named_tokens().get("eos_token", ""))
         return [] if token is None else [int(token)]
 

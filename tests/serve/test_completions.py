@@ -117,6 +117,9 @@ def test_models_tokens_and_messages_that_do_not_exist_are_refused(client):
         client.completions.create(model="other", prompt="Once")
     with pytest.raises(openai.BadRequestError, match="no clowns"):
         client.chat.completions.create(model="tiny", messages=[{"role": "clown", "content": "Hi"}])
+    for messages in ([], [{"content": "Hi"}], [{"role": {}, "content": "Hi"}]):
+        with pytest.raises(openai.BadRequestError, match="each with a 'role'"):
+            client.chat.completions.create(model="tiny", messages=messages)
     with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=client.base_url, api_key="other") as other:
         other.models.list()
 

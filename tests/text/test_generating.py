@@ -333,6 +333,13 @@ def test_chat_templates_make_prompts_and_refuse_messages(model, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((model.tokenizer.folder / "tokenizer.json").read_bytes())
     with pytest.raises(UsageError, match="has no chat template"):
         Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [5], "eos_token": 7, "bos_token": {"x": 1}}))
+    with pytest.raises(UsageError, match="has no chat template"):
+        Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ["end"]}))
+    with pytest.raises(ModelError, match=r"generation_config.json: 'eos_token_id' is \[\"end\"\]; it is to be the number"):
+        Tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ModelError, match="is damaged"):
         Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
