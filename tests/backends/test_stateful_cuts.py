@@ -120,3 +120,25 @@ def test_properties_that_a_model_asks_for_reach_its_segments(tmp_path):
                 exact, coarse = (request.infer(inputs)["logits"] for request in whole)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
     assert np.abs(coarse - exact).max() > 1e-3
+
+
+def test_two_texts_begin_in_one_request_where_the_batch_is_open(tmp_path):
+    path = write_decoder(replace(TINY, style="gpt2"), tmp_path / "beams.xml", beam_idx=True)
+    model = load(path, context=32)
+    grouping = coarsen(model.graph, keep_together=model.together, pairs=model.pairs, largest=LARGEST)
+    groups = [list(grouping.members(g)) for g in range(len(grouping.groups))]
+    at = len(groups) // 2
+    parts = [list(chain(*groups[:at])), list(chain(*groups[at:]))]
+    plain = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    runs = [one_after_the_other(model, programs) for programs in ([compiled(model.ov_model)], cut(model, parts))]
+    for tokens, past in (([[3, 1, 4], [1, 5, 9]], 0), ([[2], [6]], 3)):
+        count = len(tokens[0])
+        inputs = {
+            "input_ids": np.array(tokens),
+            "attention_mask": np.ones((2, past + count), np.int64),
+            "position_ids": np.tile(np.arange(past, past + count), (2, 1)),
+            "beam_idx": np.arange(2, dtype=np.int32),
+        }
+        expected = np.array(plain.infer(inputs)["logits"])[:, -1]
+        for run in runs:
+            np.testing.assert_allclose(run(inputs)["logits"][:, -1], expected, rtol=0, atol=1e-4)

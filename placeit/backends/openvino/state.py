@@ -214,37 +214,45 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
 def fix_initial_states(model: Any) -> None:
     """Make initial values of states constants where they are one number, in a shape that does not depend on an input's size.
 
-    If only the batch is open, the constant has one row, which a list of beams repeats. optimum-intel computes initial values
-    from the inputs. A segment without these inputs would have to be told the shape by another segment, and OpenVINO compiles no
-    state whose initial shape is less known than its own.
+    optimum-intel computes initial values from the inputs. A segment without these inputs would have to be told the shape by
+    another segment, and OpenVINO compiles no state whose initial shape is less known than its own. If only the batch is open,
+    the initial value has a row for each beam of the list that selects rows of the state, which the same segment has as an
+    input. (OpenVINO's CPU plugin crashes if the state has fewer rows than that: 2026.4.)
 
     Args:
         model: an ``openvino.Model`` whose inputs have their final shapes; it is changed.
     """
+    ops = openvino.opset13
     for read in model.get_ordered_ops():
         if read.get_type_name() != "ReadValue" or not read.get_input_size():
             continue
         value = read.input_value(0)
         made = value.get_node()
         sizes = list(value.get_partial_shape()) if value.get_partial_shape().rank.is_static else []
-        least = int(_is_gathered(read))  # sizes before that are open
+        beams = _beams(read)
+        least = int(beams is not None)  # sizes before that are open
         if made.get_type_name() != "Broadcast" or not sizes or any(size.is_dynamic for size in sizes[least:]):
             continue
-        shape = [size.get_length() if size.is_static else 1 for size in sizes]
         number = made.input_value(0).get_node()
         while number.get_type_name() == "Convert":
             number = number.input_value(0).get_node()
         if number.get_type_name() == "Constant" and number.data.size == 1:
+            shape = [size.get_length() if size.is_static else 1 for size in sizes]
             known = openvino.op.Constant(value.get_element_type(), openvino.Shape(shape), [number.data.item()])
             known.set_friendly_name(f"{read.get_friendly_name()}/initial")
+            if beams is not None and sizes[0].is_dynamic:
+                rows = ops.shape_of(beams, "i64")
+                known = ops.broadcast(known, ops.concat([rows, ops.constant(np.array(shape[1:], np.int64))], 0))
             read.input(0).replace_source_output(known.output(0))
     model.validate_nodes_and_infer_types()
 
 
-def _is_gathered(read: Any) -> bool:
-    """Return whether the values of a state are read by ``Gather`` alone, which selects rows by a list of beams."""
-    readers = {value.get_node().get_type_name() for value in read.output(0).get_target_inputs()}
-    return readers <= {"Gather", "ShapeOf"}
+def _beams(read: Any) -> Any:
+    """Return the list of beams by which ``Gather`` selects rows of a state; None if something else reads the state's values."""
+    readers = [value.get_node() for value in read.output(0).get_target_inputs()]
+    if not {reader.get_type_name() for reader in readers} <= {"Gather", "ShapeOf"}:
+        return None
+    return next((reader.input_value(1) for reader in readers if reader.get_type_name() == "Gather"), None)
 
 
 def fuse_with_attention(model: Any) -> None:
@@ -292,8 +300,8 @@ def expose_growing_states(model: Any) -> tuple[Any, dict[str, Any]]:
         begin, kind = read.input_value(0), read.get_output_element_type(0)
         if begin.get_node().get_type_name() == "Constant":
             value = openvino.Tensor(begin.get_node().data)
-        elif begin.get_partial_shape().is_static and 0 in begin.get_shape():
-            value = openvino.Tensor(kind, begin.get_shape())
+        elif begin.get_partial_shape().rank.is_static and openvino.Dimension(0) in begin.get_partial_shape():
+            value = openvino.Tensor(kind, [size.get_length() if size.is_static else 1 for size in begin.get_partial_shape()])
         else:
             continue
         name = read.get_variable_id()
