@@ -77,8 +77,8 @@ def tuned(*, chosen: bool = True) -> dict[str, object]:
     points = tuple(OperatingPoint(at, 0.01, 0.02, 0.03, (0.015, 0.025), 99, kept=at < 20) for at in (10.0, 20.0))
     one = Placement(("op",), np.zeros(1, np.int32), ("CPU@0",), serving=Serving(2, 8))
     several = (
-        Configuration("<whole>, 2 in flight", "whole", one, 30.0, (29.0, 31.0), points),
-        Configuration("split, 1 in flight", "split", one, 25.0, (24.0, math.inf), points[:1]),
+        Configuration("<whole>, 2 in flight", "whole", one, 33.3, 30.0, (29.0, 31.0), points),
+        Configuration("split, 1 in flight", "split", one, None, 25.0, (24.0, math.inf), points[:1]),
         Configuration("lost", "lost", one, failed="there is no memory"),
     )
     chose = several[0] if chosen else None
@@ -92,6 +92,7 @@ def test_latencies_of_a_tuned_server_are_drawn_and_listed() -> None:
         "The limit is 20.0 ms for p95",
         "&lt;whole&gt;, 2 in flight is chosen",
         "15.0 ms .. 25.0 ms",
+        "33.3",
         "there is no memory",
     ):
         assert said in page

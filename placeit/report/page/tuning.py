@@ -44,12 +44,13 @@ def tuning_section(recording: Recording) -> Section | None:
     name = f"p{percentile:.0f}"
     rows = [(name_of(one.get("name")), one, _points(one, name)) for one in records(found.get("configurations"))]
     marked = frozenset(i for i, (_, one, _) in enumerate(rows) if one.get("name") == found.get("chosen"))
-    titles = ("configuration", "in flight", "batch", "capacity", "rate in limit", "failed")
+    titles = ("configuration", "in flight", "batch", "predicted", "capacity", "rate in limit", "failed")
     table = [
         (
             of,
             str(one.get("in_flight") or NOTHING),
             str(one.get("max_batch") or 1),
+            rate(number(one.get("predicted_per_s")) or None),
             rate(number(one.get("capacity_per_s")) or None),
             rate(number(one.get("rate_within_limit_per_s"))),
             name_of(one.get("failed") or ""),
