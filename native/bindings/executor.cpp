@@ -155,7 +155,8 @@ void bind_executor(nb::module_& module) {
         .def_prop_ro("descriptor", &Bell::descriptor)
         .def("ring", &Bell::ring);
 
-    nb::class_<Lane>(module, "Lane", "Work for the thread of a device or a link, which runs it one by one, by priority and in order.")
+    nb::class_<Lane>(module, "Lane",
+                     "Work for the thread of a device or a link, which runs it one by one, by priority and in order.")
         .def(nb::init<>())
         .def(
             "submit",
@@ -266,9 +267,8 @@ void bind_executor(nb::module_& module) {
         .def(
             "spin", [](PlanExecutor& executor, double seconds) { executor.spin(seconds); }, "seconds"_a,
             "Have callers wait awake for some seconds before they sleep.")
-        .def_prop_rw(
-            "priority", &PlanExecutor::priority, &PlanExecutor::prioritize,
-            "Of what waits for a lane, the lowest number goes first; for nodes that start from now on.")
+        .def_prop_rw("priority", &PlanExecutor::priority, &PlanExecutor::prioritize,
+                     "Of what waits for a lane, the lowest number goes first; for nodes that start from now on.")
         .def(
             "run",
             [](PlanExecutor& executor, Index requests, std::int64_t waiting, double deadline) {
