@@ -23,8 +23,9 @@ sys.path.insert(0, FOLDER)
 import _core  # noqa: E402
 
 _SIZES = (0, 1, 2, 3, 4, 5)
-# called with the address of a function or with memory that the caller keeps, or until a run is over, which may be never
-_UNSAFE = {"set_entry", "work", "run", "wait", "watch", "exit", "RequestQueue", "Submission"}
+# called with the address of a function or with memory that the caller keeps, or until a run is over, which may be never, or as
+# Python exits, after which threads wait for ever
+_UNSAFE = {"set_entry", "work", "run", "wait", "watch", "exit", "leave", "RequestQueue", "Submission"}
 _ENDLESS = {"last", "steps", "evaluations"}  # of a search, which runs for as long as it is asked to
 _STRANGE = (math.nan, -1.0, -math.inf, math.inf, 1e308, 1e99, -0.0, 5e-324)
 _THREADS = 4
