@@ -10,9 +10,15 @@ import traceback
 
 
 class PlaceitError(Exception):
-    """Base class of every error that placeit raises on purpose."""
+    """Base class of every error that placeit raises on purpose.
+
+    Attributes:
+        device: name, in its cluster, of the device that could not be prepared for a plan, or on which a segment failed; empty
+            for other errors.
+    """
 
     exit_code = 1
+    device = ""
 
 
 class UsageError(PlaceitError):
@@ -33,11 +39,9 @@ class DeviceError(PlaceitError):
     """A device does not exist, or cannot do what was requested.
 
     Attributes:
-        device: name, in its cluster, of the device that could not be prepared for a plan; empty for other errors.
         ops: names of the ops that the device does not compile; empty for other errors, or if the ops are unknown.
     """
 
-    device = ""
     ops: tuple[str, ...] = ()
 
 
@@ -70,13 +74,7 @@ class PlacementError(PlaceitError):
 
 
 class ExecutionError(PlaceitError):
-    """A run on real devices failed.
-
-    Attributes:
-        device: name, in its cluster, of the device on which a segment failed; empty for other errors.
-    """
-
-    device = ""
+    """A run on real devices failed."""
 
 
 class QueueFullError(ExecutionError):

@@ -23,7 +23,7 @@ def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionErro
     known = isinstance(error, PlaceitError)
     failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
     failure.__cause__ = (error.__cause__ if known else None) or error
-    failure.device = getattr(error, "device", "")
+    failure.device = error.device if isinstance(error, PlaceitError) else ""
     return failure
 
 

@@ -103,18 +103,17 @@ class DevicePool:
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self._returns, self._reopened = Counter[str](), Counter[str]()
         self._failed: dict[str, _Failed] = {}
-        self._opens = devices is None and streams is None
+        self._opens = False
         self._lock, self._reopening, self._closed, self._lent = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
-            self._opens = self.streams is None
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
-            (self.devices, self.transports), self._lent, self._opens = shared, True, False
+            (self.devices, self.transports), self._lent = shared, True
         elif devices is None:
-            self.devices, self.transports = _open(cluster, precision, expected)
+            (self.devices, self.transports), self._opens = _open(cluster, precision, expected), True
         else:
             self.devices = tuple(devices)
             self.transports = open_links(cluster, self.devices, ()) if transports is None else dict(transports)

@@ -149,7 +149,7 @@ class Recovery:
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
         """Find out whether the device on which a request has failed is at fault, and lost: then sample inputs fail, too."""
-        if executor.gone is not None or not getattr(error, "device", ""):
+        if executor.gone is not None or not error.device:
             return
         trial = functools.partial(self._try, executor.plan)
         try:
