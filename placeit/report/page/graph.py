@@ -86,6 +86,8 @@ details.text = lines.length > 0 ? lines.join("\\n") : nothing;
 """
 _SIZES = """
 const pixels = frame.inner_width / (xs.end - xs.start);
+runs.visible = pixels < 5;
+marks.visible = !runs.visible || ops.selected.indices.length > 0;
 marks.glyph.size = Math.max(5, Math.min(26, pixels * 0.55));
 names.visible = pixels > 90;
 """
@@ -150,6 +152,9 @@ def graph(recording: Recording) -> Section | None:
         line_color="rgba(128,128,128,0.6)",
         nonselection_alpha=0.25,
     )
+    runs = picture.segment(
+        "x0", "y", "x1", "y", source=_runs(source), line_width=5, color=factor_cmap("device", colors, names), visible=False
+    )
     labels = picture.text(
         "x", "y", text="kind", source=source, y_offset=18, text_align="center", text_color=GREY, visible=False
     )
@@ -172,7 +177,9 @@ def graph(recording: Recording) -> Section | None:
     details = _text(_NOTHING, sizing_mode="stretch_width", css_classes=["details"], stylesheets=[_DETAILS_STYLE])
     shown = CustomJS(args={"ops": source, "groups": of_groups, "details": details, "nothing": _NOTHING}, code=_DETAILS)
     source.selected.js_on_change("indices", shown)
-    sizes = CustomJS(args={"frame": picture, "xs": picture.x_range, "marks": marks, "names": labels}, code=_SIZES)
+    shapes_of = {"frame": picture, "xs": picture.x_range, "ops": source, "marks": marks, "runs": runs, "names": labels}
+    sizes = CustomJS(args=shapes_of, code=_SIZES)
+    source.selected.js_on_change("indices", sizes)
     picture.x_range.js_on_change("start", sizes)
     picture.x_range.js_on_change("end", sizes)
     picture.js_on_change("inner_width", sizes)
@@ -187,7 +194,7 @@ def graph(recording: Recording) -> Section | None:
     bar = Row(box, whole, said, styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
     text = (
         "Ops by layers: what an op reads is left of it. Thick red lines are between devices. Zoom in (Ctrl and the "
-        "wheel, or the tool for boxes), and the kinds of the ops appear."
+        "wheel, or the tool for boxes), and the kinds of the ops appear. Of a large graph, lines show the devices at first."
     )
     texts = [text]
     if len(found) > len(listed):
@@ -207,6 +214,16 @@ def _text(text: str, **options: Any) -> Div:
 
 def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.float32]:
     return np.array([math.nan if value is None else value * factor for value in values], np.float32)
+
+
+def _runs(source: ColumnDataSource) -> ColumnDataSource:
+    """Return lines in place of the marks of ops that follow each other on a device, for marks that would cover each other."""
+    columns = (source.data["y"].tolist(), source.data["x"].tolist(), source.data["device"])
+    ops = sorted(op for op in zip(*columns, strict=True) if not math.isnan(op[0]))
+    first = [n for n, (y, x, device) in enumerate(ops) if n == 0 or ops[n - 1] != (y, x - 1, device)]
+    last = [n - 1 for n in first[1:]] + [len(ops) - 1] * bool(ops)
+    ends = {"x0": [ops[n][1] - 0.5 for n in first], "x1": [ops[n][1] + 0.5 for n in last]}
+    return ColumnDataSource(ends | {"y": [ops[n][0] for n in first], "device": [ops[n][2] for n in first]})
 
 
 def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> None:

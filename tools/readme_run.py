@@ -1,0 +1,67 @@
+"""The run that the README shows: its output, and two sections of its page as pictures, all of one run.
+
+Needs the extras learn (for the model), report and dev, a Chromium with its driver, and a machine that does nothing else; takes
+three minutes. `make readme-run` writes docs/images/report.txt, report-timeline.png and report-graph.png; what the README says of
+the run is then brought up to date by hand, which tests/docs/test_readme.py checks.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from examples.models import export_model
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+CLUSTER = """devices:
+  left: {runs_on: CPU@0}
+  right: {runs_on: CPU@1}
+links: [{between: [left, right], bandwidth: 10 Gbit/s, latency: 50 us}]
+"""
+READY = "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents.every((one) => one.is_idle)"
+SECTIONS = {"timeline": "report-timeline.png", "graph": "report-graph.png"}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export_model("inception_v3", folder / "inception_v3.onnx")
+        (folder / "boards.yaml").write_text(CLUSTER, encoding="utf-8")
+        options = ["inception_v3.onnx", "--devices", "boards.yaml", "--page", "report.html", *sys.argv[1:]]
+        command = [sys.executable, "-m", "placeit", "optimize", *options]
+        said = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+        print(said)
+        (IMAGES / "report.txt").write_text(said, encoding="utf-8")
+        photograph((folder / "report.html").as_uri())
+
+
+def photograph(page: str) -> None:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--window-size=1100,900"):
+        options.add_argument(argument)
+    with webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver"))) as browser:
+        light: dict[str, Any] = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
+        browser.get(page)
+        WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(READY))
+        for section, picture in SECTIONS.items():
+            area = browser.find_element(By.CSS_SELECTOR, f"#{section} .picture").rect
+            shot = {"clip": {**area, "scale": 1}, "captureBeyondViewport": True}
+            data = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
+            (IMAGES / picture).write_bytes(base64.b64decode(data))
+
+
+if __name__ == "__main__":
+    main()
