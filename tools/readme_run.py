@@ -49,7 +49,13 @@ def main() -> None:
 def photograph(page: str) -> None:
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--window-size=1100,900"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--window-size=1100,900",
+    ):
         options.add_argument(argument)
     with webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver"))) as browser:
         light: dict[str, Any] = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}

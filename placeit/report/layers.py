@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 __all__ = ["Drawing", "draw"]
 
 _SWEEPS = 6  # passes over all layers, for ordering and for placing
+_NEAR = 200  # layers over which the drift of long graphs is averaged
 _LONGEST = 24  # most layers through which an edge is led between others; a longer edge is a straight line
 
 
@@ -62,7 +63,9 @@ def draw(nodes: int, edges: Sequence[tuple[int, int]]) -> Drawing:
         near = (before, after)[sweep % 2]
         for row in rows if sweep % 2 == 0 else reversed(rows):
             _place(row, near, y)
-    corners = np.column_stack([np.array(layer, float), np.array(y, float)]) if layer else np.zeros((0, 2))
+    corners = (
+        np.column_stack([np.array(layer, float), np.array(y, float) - _drift(rows, y)[layer]]) if layer else np.zeros((0, 2))
+    )
     return Drawing(corners[:nodes, 0], corners[:nodes, 1], [corners[path] for path in paths])
 
 
@@ -93,6 +96,15 @@ def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]
                 for i, v in enumerate(row):
                     y[v] = i - (len(row) - 1) / 2
     return y
+
+
+def _drift(rows: list[list[int]], y: list[float]) -> NDArray[np.float64]:
+    """Return the mean position near each layer; over thousands of layers, it wanders far from 0."""
+    middle = np.cumsum([0.0, *(float(np.mean([y[v] for v in row])) for row in rows)])
+    ends = np.arange(len(rows))
+    first, last = np.maximum(ends - _NEAR, 0), np.minimum(ends + _NEAR + 1, len(rows))
+    drift: NDArray[np.float64] = (middle[last] - middle[first]) / (last - first)
+    return drift
 
 
 def _place(row: list[int], near: list[list[int]], y: list[float]) -> None:

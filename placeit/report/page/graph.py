@@ -87,6 +87,7 @@ details.text = lines.length > 0 ? lines.join("\\n") : nothing;
 _SIZES = """
 const pixels = frame.inner_width / (xs.end - xs.start);
 runs.visible = pixels < 5;
+for (const edge of edges) edge.glyph.line_alpha = runs.visible ? 0.2 : 0.8;
 marks.visible = !runs.visible || ops.selected.indices.length > 0;
 marks.glyph.size = Math.max(5, Math.min(26, pixels * 0.55));
 names.visible = pixels > 90;
@@ -139,7 +140,7 @@ def graph(recording: Recording) -> Section | None:
     )
     picture.axis.visible = False
     picture.grid.visible = False
-    _edges(picture, recording, drawing.lines, listed)
+    edges = _edges(picture, recording, drawing.lines, listed)
     shapes = [look[name].marker if name in look else "circle_x" for name in names]
     colors = [look[name].color if name in look else GREY for name in names]
     marks = picture.scatter(
@@ -153,7 +154,15 @@ def graph(recording: Recording) -> Section | None:
         nonselection_alpha=0.25,
     )
     runs = picture.segment(
-        "x0", "y", "x1", "y", source=_runs(source), line_width=5, color=factor_cmap("device", colors, names), visible=False
+        "x0",
+        "y",
+        "x1",
+        "y",
+        source=_runs(source),
+        line_width=4,
+        line_cap="square",
+        color=factor_cmap("device", colors, names),
+        visible=False,
     )
     labels = picture.text(
         "x", "y", text="kind", source=source, y_offset=18, text_align="center", text_color=GREY, visible=False
@@ -177,8 +186,8 @@ def graph(recording: Recording) -> Section | None:
     details = _text(_NOTHING, sizing_mode="stretch_width", css_classes=["details"], stylesheets=[_DETAILS_STYLE])
     shown = CustomJS(args={"ops": source, "groups": of_groups, "details": details, "nothing": _NOTHING}, code=_DETAILS)
     source.selected.js_on_change("indices", shown)
-    shapes_of = {"frame": picture, "xs": picture.x_range, "ops": source, "marks": marks, "runs": runs, "names": labels}
-    sizes = CustomJS(args=shapes_of, code=_SIZES)
+    parts_of = {"frame": picture, "xs": picture.x_range, "ops": source, "marks": marks, "names": labels}
+    sizes = CustomJS(args=parts_of | {"runs": runs, "edges": edges}, code=_SIZES)
     source.selected.js_on_change("indices", sizes)
     picture.x_range.js_on_change("start", sizes)
     picture.x_range.js_on_change("end", sizes)
@@ -194,7 +203,8 @@ def graph(recording: Recording) -> Section | None:
     bar = Row(box, whole, said, styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
     text = (
         "Ops by layers: what an op reads is left of it. Thick red lines are between devices. Zoom in (Ctrl and the "
-        "wheel, or the tool for boxes), and the kinds of the ops appear. Of a large graph, lines show the devices at first."
+        "wheel, or the tool for boxes), and the kinds of the ops appear. "
+        "In a large graph, short lines stand for the ops until there is room for them."
     )
     texts = [text]
     if len(found) > len(listed):
@@ -226,8 +236,9 @@ def _runs(source: ColumnDataSource) -> ColumnDataSource:
     return ColumnDataSource(ends | {"y": [ops[n][0] for n in first], "device": [ops[n][2] for n in first]})
 
 
-def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> None:
+def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> list[Any]:
     """Draw edges as one line with gaps, which is fast; edges between devices as another such line."""
+    drawn = []
     device = {row.op: row.device for row in listed if row.op is not None}
     for cut, color, width in ((False, GREY, 0.8), (True, BETWEEN, 1.6)):
         corners = [
@@ -237,7 +248,8 @@ def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64
         ]
         if corners:
             x, y = np.vstack(corners).astype(np.float32).T
-            picture.line(x, -y, line_color=color, line_width=width, line_alpha=0.8)
+            drawn.append(picture.line(x, -y, line_color=color, line_width=width, line_alpha=0.8))
+    return drawn
 
 
 def _bent(line: NDArray[np.float64]) -> NDArray[np.float64]:
