@@ -139,6 +139,9 @@ sanitize: setup ## the core's stress program and a fuzz of its bindings, under T
 bench: setup ## the quick form of every benchmark
 	$(BIN)/python -m benchmarks --quick
 
+readme-run: setup ## the output and the pictures of the README, of one run on an idle machine
+	$(BIN)/python -m tools.readme_run
+
 clean: ## remove the environment and every cache
 	rm -rf .venv build dist placeit/_core.*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 """The run that the README shows: its output, and two sections of its page as pictures, all of one run.
 
-Needs the extras learn (for the model), report and dev, a Chromium with its driver, and a machine that does nothing else; takes
-three minutes. `make readme-run` writes docs/images/report.txt, report-timeline.png and report-graph.png; what the README says of
-the run is then brought up to date by hand, which tests/docs/test_readme.py checks.
+Needs the extras learn (for the model) and report, selenium, a Chromium with its driver, and a machine that does nothing else;
+takes three minutes. `make readme-run` writes docs/images/report.txt, report-timeline.png and report-graph.png. The README
+quotes the first, as tests/docs/test_readme.py checks.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ SECTIONS = {"timeline": "report-timeline.png", "graph": "report-graph.png"}
 
 
 def main() -> None:
+    """Search for a placement of Inception-V3, and write what was printed and two pictures of the page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export_model("inception_v3", folder / "inception_v3.onnx")
         (folder / "boards.yaml").write_text(CLUSTER, encoding="utf-8")
         options = ["inception_v3.onnx", "--devices", "boards.yaml", "--page", "report.html", *sys.argv[1:]]
         command = [sys.executable, "-m", "placeit", "optimize", *options]
-        said = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+        said = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
         print(said)
         (IMAGES / "report.txt").write_text(said, encoding="utf-8")
         photograph((folder / "report.html").as_uri())
 
 
 def photograph(page: str) -> None:
+    """Write a picture of each of the sections of a page."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for argument in (

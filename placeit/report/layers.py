@@ -99,11 +99,11 @@ def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]
 
 
 def _drift(rows: list[list[int]], y: list[float]) -> NDArray[np.float64]:
-    """Return the mean position near each layer; over thousands of layers, it wanders far from 0."""
+    """Return the mean position near each layer, which wanders over thousands of them; whole numbers keep lines straight."""
     middle = np.cumsum([0.0, *(float(np.mean([y[v] for v in row])) for row in rows)])
     ends = np.arange(len(rows))
     first, last = np.maximum(ends - _NEAR, 0), np.minimum(ends + _NEAR + 1, len(rows))
-    drift: NDArray[np.float64] = (middle[last] - middle[first]) / (last - first)
+    drift: NDArray[np.float64] = np.round((middle[last] - middle[first]) / (last - first))
     return drift
 
 

@@ -135,12 +135,15 @@ def test_a_large_graph_shows_devices_as_lines_until_its_ops_have_room(browse: Ca
     from selenium.webdriver.support.ui import WebDriverWait
 
     page = browse(a_recording(ops=5_000))
-    script = _PLOTS + """
+    script = (
+        _PLOTS
+        + """
       const graph = named("Figure").find((one) => one.name == "graph");
       const of = (column) => graph.renderers.find((one) => one.data_source?.data?.[column] != null && one.glyph.type != "Text");
       if (arguments[0]) graph.x_range.setv({start: 0, end: 30});
       return [of("x1").visible, of("shapes").visible, of("x1").data_source.get_length()];
     """
+    )
     lines, marks, number = page.execute_script(script, False)
     assert (lines, marks) == (True, False)
     assert 2 <= number < 5_000
