@@ -15,7 +15,7 @@ AARCH64 ?= yes
 FOR_AARCH64 = CMAKE_ARGS='-DCMAKE_CXX_COMPILER=$(or $(AARCH64_CXX),$(ZIG))'
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 
-.PHONY: help setup native stubs proto wheel dist release image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench clean
+.PHONY: help setup native stubs proto wheel dist release image licences arm demo docs test lint types check slow intel-gpu nightly format tidy sanitize bench readme-run clean
 
 help: ## what a developer does all day
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
