@@ -18,6 +18,7 @@ from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
 from tests.bundled import edited, placed, rewritten
+from tests.torch_models import check_remembering, remembering
 
 RNG = np.random.default_rng(0)
 ONE, OTHER = (f"CPU@{core}" for core in (allowed_cores()[0], allowed_cores()[-1]))
@@ -107,6 +108,16 @@ def test_segments_stay_pytorch_programs_where_the_name_asks_for_pytorch(tmp_path
                 np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4)
     with pytest.raises(UsageError, match=r"rematch it to torch:CPU@0, say"):
         placeit.load(tmp_path / "app.placeit", rematch={f"torch:{ONE}": "throughput:CPU"})
+
+
+@pytest.mark.parametrize("devices", [(f"torch:{ONE}", f"torch:{OTHER}"), (ONE, OTHER)], ids=["pytorch", "converted"])
+def test_sequences_continue_from_the_state_of_a_pytorch_model(devices: tuple[str, str], tmp_path: Path) -> None:
+    with Session(load(remembering(), (torch.ones(2, 3),)), devices, cache=None) as session:
+        session.build(placed(session, 2), tmp_path / "app.placeit")
+    with placeit.load(tmp_path / "app.placeit") as application, application.server() as server, server.sequence() as sequence:
+        check_remembering(sequence)
+        assert sequence.state_bytes >= 8 + 4 * 6
+        np.testing.assert_array_equal(application.run({"x": np.ones((2, 3), np.float32)})["output.1"], [[3, 3, 3]])
 
 
 def test_a_tensor_program_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from placeit.runtime.drivers import drive
 from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session, optimize
-from tests.torch_models import Calling, ConvNet, Transformer
+from tests.torch_models import Calling, ConvNet, Transformer, check_remembering, remembering
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 CORE = allowed_cores()[:1]
@@ -129,37 +129,12 @@ def test_every_request_starts_from_the_initial_state(cache: Cache) -> None:
 
 
 def test_a_sequence_continues_from_buffers_of_any_type_and_its_outputs_stay_as_they_are(cache: Cache) -> None:
-    def remember(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        before = module.last[:1].clone()  # a part of the state that is replaced
-        module.seen += 1
-        module.short += x.to(torch.bfloat16)
-        result = x * module.seen + module.short.float()
-        module.last.copy_(x)  # the input itself, whose memory the next request writes to
-        return result.relu(), before
-
-    buffers = {
-        "seen": torch.zeros((), dtype=torch.int64),
-        "short": torch.zeros(2, 3, dtype=torch.bfloat16),
-        "last": torch.zeros(2, 3),
-    }
-    module = Calling(remember, **buffers)
-    with Session(load(module, (torch.ones(2, 3),)), TWO, cache=cache) as session:
+    with Session(load(remembering(), (torch.ones(2, 3),)), TWO, cache=cache) as session:
         session.profile(budget_s=0.1)
         placement = session.placement(np.arange(len(session.grouping.groups)) % 2)
         with session.serve(placement) as server, server.sequence() as sequence:
-            inputs = [np.full((2, 3), value, np.float32) for value in (1, 2, 3, 4)]
-            found = [sequence.run({"x": x}) for x in inputs[:2]]
-            fork = sequence.fork()
-            found += [fork.run({"x": x}) for x in inputs[2:]]
-            again = sequence.run({"x": inputs[2]})
-            sequence.reset()
-            first = sequence.run({"x": inputs[0]})
+            check_remembering(sequence)
             assert sequence.state_bytes == 8 + 2 * 6 + 4 * 6
-    with torch.no_grad():
-        expected = [module(torch.from_numpy(x)) for x in inputs]
-        for one, wanted in zip((*found, again, first), (*expected, expected[2], expected[0]), strict=True):
-            np.testing.assert_array_equal(one["output.0"], wanted[0])
-    assert [one["output.1"][0, 0] for one in (*found, again, first)] == [0, 1, 2, 3, 2, 0]
 
 
 def test_shares_of_groups_are_not_negative_and_sum_to_one(both: tuple[nn.Module, TorchModel]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from placeit.serving.sequence import Sequence
 
 
 class ConvNet(nn.Module):
@@ -66,3 +69,35 @@ class Calling(nn.Module):
 
     def forward(self, x: Tensor, *others: Any) -> Any:
         return self.function(self, x, *others)
+
+
+def remembering() -> Calling:
+    """Make a module with state of three types, none of which is zero at first."""
+
+    def remember(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = module.last[:1].clone()  # a part of the state that is replaced
+        module.seen += 1
+        module.short += x.to(torch.bfloat16)
+        result = x * module.seen + module.short.float()
+        module.last.copy_(x)  # the input itself, whose memory the next request writes to
+        return result.relu(), before
+
+    seen, short = torch.ones((), dtype=torch.int64), torch.full((2, 3), 2, dtype=torch.bfloat16)
+    return Calling(remember, seen=seen, short=short, last=torch.full((2, 3), 3.0))
+
+
+def check_remembering(sequence: Sequence) -> None:
+    """Check the outputs of a new sequence of :func:`remembering`, of its fork, and after a reset."""
+    inputs = [np.full((2, 3), value, np.float32) for value in (1, 2, 3, 4)]
+    found = [sequence.run({"x": x}) for x in inputs[:2]]
+    with sequence.fork() as fork:
+        found += [fork.run({"x": x}) for x in inputs[2:]]
+    again = sequence.run({"x": inputs[2]})
+    sequence.reset()
+    first = sequence.run({"x": inputs[0]})
+    module = remembering()
+    with torch.no_grad():
+        expected = [module(torch.from_numpy(x)) for x in inputs]
+    for one, (value, before) in zip((*found, again, first), (*expected, expected[2], expected[0]), strict=True):
+        np.testing.assert_array_equal(one["output.0"], value)
+        np.testing.assert_array_equal(one["output.1"], before)

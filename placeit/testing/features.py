@@ -251,13 +251,14 @@ def serve(subject: Subject) -> None:
 
 def sequences(subject: Subject) -> None:
     """Sequences keep their states apart on both devices, fork, and start again."""
+    with subject.opened(subject.models.stateful) as session, session.serve(split(session), in_flight=2) as server:
+        continued(subject, server)
+
+
+def continued(subject: Subject, server: Server) -> None:
+    """Run sequences of the model with state side by side, and check each answer."""
     rng = np.random.default_rng(1)
-    with (
-        subject.opened(subject.models.stateful) as session,
-        session.serve(split(session), in_flight=2) as server,
-        server.sequence() as one,
-        server.sequence() as other,
-    ):
+    with server.sequence() as one, server.sequence() as other:
         running = {one: Layers(), other: Layers()}
 
         def step() -> None:
@@ -298,6 +299,15 @@ def bundle(subject: Subject) -> None:
     with placeit.Application.load(path, devices=subject.session.cluster) as application:
         subject.check(application.run(subject.request()), subject.request())
         assert application.check().max_rel <= application.tolerance
+
+
+def bundled_sequences(subject: Subject) -> None:
+    """Sequences of a bundle keep their states."""
+    path = subject.folder / "sequences.placeit"
+    with subject.opened(subject.models.stateful) as session:
+        session.build(split(session), path)
+    with placeit.Application.load(path, devices=subject.session.cluster) as application, application.server() as server:
+        continued(subject, server)
 
 
 def replicas(subject: Subject) -> None:
@@ -426,6 +436,7 @@ FEATURES: Mapping[str, Callable[[Subject], None]] = {
     "open sizes": open_sizes,
     "memory caps": memory_caps,
     "bundle": bundle,
+    "sequences of a bundle": bundled_sequences,
     "replicas": replicas,
     "precision": precision,
     "explain": explain,

@@ -16,7 +16,7 @@ import placeit.backends
 from placeit.backends.convert import convert
 from placeit.backends.torch.model import load
 from placeit.core.errors import ModelError
-from tests.torch_models import Calling
+from tests.torch_models import Calling, remembering
 
 X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, 6.0]])
 
@@ -51,6 +51,17 @@ def test_a_tensor_that_is_returned_twice_keeps_both_names(
     if suffix == ".xml":  # and without placeit
         plain = ov.compile_model(path, "CPU")
         assert plain({"x": X.numpy()})[0].tolist() == found[next(iter(expected))].tolist()
+
+
+def test_an_ir_keeps_the_state_and_starts_from_its_initial_value(tmp_path: Path) -> None:
+    module, path = remembering(), tmp_path / "remembering.xml"
+    convert(load(module, (X,)), path)
+    assert len(placeit.backends.load(path).states) == 3
+    plain = ov.compile_model(path, "CPU").create_infer_request()
+    for x in (X, 2 * X, -X):
+        found = plain.infer({"x": x.numpy()})
+        for one, expected in zip(found.values(), module(x), strict=True):
+            np.testing.assert_array_equal(one, expected.numpy())
 
 
 @pytest.mark.parametrize(("suffix", "first", "second"), [(".onnx", "ONNX", "IR"), (".xml", "IR", "ONNX")])

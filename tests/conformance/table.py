@@ -130,6 +130,7 @@ KINDS = (
         reasons=_reasons(
             _NO_NVIDIA_GPU,
             sequences="ONNX Runtime keeps no state on GPUs",
+            sequences_of_a_bundle="ONNX Runtime keeps no state on GPUs",
             open_sizes=_STREAM_SIZES,
         ),
     ),
@@ -158,6 +159,7 @@ KINDS = (
         reasons=_reasons(
             _NO_NVIDIA_GPU,
             sequences="streams of an accelerator, which keep no state from one request to the next",
+            sequences_of_a_bundle="streams of an accelerator, which keep no state from one request to the next",
             open_sizes=_STREAM_SIZES,
         ),
     ),

@@ -21,6 +21,7 @@ __all__ = [
     "fix_initial_states",
     "fuse_with_attention",
     "keep_caches",
+    "make_state",
 ]
 
 openvino = import_openvino()
@@ -172,23 +173,50 @@ class _Cache:
 
     def convert(self, model: Any) -> None:
         """Replace input and output by ``ReadValue`` and ``Assign``."""
-        about = openvino.op.util.VariableInfo()
-        about.variable_id = self.taken
-        about.data_shape = shape = self._parameter.get_partial_shape()
-        about.data_type = kind = self._parameter.get_element_type()
-        variable = openvino.op.util.Variable(about)
+        shape = self._parameter.get_partial_shape()
         begin = openvino.Shape([0 if size.is_dynamic else size.get_length() for size in shape])
-        read = openvino.op.read_value(openvino.op.Constant(kind, begin, [0]), variable)
-        for reader in self._parameter.output(0).get_target_inputs():
-            reader.replace_source_output(read.output(0))
-        write = openvino.op.assign(read, variable)
-        write.input(0).replace_source_output(self._result.input_value(0))  # its constructor takes the first output of a node
-        read.set_friendly_name(self.taken)
-        read.output(0).set_names(self._parameter.output(0).get_names())
-        write.set_friendly_name(f"{self.taken}/write")
-        model.add_sinks([write])
-        model.remove_result(self._result)
-        model.remove_parameter(self._parameter)
+        initial = openvino.op.Constant(self._parameter.get_element_type(), begin, [0])
+        make_state(model, self.taken, self._parameter, self._result, initial)
+
+
+def make_state(model: Any, name: str, parameter: Any, result: Any, initial: Any) -> None:
+    """Replace an input and an output of a model, which is changed, by state with an initial value, a constant."""
+    ops = openvino.opset13
+    own = parameter.get_element_type()
+    kind = _KEPT_AS.get(own.get_type_name(), own)
+    about = openvino.op.util.VariableInfo()
+    about.variable_id = name
+    about.data_shape, about.data_type = parameter.get_partial_shape(), kind
+    variable = openvino.op.util.Variable(about)
+    read = openvino.op.read_value(initial if kind == own else ops.constant(initial.data, kind), variable)
+    value = read if kind == own else ops.convert(read, own)
+    for reader in parameter.output(0).get_target_inputs():
+        reader.replace_source_output(value.output(0))
+    following = _not_of_input(result.input_value(0))
+    write = openvino.op.assign(read, variable)  # its constructor takes the first output of a node
+    write.input(0).replace_source_output(following if kind == own else ops.convert(following, kind).output(0))
+    read.set_friendly_name(name)
+    read.output(0).set_names(parameter.output(0).get_names())
+    write.set_friendly_name(f"{name}/write")
+    model.add_sinks([write])
+    model.remove_result(result)
+    model.remove_parameter(parameter)
+
+
+def _not_of_input(value: Any) -> Any:
+    """Return a value, copied if it is an input: OpenVINO's CPU plugin (2026.4) would keep the state in the input's memory."""
+    source = value.get_node()
+    while source.get_type_name() in ("Convert", "Reshape", "Squeeze", "Unsqueeze"):
+        source = source.input_value(0).get_node()
+    if source.get_type_name() != "Parameter":
+        return value
+    truth = value.get_element_type() == openvino.Type.boolean
+    copied = (openvino.opset13.logical_or if truth else openvino.opset13.maximum)(value, value)  # an op that is not left out
+    return copied.output(0)
+
+
+_KEPT_AS = {"i64": openvino.Type.i32, "i16": openvino.Type.i32, "f64": openvino.Type.f32}
+"""Types of states for types of values that OpenVINO's CPU plugin (2026.4) keeps no state of; it computes in these ones."""
 
 
 def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:

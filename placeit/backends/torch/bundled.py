@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from placeit.backends.torch.model import load
 from placeit.backends.torch.open_sizes import dimensions
+from placeit.backends.torch.state import changing
 from placeit.backends.torch.tracing import as_model_error
 from placeit.core.errors import ModelError
 
@@ -30,7 +31,7 @@ def write_segment(module: torch.nn.Module, file: Path, path: Path) -> None:
         raise ModelError(f"{path} has open sizes, and PyTorch programs are written at one size: give one for each input.")
     examples = tuple(torch.zeros(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype) for node in takes)
     with _exporting, as_model_error(f"Cannot write a segment of {path}"), torch.no_grad():
-        torch.export.save(torch.export.export(module, examples, strict=False), file)
+        torch.export.save(torch.export.export(changing(module), examples, strict=False), file)
 
 
 def read_segment(path: Path, inputs: Sequence[int], outputs: Sequence[int]) -> GraphModule:

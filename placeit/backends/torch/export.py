@@ -17,8 +17,11 @@ from torch.fx import GraphModule
 
 from placeit.backends.openvino import ir
 from placeit.backends.openvino.reader import FAILURES
+from placeit.backends.openvino.state import make_state
+from placeit.backends.torch.border import as_array
 from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.program import export
+from placeit.backends.torch.state import with_states
 from placeit.backends.torch.tracing import quiet
 from placeit.core.errors import ModelError
 from placeit.core.files import replacing
@@ -133,6 +136,8 @@ def _converted(model: TorchModel) -> Any:
 
 def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name: str) -> Any:
     """Return a module that maps tensors to a tuple of tensors as an ``openvino.Model``, with inputs and outputs in order."""
+    module, states = with_states(module)
+    arguments += (*states.values(),)
     inputs: list[str] = []
     for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
         node.name = node.target = f"argument_{number}"  # OpenVINO's converter fails at an input that is called 'input'
@@ -142,10 +147,16 @@ def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name:
     known = {called: port.get_node() for port in converted.inputs for called in port.get_names()}
     for called, value in zip(inputs, arguments, strict=True):
         if called not in known:  # an input without readers
-            known[called] = openvino.opset13.parameter(list(value.shape), value.numpy().dtype.type, called)
+            kind = openvino.Type.bf16 if value.dtype is torch.bfloat16 else openvino.Type(value.numpy().dtype)
+            known[called] = openvino.opset13.parameter(list(value.shape), kind, called)
     converted = openvino.Model(converted.get_results(), converted.get_sinks(), [known[called] for called in inputs], name)
     converted.reshape({at: list(value.shape) for at, value in enumerate(arguments)})
-    return _with_outputs(converted, place)
+    converted = _with_outputs(converted, place)
+    taken, given = (ends[len(ends) - len(states) :] for ends in (converted.get_parameters(), converted.get_results()))
+    for (called, value), parameter, result in zip(states.items(), taken, given, strict=True):
+        initial = openvino.opset13.constant(as_array(value), parameter.get_element_type())
+        make_state(converted, called, parameter, result, initial)
+    return converted
 
 
 def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:

@@ -6,12 +6,13 @@ the initial value.
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["KEEP", "kept", "with_states"]
+__all__ = ["KEEP", "changing", "kept", "with_states"]
 
 KEEP = torch.ops.aten.copy.default
 """The op that stands for a change: it takes the buffer and its next value."""
@@ -23,6 +24,21 @@ def kept(module: torch.nn.Module) -> dict[str, Node]:
         return {}
     calls = (node for node in module.graph.find_nodes(op="call_function", target=KEEP) if not node.users)
     return {str(node.args[0].target): node for node in calls if isinstance(node.args[0], Node)}
+
+
+def changing(module: GraphModule) -> GraphModule:
+    """Return a segment that writes the next values of its states into its buffers, as ``torch.export`` takes it."""
+    made = GraphModule(module, copy.deepcopy(module.graph), "Segment")
+    (end,) = made.graph.find_nodes(op="output")
+    for call in kept(made).values():
+        buffer = cast("Node", call.args[0])
+        with made.graph.inserting_after(buffer):
+            value = made.graph.call_function(torch.ops.aten.clone.default, (buffer,))
+        buffer.replace_all_uses_with(value, value.__ne__)  # views of the buffer do not change with it
+        end.prepend(call)
+        call.target, call.args = torch.ops.aten.copy_.default, (buffer, call.args[1])
+    made.recompile()
+    return made
 
 
 def with_states(module: GraphModule) -> tuple[GraphModule, dict[str, torch.Tensor]]:
