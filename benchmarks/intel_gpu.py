@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._gpus import gpus, restart_with_gpus
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
 from placeit.core.interrupts import INTERRUPTED
@@ -33,7 +34,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Costs, Segmenter
 from placeit.session import Session
-from tests.emulated_gpu.build import MISSING, UnavailableError, environment
+from tests.emulated_gpu.build import MISSING
 from tests.emulated_gpu.models import branches
 
 __all__ = ["MOMENTS", "Ended", "answers", "interrupted", "on_all", "placed", "worst_error"]
@@ -75,11 +76,6 @@ class Ended:
         """Whether it ended by itself, with the code of an interrupt and no traceback."""
         noise = ("Traceback", "Exception ignored", "bug in placeit")
         return self.code == INTERRUPTED and not any(word in self.error for word in noise)
-
-
-def gpus() -> list[str]:
-    """Return the names of the Intel GPUs that OpenVINO finds."""
-    return [name for name in openvino_core().available_devices if name.split(".")[0] == "GPU"]
 
 
 def placed(session: Session, groups: Sequence[int], *, merge: bool = True) -> Placement:
@@ -218,17 +214,6 @@ def _search(model: Path, devices: Sequence[str], folder: Path, report: Report) -
     report.claim(name, budget["spent_s"] / budget["asked_s"], "", at_most=_OVER)
 
 
-def _with_gpus() -> None:
-    """Restart this process with emulated GPUs, if there are no real ones: they have to be there from the start."""
-    if MISSING in os.environ or "EMULATED_GPUS" in os.environ or gpus():
-        return
-    try:
-        changes = environment()
-    except UnavailableError as error:
-        changes = {MISSING: str(error)}
-    os.execve(sys.executable, [sys.executable, "-m", "benchmarks.intel_gpu", *sys.argv[1:]], os.environ | changes)
-
-
 if __name__ == "__main__":
-    _with_gpus()
+    restart_with_gpus("intel_gpu")
     main("intel_gpu", run)

@@ -1,12 +1,11 @@
 """Random splits of real models with open sizes: whether they compute at every size what the plain runtime does.
 
 Models come with packages, or are published architectures with random weights (``_architectures``). Each is opened for a range
-of sizes, on two devices of each kind: core sets of OpenVINO and of ONNX Runtime, one of each, and two Intel GPUs, where there
-are any (``python -m tests.emulated_gpu python -m benchmarks.open_sizes`` has emulated ones). PyTorch takes one size only, and
-has to say so. Random placements run at the typical, the least and the largest sizes. Outputs are compared with the outputs of
-the plain runtime for just these sizes: of OpenVINO on the CPU, or of ONNX Runtime where that drives a device. Where they
-differ, the other plain runtime counts as well, since one of the two may be wrong, and so does how far a rounding of the inputs
-moves the outputs of the plain runtime.
+of sizes, on two devices of each kind: core sets of OpenVINO and of ONNX Runtime, one of each, and two Intel GPUs, real or
+emulated ones (``tests/emulated_gpu``). PyTorch takes one size only, and has to say so. Random placements run at the typical,
+least and largest sizes. Outputs are compared with the outputs of the plain runtime for just these sizes: of OpenVINO on the
+CPU, or of ONNX Runtime where that drives a device. Where they differ, the other plain runtime counts as well, since one of the
+two may be wrong, and so does how far a rounding of the inputs moves the outputs of the plain runtime.
 
 A split is *refused* if placeit raises one of its errors, which says why, and *broken* if another exception is raised.
 """
@@ -32,6 +31,7 @@ import placeit
 from benchmarks._architectures import Sample, make
 from benchmarks._architectures.language import PAST, LlamaDecoder, WhisperDecoder
 from benchmarks._child import Child, Ended
+from benchmarks._gpus import gpus, restart_with_gpus
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, random_splits, two_cores
 from placeit.core.errors import PlaceitError
@@ -41,6 +41,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference, rounded_inputs
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.support import supported
+from tests.emulated_gpu.build import MISSING
 
 Shapes: TypeAlias = Mapping[str, tuple[int | str, ...]]
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
@@ -88,6 +89,8 @@ class Outcome:
 
 
 def run(args: Args, report: Report) -> None:
+    if why := os.environ.get(MISSING):
+        report.note(f"Intel GPUs are left out. {why}")
     names = args.models or (QUICK if args.quick else tuple(OPEN))
     splits = QUICK_SPLITS if args.quick else SPLITS
     found: dict[tuple[str, str], Outcome] = {}
@@ -131,8 +134,7 @@ def kinds(model: str, cores: tuple[int, int]) -> dict[str, tuple[str, str]]:
         "ONNX Runtime": (f"ort:CPU@{first}", f"ort:CPU@{second}"),
         "both": (f"ort:CPU@{first}", f"CPU@{second}"),
     }
-    gpus = [name for name in openvino_core().available_devices if name.startswith("GPU")]
-    return found | ({"Intel GPUs": (gpus[0], gpus[1])} if len(gpus) > 1 else {})
+    return found | ({"Intel GPUs": (names[0], names[1])} if len(names := gpus()) > 1 else {})
 
 
 def serve(connection: Connection, log: str, cores: tuple[int, int], splits: int, seed: int) -> None:
@@ -239,4 +241,5 @@ def _plain(path: Path, inputs: Arrays, runtime: str, session: placeit.Session) -
 
 
 if __name__ == "__main__":
+    restart_with_gpus("open_sizes")
     main("open_sizes", run, models=tuple(OPEN))
