@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from placeit.runtime.nodes.package import Package, Unpacked, pack
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.session import Session
 
-__all__ = ["on_nodes"]
+__all__ = ["best_split", "on_nodes"]
 
 QUOTAS = {"head": 1.0, "edge1": 0.3, "edge2": 0.3}
 """Cores of each node. The rest of two cores is for the driver and the switch."""
@@ -61,7 +62,7 @@ def on_nodes(name: str, args: Args, ray: local.LocalCluster, made: Network) -> R
 def _race(session: Session, where: str, made: Network, args: Args, report: Report) -> None:
     groups = len(session.grouping.groups)
     plans = {name: session.segmenter.plan(np.full(groups, d)) for d, name in enumerate(session.cluster.names)}
-    plans["split"] = split = _best_split(session, args.seed)
+    plans["split"] = split = best_split(session, args.seed)
     with ExitStack() as stack:
         executors = {who: stack.enter_context(session.executor(plan)) for who, plan in plans.items()}
         timers: dict[str, Callable[[], float]] = {
@@ -101,15 +102,23 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
     report.claim(f"{where}: split over the same through Ray's references", ratio, "", at_most=1.0)
 
 
-def _best_split(session: Session, seed: int) -> Plan:
-    """Return the plan with the lowest simulated time among plans that a search finds and that use several nodes."""
+def best_split(session: Session, seed: int, used: int = 2) -> Plan:
+    """Return the plan with the lowest simulated time among plans that a search finds and that use several devices.
+
+    Args:
+        session: with costs.
+        seed: seed of the search.
+        used: number of devices to use, at least.
+    """
     segmenter, problem = session.segmenter, session.segmenter.problem()
-    groups = len(session.grouping.groups)
-    halves = [np.where(np.arange(groups) < groups * share, 0, 1 + d) for d in range(len(NODES) - 1) for share in (0.5, 0.9)]
-    found = [
-        segmenter.search(np.asarray(start, np.int32), problem, steps=_STEPS, seed=seed) for start in [*starts(problem), *halves]
-    ]
-    splits = [placement for placement in [*found, *halves] if len(np.unique(placement)) > 1]
+    at = np.arange(len(session.grouping.groups)) / len(session.grouping.groups)
+    runs = []  # a long one on the first device, then one on each of some others
+    for others in itertools.permutations(range(1, len(session.cluster)), used - 1):
+        for share in (0.5, 0.9):
+            begins = share + (1 - share) * np.arange(used - 1) / (used - 1)
+            runs.append(np.array((0, *others), np.int32)[np.searchsorted(begins, at, side="right")])
+    found = [segmenter.search(start, problem, steps=_STEPS, seed=seed) for start in [*starts(problem), *runs]]
+    splits = [placement for placement in [*found, *runs] if len(np.unique(placement)) >= used]
     return segmenter.plan(splits[int(np.argmin(segmenter.seconds(splits)))])
 
 
