@@ -26,12 +26,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import _switch
+from benchmarks._gpus import with_gpu
 from placeit.devices.nodes import local
 
 __all__ = ["MOST_SWITCHED", "Network", "cluster", "network", "reason_why_no_quotas", "reason_why_not"]
@@ -93,6 +94,7 @@ class Network:
         delay: seconds of each link.
         folder: records which links are cut.
         switch: process that forwards frames; 0 if the kernel does.
+        gpu: the node with an emulated Intel GPU; empty for none.
     """
 
     mark: str
@@ -101,6 +103,7 @@ class Network:
     delay: float
     folder: Path
     switch: int
+    gpu: str = ""
 
     def address(self, node: str) -> str:
         """Return the IP address of a node."""
@@ -111,7 +114,8 @@ class Network:
         enter = ("ip", "netns", "exec", self.namespace(node))
         if self.group(node).is_dir():
             enter = ("sh", "-c", f'echo $$ > {self.group(node)}/cgroup.procs && exec "$@"', "sh", *enter)
-        return local.Place(self.address(node), enter)
+        place = local.Place(self.address(node), enter)
+        return with_gpu(place) if node == self.gpu else place
 
     def namespace(self, node: str) -> str:
         """Return the name of a node's namespace."""
@@ -194,13 +198,14 @@ class Network:
 
 
 @contextmanager
-def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3) -> Iterator[Network]:
+def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3, gpu: str = "") -> Iterator[Network]:
     """Make a network, and at the end remove it and every process in it.
 
     Args:
         nodes: names.
         rate: bits per second.
         delay: seconds; 0 for rates above :data:`MOST_SWITCHED`.
+        gpu: the node that gets an emulated Intel GPU; empty for none.
 
     Raises:
         ValueError: a fast link cannot be delayed.
@@ -211,7 +216,7 @@ def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3) -
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="placeit-network-")))
         mark = _name()
-        made = Network(mark, tuple(nodes), rate, delay, folder, 0)
+        made = Network(mark, tuple(nodes), rate, delay, folder, 0, gpu)
         for node in nodes:
             _make_node(made, node, stack)
         if rate > MOST_SWITCHED:
@@ -263,7 +268,7 @@ def _with_switch(made: Network, stack: ExitStack) -> Network:
     switch = subprocess.Popen(command, pass_fds=taps, stdin=subprocess.DEVNULL, start_new_session=True)
     stack.callback(switch.wait)
     stack.callback(switch.kill)
-    return Network(made.mark, made.nodes, made.rate, made.delay, made.folder, switch.pid)
+    return replace(made, switch=switch.pid)
 
 
 def _make_tap(namespace: str, number: int = 0) -> int:

@@ -10,6 +10,9 @@ turns.
 Nodes are joined by an emulated network of 100 Mbit/s and 5 ms (``_network.py``). If that is not available, because it needs
 root, they are joined by the loopback interface, and processes are only killed and stopped.
 
+With --backend GPU, the device that fails is an emulated Intel GPU (``tests/emulated_gpu``) of the node edge1, in each round. It
+computes on the CPU and is slow, so the other devices are slowed more.
+
 There are 100 rounds, which take about an hour on two cores, and 6 with --quick, which take five minutes.
 """
 
@@ -32,6 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._gpus import with_gpu
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
 from benchmarks._network import Network, cluster, network, reason_why_not
@@ -46,16 +50,21 @@ from placeit.profiler.cache import Cache
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
+from tests.emulators import UnavailableError
 
 NODES = ("head", "edge1", "edge2")
 ROUNDS, QUICK = 100, 6
 ROWS, COLUMNS, LAYERS = 64, 160, 12
-SLOWER = 20.0
-"""Time of a segment on other devices, relative to the node that fails: several times what the network takes."""
+SLOWER = {"CPU": 20.0, "GPU": 200.0}
+"""Time of a segment on other devices, relative to a core's, by the device that fails: several times what the network takes."""
 PATIENCE_S = 3.0
 LOADED_S = 2.0
 """Seconds of load before a failure, after the first answer that follows it, and after the first answer of a returned node."""
-MOST_S, ANSWER_S, BACK_S, USED_S = 15.0, 60.0, 120.0, 60.0
+MOST_S, RECOVERED_S, ANSWER_S, BACK_S = 15.0, 1.5, 60.0, 120.0
+USED_S = {
+    "CPU": 60.0,
+    "GPU": 180.0,
+}  # until a returned device is used; programs of a GPU compile for seconds
 WAITING = 16  # requests that are submitted and not answered
 KILLED, STOPPED, CUT, GONE = "killed", "stopped", "cut off", "killed with its node"
 PHASES = {
@@ -63,26 +72,35 @@ PHASES = {
     "decided_s": "decision",
     "compiled_s": "compiling and loading",
     "first_answer_s": "first answer after that",
+    "recovered_s": "from a failure that is noticed to the next answer",
     "next_answer_s": "from a failure to the next answer",
     "used_again_s": "from a node's return to its first answer",
 }
-MOST = {"decided_s": 1.0, "next_answer_s": MOST_S}
+MOST = {"decided_s": 1.0, "recovered_s": RECOVERED_S, "next_answer_s": MOST_S}
 
 
 def run(args: Args, report: Report) -> None:
-    count = QUICK if args.quick else ROUNDS
+    count, device = QUICK if args.quick else ROUNDS, args.backend
     with ExitStack() as stack:
+        if device == "GPU":
+            try:
+                with_gpu(local.Place())
+            except UnavailableError as error:
+                report.note(f"Nothing is measured. {error}")
+                return
         if why := reason_why_not():
             report.note(f"Nodes are on the loopback interface, and only killed and stopped. {why}")
             file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "cluster.json")
-            ray = local.start(NODES[:2], file)
+            ray = local.start(NODES[:2], file, places={NODES[1]: with_gpu(local.Place())} if device == "GPU" else None)
             stack.callback(ray.stop, file)
-            report.add(churn(rounds(count, NODES[:2], (KILLED, STOPPED)), args.seed, ray, None))
+            failing = NODES[1:2] if device == "GPU" else NODES[:2]
+            report.add(churn(rounds(count, failing, (KILLED, STOPPED)), device, args.seed, ray, None))
         else:
-            made = stack.enter_context(network(NODES))
+            made = stack.enter_context(network(NODES, gpu=NODES[1] if device == "GPU" else ""))
             ray = stack.enter_context(cluster(made))
-            todo = rounds(count, NODES[1:], (KILLED, STOPPED, CUT, GONE))
-            report.add(made.call(NODES[0], churn, todo, args.seed, ray, made))
+            failing = NODES[1:2] if device == "GPU" else NODES[1:]
+            todo = rounds(count, failing, (KILLED, STOPPED, CUT, GONE))
+            report.add(made.call(NODES[0], churn, todo, device, args.seed, ray, made))
     claim(report)
 
 
@@ -118,8 +136,8 @@ def rounds(count: int, nodes: Sequence[str], hows: Sequence[str]) -> list[tuple[
     return [(nodes[number // len(hows) % len(nodes)], hows[number % len(hows)]) for number in range(count)]
 
 
-def churn(todo: Sequence[tuple[str, str]], seed: int, ray: local.LocalCluster, made: Network | None) -> Report:
-    """Run all rounds, on a cluster whose head is this process's node."""
+def churn(todo: Sequence[tuple[str, str]], device: str, seed: int, ray: local.LocalCluster, made: Network | None) -> Report:
+    """Run all rounds, on a cluster whose head is this process's node; ``device`` is CPU or GPU."""
     report = Report()
     connection.connect(ray.address, token=ray.token, patience=PATIENCE_S)
     try:
@@ -127,7 +145,7 @@ def churn(todo: Sequence[tuple[str, str]], seed: int, ray: local.LocalCluster, m
             for number, (node, how) in enumerate(todo):
                 progress(f"round {number}: {node} is {how}")
                 try:
-                    _Round(number, node, how, ray, made).run(seed, Cache(Path(folder)), report)
+                    _Round(number, node, how, device, ray, made).run(seed, Cache(Path(folder)), report)
                 except PlaceitError as error:
                     report.row(round=number, node=node, how=how, failed=str(error))
     finally:
@@ -150,16 +168,17 @@ def _model() -> OpenVinoModel:
 class _Round:
     """Serve, have a node fail, and have it come back."""
 
-    def __init__(self, number: int, node: str, how: str, ray: local.LocalCluster, made: Network | None) -> None:
-        self._number, self._node, self._how, self._ray, self._made = number, node, how, ray, made
+    def __init__(self, number: int, node: str, how: str, device: str, ray: local.LocalCluster, made: Network | None) -> None:
+        self._number, self._node, self._how, self._device, self._ray, self._made = number, node, how, device, ray, made
 
     def run(self, seed: int, cache: Cache, report: Report) -> None:
         cores = allowed_cores()
         others = [] if self._made is None else [f"{node}/CPU@{cores[-1]}" for node in NODES[1:] if node != self._node]
         model = _model()
         with ExitStack() as stack:
-            found = discover([f"{self._node}/CPU@{cores[0]}", *others, f"CPU@{cores[-1]}"]).devices
-            devices = (found[0], *(replace(device, slowdown=SLOWER) for device in found[1:]))
+            failing = f"{self._node}/{'GPU.0' if self._device == 'GPU' else f'CPU@{cores[0]}'}"
+            found = discover([failing, *others, f"CPU@{cores[-1]}"]).devices
+            devices = (found[0], *(replace(device, slowdown=SLOWER[self._device]) for device in found[1:]))
             session = stack.enter_context(Session(model, Cluster(devices), cache=cache))
             session.profile(budget_s=2.0)
             victim = session.runtime.devices[0]
@@ -189,11 +208,13 @@ class _Round:
             round=self._number,
             node=self._node,
             how=self._how,
+            device=self._device,
             requests=len(outcomes),
             lost=counts["lost"],
             answered_twice=server.repeated,
             wrong=counts["wrong"],
             next_answer_s=resumed - failed,
+            recovered_s=None if anew is None else max(0.0, resumed - failed - anew.silent_s),
             silent_s=None if anew is None else anew.silent_s,
             decided_s=None if anew is None else anew.decided_s,
             compiled_s=None if anew is None else anew.compiled_s,
@@ -213,10 +234,9 @@ class _Round:
             coming.result()
         return time.perf_counter()
 
-    @staticmethod
-    def _used_again(name: str, back: float, server: Server, load: _Load) -> float | None:
+    def _used_again(self, name: str, back: float, server: Server, load: _Load) -> float | None:
         """Continue the load until the server uses a device again; return the time, or None if it does not."""
-        load.until(back + USED_S, enough=lambda: any(name in one.devices for one in server.replacements[1:]))
+        load.until(back + USED_S[self._device], enough=lambda: any(name in one.devices for one in server.replacements[1:]))
         return time.perf_counter() if any(name in one.devices for one in server.replacements[1:]) else None
 
     def _fail(self, victim: NodeDevice) -> None:
@@ -303,4 +323,4 @@ def _kill(pids: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    main("churn", run)
+    main("churn", run, backends=("CPU", "GPU"))

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import _edge_graphs, _edge_models, churn
+from benchmarks._gpus import with_gpu
 from benchmarks._harness import Args, Report
 from benchmarks._network import Network, reason_why_no_quotas, reason_why_not
 from placeit.devices.nodes import local
 from placeit.session import Session
+from tests.emulators import UnavailableError
 from tests.small_models import inception_like
 
 WAYS = [_edge_graphs.OURS, "Ray's references", "Ray's compiled graph"]
@@ -22,7 +25,7 @@ WELL: dict[str, Any] = {
     **dict.fromkeys(churn.PHASES, 0.5),
     **dict.fromkeys(("before_ms", "after_ms", "again_ms"), 20.0),
 }
-UNANSWERED = WELL | dict.fromkeys(("silent_s", "decided_s", "compiled_s", "first_answer_s", "used_again_s"))
+UNANSWERED = WELL | dict.fromkeys(("silent_s", "decided_s", "compiled_s", "first_answer_s", "recovered_s", "used_again_s"))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,13 @@ def test_every_node_fails_in_every_way() -> None:
     assert {how for _, how in todo[: churn.QUICK]} == set(HOWS)
 
 
+def with_gpu_or_skip() -> None:
+    try:
+        with_gpu(local.Place())
+    except UnavailableError as error:
+        pytest.skip(f"no emulated GPU: {error}")
+
+
 @pytest.fixture
 def ray_command(command: Callable[..., Any]) -> Callable[..., Any]:
     pytest.importorskip("ray")
@@ -78,13 +88,17 @@ def ray_command(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900, method="thread")
-def test_churn_replaces_a_node_and_tells_whether_it_is_used_again(ray_command: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_churn_replaces_a_node_and_tells_whether_it_is_used_again(ray_command: Callable[..., Any], device: str) -> None:
+    if device == "GPU":
+        with_gpu_or_skip()
     how = churn.KILLED if reason_why_not() else churn.CUT
-    result = ray_command("churn", "--quick", {"rounds": lambda *_: [("edge1", how)], "ANSWER_S": 240.0, "BACK_S": 480.0})
+    least = {"rounds": lambda *_: [("edge1", how)], "ANSWER_S": 240.0, "BACK_S": 480.0}
+    result = ray_command("churn", f"--quick --backend {device}", least)
     (row,) = result.rows
-    assert [row[what] for what in ("how", "lost", "answered_twice", "wrong")] == [how, 0, 0, 0]
+    assert [row[what] for what in ("how", "device", "lost", "answered_twice", "wrong")] == [how, device, 0, 0, 0]
     assert row["requests"] > 0
-    assert None not in [row[name] for name in ("silent_s", "decided_s", "compiled_s", "first_answer_s", "next_answer_s")]
+    assert None not in [row[name] for name in churn.PHASES if name != "used_again_s"]
     unused = result.claims["nodes that came back and were not used again"]["value"]
     assert unused == (None if how == churn.KILLED else int(row["used_again_s"] is None))  # on a busy machine it may not pay
 
@@ -132,3 +146,21 @@ def test_edge_races_graphs_and_models_and_tells_what_crosses_a_network(ray_comma
         assert list(models) == [*_edge_graphs.NODES, "split", "split, Ray's references"]
         assert all(models[what]["bytes_that_cross_kb"] > 0 for what in list(models)[1:])
         assert result.claims["models that failed"]["holds"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600, method="thread")
+def test_nodes_of_kinds_runs_each_model_on_all_devices_with_the_plain_outputs(ray_command: Callable[..., Any]) -> None:
+    with_gpu_or_skip()
+    least = {
+        "_edge_models:_STEPS": 20,
+        "QUICK_PROFILE_S": 2.0,
+        "build_model": lambda _: torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).eval(),
+        "example_inputs": lambda _: {"input": torch.randn(1, 64)},
+    }
+    result = ray_command("nodes_of_kinds", "--quick", least)
+    assert [row["model"] for row in result.rows] == ["inception_v3, ONNX file", "inception_v3, PyTorch module"]
+    used = [claim["value"] for name, claim in result.claims.items() if "devices that run a part" in name]
+    assert used == [3, 2]
+    assert all(claim["holds"] for name, claim in result.claims.items() if "largest output error" in name)
+    assert all(row["predicted_ms"] > 0 and row["median_ms"] > 0 for row in result.rows)
