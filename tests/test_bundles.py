@@ -107,7 +107,7 @@ def test_a_model_on_one_device_is_one_segment(device: str, tmp_path: Path) -> No
 
 def test_the_plain_device_that_a_search_on_others_may_choose_is_bundled(tmp_path: Path) -> None:
     with Session(random_model(1, 12), CORES, cache=None) as session:
-        [whole, *_] = session.setup.whole_devices
+        [(whole,), *_] = (cluster.devices for cluster in session.setup.elsewhere)
         chosen = placed(session.alone(whole))
         manifest = session.build(chosen, tmp_path / "plain.placeit")
     assert [device.name for device in manifest.devices] == [whole.name]

@@ -243,3 +243,52 @@ def test_a_search_races_compiled_splits_which_run_without_python_and_are_bundled
     with Application.load(tmp_path / "net.placeit") as application:
         np.testing.assert_allclose(application.run({"input": x.numpy()})["output"], net(x).detach().numpy(), atol=1e-5)
         assert application.session.compiling.kinds["inductor:CPU"].from_disk == 2
+
+
+PAIR = [f"CPU@{CORE}", f"CPU@{allowed_cores()[-1]}"]
+
+
+@pytest.mark.slow
+@pytest.mark.two_cores
+@pytest.mark.timeout(1800)
+def test_the_best_split_of_plain_devices_races_with_compiled_segments_too() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Sigmoid()).eval(), torch.randn(4, 64)
+    with Session(net, PAIR, example=(x,), policy=STEADY) as session:
+        start = split_at(session, "2/linear")
+        with session.optimize(budget=1000, candidates=Candidates("heft", start=start)) as found:
+            (twin,) = (one for one in found.candidates if one.twin is not None)
+            assert any({twin.name, twin.twin} <= race.measured.keys() for race in found.races)
+            torch.testing.assert_close(found(x), net(x))
+        assert twin.measured is not None
+        assert (twin.refused, twin.segments, twin.placement.counts().keys()) == ({}, 2, {COMPILED, OTHER})
+        made = session.run(twin.placement, runs=1)
+        again = session.optimize(budget=1000, candidates=Candidates("heft", start=twin.placement))
+    assert made.native
+    assert made.output_error.max_rel < 1e-5
+    (given,) = (one for one in again.candidates if one.given)
+    assert given.placement.counts().keys() == set(PAIR)
+
+
+@pytest.mark.two_cores
+def test_without_time_or_a_compiler_the_best_split_runs_eagerly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
+    with Session(NET, PAIR, example=(X,), policy=STEADY) as session:
+        wanted = Candidates("heft", start=split_at(session, "linear"))
+        (twin,) = (one for one in session.optimize(budget=5, candidates=wanted).candidates if one.twin is not None)
+        assert twin.not_run is not None
+        assert twin.not_run.startswith("compiling it takes about 15")
+        monkeypatch.setenv("CXX", "/nowhere/g++")
+        found = session.optimize(budget=5, candidates=wanted)
+    assert [one for one in found.candidates if "inductor:" in one.placement.ops_by_device] == []
+
+
+@pytest.mark.slow
+@pytest.mark.two_cores
+@pytest.mark.timeout(900)
+def test_a_split_of_which_no_segment_compiles_runs_eagerly_only() -> None:
+    net = nn.Sequential(Custom(), nn.Linear(8, 8), Custom()).eval()
+    with Session(net, PAIR, example=(X,), policy=STEADY) as session:
+        found = session.optimize(budget=1000, candidates=Candidates("heft", start=split_at(session, "1/linear")))
+    (twin,) = (one for one in found.candidates if one.twin is not None)
+    assert twin.not_run == "no segment can be compiled"

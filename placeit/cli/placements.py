@@ -102,8 +102,8 @@ def open_session(
     with options.session(cluster, placements[0].graph_hash if placements else "") as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                for one in placement.every if session.home_of(placement) is session else ():
-                    session.divide(one, by_segments=by_segments)
+                for one in placement.every:
+                    session.home_of(placement).divide(one, by_segments=by_segments)
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
                 for one in placement.every:

@@ -10,7 +10,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores, memory_bytes, one_per_physical_core
 from placeit.devices.kinds import kind_of, kinds
 
-__all__ = ["all_here", "compiled_devices", "in_throughput_mode", "plain_devices", "whole_devices"]
+__all__ = ["all_here", "compiled_devices", "compiled_twins", "in_throughput_mode", "plain_devices", "whole_devices"]
 
 
 def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
@@ -93,6 +93,19 @@ def compiled_devices(cluster: Cluster) -> list[Device]:
         if made is not None and made.name not in cluster.names:
             found.append(made)
     return found
+
+
+def compiled_twins(cluster: Cluster) -> Cluster | None:
+    """Return a cluster with each core set that runs models eagerly replaced by a device on the same cores that compiles them.
+
+    None if it has no such core set, or if a device or link is emulated, described or on another node.
+    """
+    compiles = {kind.compiles: kind for _, kind in kinds() if kind.compiles} if all_here(cluster) else {}
+    eager = [device.core_set and device.kind in compiles for device in cluster.devices]
+    made = [compiles[d.kind].compiled(d) if able else d for d, able in zip(cluster.devices, eager, strict=True)]
+    twins = tuple(device for device in made if device is not None)
+    unique = len({device.name for device in twins}) == len(cluster)
+    return Cluster(twins) if any(eager) and unique else None
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:

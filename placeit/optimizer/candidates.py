@@ -58,6 +58,7 @@ class Candidate:
             as one, as one would use them without placeit (:func:`placeit.devices.plain.plain_devices`).
         of: for a single device in another precision, which cannot be chosen: name of the same candidate in the requested
             precision; else None.
+        twin: for a split with compiled segments, on the same cores: name of the same split with eager ones; else None.
         reference: for a reference, which cannot be chosen: how OpenVINO runs the model by itself; else None.
         used: for a reference, the devices that OpenVINO reported as used; empty if it did not run or OpenVINO reports none.
         given: whether the caller gave it to the search as a starting placement.
@@ -76,6 +77,7 @@ class Candidate:
     simulated_value: float | None
     plain: bool = False
     of: str | None = None
+    twin: str | None = None
     reference: OwnMode | None = None
     used: tuple[str, ...] = ()
     given: bool = False
@@ -239,11 +241,12 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """A single device that the cluster does not have, or does not have in the requested precision.
+    """Devices that the cluster does not have, or does not have in the requested precision.
 
     Attributes:
-        session: the same model on that device.
-        busy: ``float64[D]``, 1 for each device of the cluster that is busy while this one runs, 0 for the others.
+        session: the same model on these devices.
+        busy: ``float64[D]``, 1 for each device of the cluster that is busy while a single device runs, 0 for the others; for
+            several devices, a row of these for each of them.
     """
 
     session: Workbench

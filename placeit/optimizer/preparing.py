@@ -14,7 +14,7 @@ from placeit.measuring.budget import TRIFLE_S, least
 from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.starts import divide_for, elsewhere
+from placeit.optimizer.starts import divide_for, elsewhere, on_eager_devices
 from placeit.planning.room import check_room
 from placeit.profiler.memory_rates import Rates, shared_reads
 from placeit.profiler.support import supported_ops
@@ -40,7 +40,9 @@ class Load(Stage):
         _check_room(state.session)
         given = state.goal.starts
         state.on_cores = on_cores = elsewhere(state.session, given)
-        state.starts = starts = {name: one for name, one in given.items() if name not in on_cores}
+        state.starts = starts = {
+            name: on_eager_devices(state.session, one) for name, one in given.items() if name not in on_cores
+        }
         divide_for(state.session, starts)
 
 

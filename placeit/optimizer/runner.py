@@ -23,7 +23,7 @@ class Runner:
     Args:
         deployed: the candidate's executors.
         objective: objective that runs are valued by.
-        alone: the candidate's device, if it is not a device of the cluster.
+        alone: the candidate's devices, if they are not devices of the cluster.
         meters: energy meters that are read while requests run one after the other for as long as that takes; None for one run
             at a time.
 
@@ -71,7 +71,7 @@ class Runner:
             else:
                 moving += span.seconds
         seconds = np.array(list(busy.values()))
-        return seconds if self.alone is None else seconds.sum() * self.alone.busy, moving
+        return seconds if self.alone is None else seconds @ np.atleast_2d(self.alone.busy), moving
 
     def valued(self, measured: Measurement, counted: Sequence[range]) -> Measurement:
         """Return the objective of the measured runs, given the runs that each sample is of (:meth:`Race.counted`)."""

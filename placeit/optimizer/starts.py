@@ -25,7 +25,7 @@ from placeit.runtime.drivers import drive
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 
-__all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "read_starts"]
+__all__ = ["Start", "begin_with", "divide_for", "elsewhere", "fitted", "on_eager_devices", "read_starts"]
 
 Start = Placement | str | Path
 """A placement, or the file of one."""
@@ -76,9 +76,9 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
     names = set(placement.as_dict().values())
     if len(names) > 1 or placement.replicas or not names.isdisjoint(session.cluster.names):
         return None
-    for device in session.setup.whole_devices:
-        if device.name in names:
-            return device
+    for cluster in session.setup.elsewhere:
+        if len(cluster) == 1 and cluster.names[0] in names:
+            return cluster.devices[0]
     try:
         (found,) = drive(discover(sorted(names), precision=session.precision), session.model).devices
     except (DeviceError, UsageError):
@@ -87,6 +87,19 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
         return None
     sharing = [device for device in session.cluster.devices if device.core_set and device.where.shares(found.where)]
     return replace(found, memory_bytes=min(device.memory_bytes for device in (found, *sharing)))
+
+
+def on_eager_devices(session: Workbench, placement: Placement) -> Placement:
+    """Return a placement on compiled twins of the session's devices as one on the devices themselves; another one as it is.
+
+    Such a placement is usually the answer of an earlier search, which compiles the segments of its best split.
+    """
+    twins = session.setup.compiled_twins
+    eager = {} if twins is None else dict(zip(twins.names, session.cluster.names, strict=True))
+    if not set(placement.device_names) <= eager.keys():
+        return placement
+    every = [replace(one, device_names=tuple(eager[name] for name in one.device_names)) for one in placement.every]
+    return replace(every[0], replicas=tuple(every[1:]))
 
 
 def divide_for(session: Workbench, starts: Mapping[str, Placement]) -> None:

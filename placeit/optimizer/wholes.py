@@ -1,25 +1,31 @@
-"""Candidates that are whole models on one device: plain devices, compiling ones, and devices in another precision."""
+"""Candidates on devices outside the cluster: plain, compiling, in another precision; and splits with compiled segments."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import IsCalled
+from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
 from placeit.devices.kinds import kind_of
-from placeit.optimizer.candidates import Alone, Candidate
+from placeit.measuring.measure import FAILURES
+from placeit.optimizer.candidates import Alone, Candidate, value_of
+from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "enter_compiled", "in_other_precision", "plain_candidates"]
+__all__ = ["alone_on", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
 
+_BEHIND = 1.5  # times the best eager single device, from which on an eager split is not compiled
 _COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
@@ -46,17 +52,59 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
 
 def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
-    session, model = races.session, races.session.model
-    unable = session.pins or model.stateful or any(spec.limits is not None for spec in model.inputs)
-    unable = unable or not isinstance(model, IsCalled)  # tensor programs have no module to compile
-    for device in () if unable else session.setup.compiled_devices:
+    session = races.session
+    for device in session.setup.compiled_devices if _is_compilable(session) else ():
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == kind_of(device).compiles]
         if problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
             home = session.alone(device)
             candidate = alone_on(home, device.name, plain=True)
             races.enter(candidate, Alone(home, _busy(session)))
-            if (takes := home.runtime.compiler.takes([candidate.plan])) > room:
-                races.skip(candidate.name, too_late(takes, room), late=True)
+            _skip_late(races, candidate, home, room)
+
+
+def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
+    """Enter a split with its segments compiled on the same cores, which may take ``room`` seconds, and return it if it can run.
+
+    None if there is no time, if another split has a twin, where nothing compiles (:func:`enter_compiled`), or for a split that
+    is far behind the eager single devices.
+    """
+    session, known = races.session, races.known.values()
+    if not _is_compilable(session) or not races.is_placed(split) or any(one.twin is not None for one in known):
+        return None
+    alike = [value_of(one) for one in known if one.placer == "single" and races.is_placed(one)]
+    behind = not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf)
+    if behind or (twins := session.setup.compiled_twins) is None:
+        return None
+    home = session.alone(twins)
+    plan = replace(split.plan, problem=replace(split.plan.problem, device_names=twins.names))
+    name = f"{split.name}, compiled"
+    twin = Candidate(name, split.placer, plan, home.placing, None, None, twin=split.name, start=split.name)
+    races.enter(twin, Alone(home, np.eye(len(twins))))
+    if not _skip_late(races, twin, home, room):
+        return None
+    try:
+        with races.ledger.on(COMPILING), session.compiling.until(clock.now() + room), home.executor(plan) as executor:
+            refused = executor.refused
+    except FAILURES as error:
+        races.fail(name, error)
+        return None
+    if len(refused) == len(plan.programs):
+        races.skip(name, "no segment can be compiled")
+        return None
+    return races.known[name]
+
+
+def _is_compilable(session: Workbench) -> bool:
+    model = session.model
+    fixed = not session.pins and not model.stateful and all(spec.limits is None for spec in model.inputs)
+    return fixed and isinstance(model, IsCalled)  # tensor programs have no module to compile
+
+
+def _skip_late(races: Races, candidate: Candidate, home: Workbench, room: float) -> bool:
+    """Skip a candidate that takes longer to compile than there is time; return whether it may run."""
+    if (takes := home.runtime.compiler.takes(candidate.plans)) > room:
+        races.skip(candidate.name, too_late(takes, room), late=True)
+    return takes <= room
 
 
 def _busy(session: Workbench) -> NDArray[np.float64]:

@@ -66,9 +66,9 @@ class Placing:
         grouping = coarsen(graph, max_groups=max_groups, keep_together=together, pairs=pairs, largest=LARGEST, memory=memory)
         return cls(divided(grouping, pinned, together), devices, pinned, together)
 
-    def on(self, device: str) -> Self:
-        """Return these groups, without pins, to be placed on one device."""
-        return replace(self, devices=(device,), pinned=np.full_like(self.pinned, -1))
+    def on(self, devices: tuple[str, ...]) -> Self:
+        """Return these groups, without pins, to be placed on other devices."""
+        return replace(self, devices=devices, pinned=np.full_like(self.pinned, -1))
 
     def able(self) -> NDArray[np.bool_]:
         """Return which ops may be on which devices by the pins: ``bool[V, D]``."""

@@ -173,6 +173,11 @@ def _show_candidates(console: Console, found: Optimized) -> None:
             if "inductor:" in candidate.name:
                 note = f"{candidate.name} is the whole model, compiled by PyTorch's compiler Inductor for these cores."
             text.paragraph(console, note)
+    for candidate in found.candidates:
+        if candidate.twin is not None:
+            text.paragraph(
+                console, f"{candidate.name}: the segments of {candidate.twin}, compiled by PyTorch's compiler Inductor."
+            )
     if found.references:
         text.paragraph(console, _REFERENCES)
     console.print()

@@ -67,8 +67,11 @@ class Compiling:
         """Seconds spent on all kinds."""
         return sum(one.seconds for one in self.kinds.values())
 
-    def book(self, kind: str, seconds: float, ops: int, *, from_disk: bool = False) -> None:
-        """Count a program of ``ops`` ops that took some seconds to compile, or to load from disk."""
+    def book(self, kind: str, seconds: float, ops: int, *, from_disk: bool = False, alone: float | None = None) -> None:
+        """Count a program of ``ops`` ops that took some seconds to compile, or to load from disk.
+
+        If it was compiled beside others, and estimates are for one alone, ``alone`` has the seconds that it took.
+        """
         one = self.kinds.setdefault(kind, Compiled())
         one.seconds += seconds
         if from_disk:
@@ -76,7 +79,7 @@ class Compiling:
         else:
             one.compiled += 1
             self._ops[kind] = self._ops.get(kind, 0) + ops
-            self._compiling_s[kind] = self._compiling_s.get(kind, 0.0) + seconds
+            self._compiling_s[kind] = self._compiling_s.get(kind, 0.0) + (seconds if alone is None else alone)
 
     def reuse(self, kind: str) -> None:
         """Count a program that was needed and was there already."""
@@ -92,7 +95,7 @@ class Compiling:
         takes = program + ops * (_PRIOR_OPS * prior + by_ops) / (_PRIOR_OPS + seen)
         if not on_disk:
             return takes
-        loading = (_PRIOR_PROGRAMS * _LOADING_S + one.seconds - compiling) / (_PRIOR_PROGRAMS + one.from_disk)
+        loading = (_PRIOR_PROGRAMS * _LOADING_S + max(0.0, one.seconds - compiling)) / (_PRIOR_PROGRAMS + one.from_disk)
         return min(loading, takes)
 
     @contextlib.contextmanager

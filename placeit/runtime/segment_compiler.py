@@ -65,9 +65,17 @@ class SegmentCompiler:
         return self.book.source(segment, self.pool.cluster.names[segment.device])
 
     def takes(self, plans: Iterable[Plan]) -> float:
-        """Estimate the seconds to compile or load the missing programs of plans, from the seconds of programs so far."""
+        """Estimate the seconds to compile or load the missing programs of plans, from the seconds of programs so far.
+
+        Programs that take many seconds are compiled at the same time, one for each core.
+        """
         missing = {key: s for plan in plans for s in plan.programs if (key := self._key(s)) not in self._programs}
-        return sum(map(self._takes, missing.values()))
+        slow = [self._takes(segment) for segment in missing.values() if self._is_slow(segment)]
+        others = sum(self._takes(segment) for segment in missing.values() if not self._is_slow(segment))
+        return others + max(sum(slow) / len(os.sched_getaffinity(0)), *slow, 0.0)
+
+    def _is_slow(self, segment: Segment) -> bool:
+        return self.pool.streams is None and isinstance(self.pool.devices[segment.device], CompilesSlowly)
 
     def takes_anew(self, device: Device) -> float:
         """Estimate the seconds to compile the whole model for a device, which may be outside the cluster."""
@@ -139,7 +147,8 @@ class SegmentCompiler:
         for segment, (program, taken) in zip(segments, made, strict=True):
             from_disk = isinstance(program, KeptOnDisk) and program.from_disk
             share = taken / at_once if at_once > 0 else 0.0
-            self.compiling.book(self._kind(segment), share, len(self.book.ops(segment)), from_disk=from_disk)
+            alone = taken if self._is_slow(segment) else share
+            self.compiling.book(self._kind(segment), share, len(self.book.ops(segment)), from_disk=from_disk, alone=alone)
 
     def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
         if batch.given_up.is_open:

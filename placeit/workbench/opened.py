@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import clock
-from placeit.core.cluster import Device
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.interrupts import come_through
 from placeit.core.placement import Placement
@@ -56,7 +56,7 @@ class Workbench:
         pins: device names by op names or globs of them.
         memory: bytes of the devices whose memory is limited, by name.
         cache: where measured costs are kept; None if nowhere.
-        compiling: counts the programs that were compiled, here and for single devices (:meth:`alone`); its ``progress`` is told
+        compiling: counts the programs that were compiled, here and for other devices (:meth:`alone`); its ``progress`` is told
             which program is being compiled.
     """
 
@@ -70,7 +70,7 @@ class Workbench:
         self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
         self._hurried = self._closed = False
         self._reference: Reference | None = None
-        self._others: dict[tuple[Device, str], Workbench] = {}
+        self._others: dict[tuple[tuple[Device, ...], str, Placing], Workbench] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -97,18 +97,20 @@ class Workbench:
         self._hurried = True
         come_through()
 
-    def alone(self, device: Device, *, precision: str | None = None) -> Workbench:
-        """Open the same model, in the same groups, on one other device; closed with this one.
+    def alone(self, on: Device | Cluster, *, precision: str | None = None) -> Workbench:
+        """Open the same model, in the same groups, on one other device or several; closed with this one.
 
         Args:
-            device: as the model's runtimes drive it.
-            precision: precision of the device; None for this one's. With another precision, the tolerance is the larger of
+            on: the devices, as the model's runtimes drive them.
+            precision: precision of the devices; None for this one's. With another precision, the tolerance is the larger of
                 both precisions' tolerances.
         """
         precision = self.precision if precision is None else precision
-        if (device, precision) not in self._others:
-            self._others[device, precision] = Workbench(self._now().on(device, precision))
-        return self._others[device, precision]
+        cluster = Cluster((on,)) if isinstance(on, Device) else on
+        key = cluster.devices, precision, self.placing
+        if key not in self._others:
+            self._others[key] = Workbench(self._now().on(cluster, precision))
+        return self._others[key]
 
     def again(self) -> Workbench:
         """Return a new one for use once this one is closed: the same model, groups and devices, and the known costs."""
@@ -121,15 +123,15 @@ class Workbench:
         return replace(self.setup, model=self.model, placing=self.placing)
 
     def home_of(self, placement: Placement) -> Workbench:
-        """Return what runs a placement: this one, or the one of the plain device that the placement is on.
+        """Return what runs a placement: this one, or the one of the devices outside the cluster that the placement is on.
 
-        A plain device (:func:`placeit.devices.plain.plain_devices`), or the throughput mode, is not in the cluster,
-        and yet `placeit optimize` may choose it.
+        A plain device (:func:`placeit.devices.plain.plain_devices`), the throughput mode or a compiled twin of a core set is
+        not in the cluster, and yet `placeit optimize` may choose it.
         """
-        used = set(placement.as_dict().values())
-        for device in () if self.pins else self.setup.whole_devices:
-            if used == {device.name} and (device.name not in self.cluster.names or placement.device_names == (device.name,)):
-                return self.alone(device)
+        used, known = set(placement.as_dict().values()), set(self.cluster.names)
+        for cluster in () if self.pins else self.setup.elsewhere:
+            if used <= set(cluster.names) and (not used <= known or placement.device_names == cluster.names):
+                return self.alone(cluster)
         return self
 
     @property
@@ -320,12 +322,12 @@ class Workbench:
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
         """Compile a plan and put inputs in place; see :meth:`placeit.runtime.runtime.Runtime.executor`.
 
-        Close it when it is not needed any more. A plan on a plain device of the cluster runs there, in :meth:`alone`.
+        Close it when it is not needed any more. A plan on devices outside the cluster runs there, in :meth:`alone`.
         """
         if plan.problem.device_names != self.cluster.names:
-            for device in self.setup.whole_devices:
-                if plan.problem.device_names == (device.name,):
-                    return self.alone(device).executor(plan, in_flight=in_flight, priority=priority)
+            for cluster in self.setup.elsewhere:
+                if plan.problem.device_names == cluster.names:
+                    return self.alone(cluster).executor(plan, in_flight=in_flight, priority=priority)
         executor = self.runtime.executor(plan, in_flight=in_flight, priority=priority, alone=alone)
         requests = self.model.sample_requests()
         for request in range(1, in_flight):

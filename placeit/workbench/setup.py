@@ -18,7 +18,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import compiled_devices, plain_devices, whole_devices
+from placeit.devices.plain import compiled_devices, compiled_twins, plain_devices, whole_devices
 from placeit.measuring.check import tolerance_of, tolerance_of_rounding
 from placeit.planning.placing import Placing
 from placeit.profiler.cache import Cache
@@ -47,7 +47,7 @@ class Setup:
         compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
         spin_s: seconds that threads of devices wait awake for the next segment.
         policy: guards against measurements that mislead.
-        alone: whether it is on a device that the cluster of the session does not have.
+        alone: whether it is on devices that the cluster of the session does not have.
     """
 
     model: Model
@@ -148,9 +148,15 @@ class Setup:
         return compiled_devices(self.cluster)
 
     @property
-    def whole_devices(self) -> list[Device]:
-        """Devices outside the cluster that a search on it may choose all the same."""
-        return whole_devices(self.cluster, onnx=self.opens_onnx)
+    def compiled_twins(self) -> Cluster | None:
+        """The cluster with devices that compile in place of eager ones (:func:`placeit.devices.plain.compiled_twins`)."""
+        return compiled_twins(self.cluster)
+
+    @property
+    def elsewhere(self) -> list[Cluster]:
+        """Devices outside the cluster that a search on it may choose all the same: whole devices, and compiled twins."""
+        whole = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
+        return [*whole, *filter(None, [self.compiled_twins])]
 
     @property
     def conditions(self) -> Conditions:
@@ -163,16 +169,16 @@ class Setup:
             self.model.logits,
         )
 
-    def on(self, device: Device, precision: str) -> Self:
-        """Return the same model, in the same groups, on one device alone; pins do not hold there."""
-        model = self.model
-        if device.plain and (form := device_kind(device).whole_file) is not None:
+    def on(self, cluster: Cluster, precision: str) -> Self:
+        """Return the same model, in the same groups, on other devices; pins do not hold there."""
+        model, first = self.model, cluster.devices[0]
+        if first.plain and (form := device_kind(first).whole_file) is not None:
             model = self.model.whole_file(form)
         return replace(
             self,
             model=model,
-            cluster=Cluster((device,)),
-            placing=self.placing.on(device.name),
+            cluster=cluster,
+            placing=self.placing.on(cluster.names),
             precision=precision,
             tolerance=self.tolerance if precision == self.precision else max(self.tolerance, tolerance_of([precision])),
             pins={},

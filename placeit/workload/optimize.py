@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from placeit.core import clock
-from placeit.core.cluster import Cluster
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import WorkloadError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.units import about_bytes, milliseconds, parse_duration
@@ -275,14 +275,18 @@ def _ways(predict: Predictor, until: float) -> dict[str, Choice]:
 
 
 def _memory(sessions: Sequence[Session]) -> dict[str, float]:
-    devices = [device for session in sessions for device in (*session.setup.whole_devices, *session.cluster.devices)]
-    return {device.name: device.memory_bytes for device in devices}
+    return {name: device.memory_bytes for name, device in _devices(sessions).items()}
+
+
+def _devices(sessions: Sequence[Session]) -> dict[str, Device]:
+    """Return the devices that models may be placed on, by name."""
+    clusters = (cluster for session in sessions for cluster in (*session.setup.elsewhere, session.cluster))
+    return {device.name: device for cluster in clusters for device in cluster.devices}
 
 
 def _conflicts(sessions: Sequence[Session]) -> set[tuple[str, str]]:
     """Return the pairs of devices of all models that share hardware."""
-    every = {d.name: d for session in sessions for d in (*session.setup.whole_devices, *session.cluster.devices)}
-    cluster = Cluster(tuple(every.values()))
+    cluster = Cluster(tuple(_devices(sessions).values()))
     return {(cluster.names[a], cluster.names[b]) for a, b in np.argwhere(cluster.conflicts()) if a < b}
 
 

@@ -533,7 +533,7 @@ def test_values_of_a_tensor_may_be_sizes_for_onnx_runtime(tmp_path: Path) -> Non
 def test_what_users_would_run_is_raced_against_at_open_sizes_too(tmp_path: Path) -> None:
     path = onnx_attention(tmp_path)
     with Session(path, TWO, inputs=Inputs(shapes=OPEN), cache=None) as session:
-        rivals = {device.name: device for device in (*session.setup.plain_devices, *session.setup.whole_devices)}
+        rivals = {device.name: device for cluster in session.setup.elsewhere for device in cluster.devices}
         assert rivals.keys() == {"CPU", "ort:CPU", "throughput:CPU"}
         for device in rivals.values():
             home = session.alone(device)
