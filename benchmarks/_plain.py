@@ -42,9 +42,9 @@ def _seconds(infer: Infer) -> float:
     return timed(infer)()
 
 
-def bound_thread(core: int) -> ThreadPoolExecutor:
-    """Return a thread that is bound to a core, like the thread of a one-core device."""
-    return ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {core}))
+def bound_thread(*cores: int) -> ThreadPoolExecutor:
+    """Return a thread that is bound to cores, like the thread of a device on these cores."""
+    return ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, set(cores)))
 
 
 def openvino_options(threads: int) -> dict[str, Any]:

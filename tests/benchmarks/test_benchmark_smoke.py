@@ -216,6 +216,13 @@ SLOWLY = [
         ("largest output error",),
         {"QUICK_BUDGET_S": 8.0},
     ),
+    Smoke(
+        "torch_splits --quick --models ffnn",
+        {"rival": [f"{way}, {where}" for way in ("torch.compile", "AOTInductor") for where in ("one core", "both cores")]},
+        ("ffnn: time over compiled PyTorch on one core", "ffnn: time over compiled PyTorch on both cores"),
+        ("ffnn: output error",),
+        {"QUICK_BUDGET_S": 8.0},
+    ),
     Smoke("fidelity --quick", {"kind": ("dense", "runs")}, ("mean error as profiled", "mean error calibrated")),
     Smoke(
         "generation --quick --cases clusters texts soak",
