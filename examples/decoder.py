@@ -98,7 +98,7 @@ def build_decoder(
     weights: Weights = "float32",
     seed: int = 0,
 ) -> Any:
-    """Build a decoder as an ``openvino.Model``, for one text, or with ``beam_idx`` for any number.
+    """Build a decoder as an ``openvino.Model``, for one text, or with ``beam_idx`` or caches as inputs for any number.
 
     Args:
         decoder: its architecture.
@@ -298,7 +298,7 @@ class _OpenVinoWriter:
         self._ov = import_openvino()
         ops = self._ops = self._ov.opset15
         self._weights, self._stateful = weights, stateful
-        self.batch = -1 if beam_idx else 1
+        self.batch = -1 if beam_idx or not stateful else 1
         self._parameters: list[Any] = []
         self._results: list[Any] = []
         self._sinks: list[Any] = []
@@ -435,7 +435,7 @@ class _OpenVinoWriter:
 class _OnnxWriter:
     """Writes an ``onnx.ModelProto``."""
 
-    batch = 1
+    batch = -1
 
     def __init__(self) -> None:
         import onnx

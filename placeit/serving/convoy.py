@@ -19,7 +19,7 @@ from placeit.serving.line import Line
 __all__ = ["BEAMS", "KNOWN", "MASK", "TOKENS", "Convoy", "Row", "row_of", "step_inputs"]
 
 TOKENS, MASK, BEAMS = "input_ids", "attention_mask", "beam_idx"
-"""Inputs that every joined decoder has: the tokens of a step, the mask of the text so far, and the rows of the state."""
+"""Inputs of joined decoders: the tokens of a step, the mask of the text so far and, of some, the rows of the state."""
 KNOWN = (TOKENS, MASK, "position_ids", BEAMS, "token_type_ids")
 """Inputs of decoders whose meaning is known."""
 _MISSED = 16  # runs in a row without a step of a sequence, after which it leaves
@@ -150,11 +150,15 @@ class Convoy:
         name, value = next(iter(row.items()))
         return int(value.shape[self._axes[name]])
 
-    @property
-    def is_sparse(self) -> bool:
-        """True if most of its columns hold no token of any sequence's row."""
+    def is_wasteful(self, steps: Mapping[Line, Arrays]) -> bool:
+        """Return whether rows are to be replaced before a run.
+
+        This is so if most of the columns hold no token of any sequence's row, or if sequences have left and the decoder has no
+        list of beams that drops their rows.
+        """
+        drops = BEAMS in next(iter(steps.values()))
         longest = self._seen[self._places].sum(1).max()
-        return bool(self._seen.shape[1] > 2 * longest + _SPARE)
+        return bool(self._seen.shape[1] > 2 * longest + _SPARE) or len(self.lines) < (0 if drops else len(self._seen))
 
     def leaving(self, steps: Mapping[Line, Arrays]) -> list[Line]:
         """Return the sequences that leave before a run: they had no steps lately, or a thread waits for their state."""
@@ -169,7 +173,8 @@ class Convoy:
         filler, length = next(iter(steps.values())), self._seen.shape[1]
         each = [steps.get(line, filler) for line in self.lines]
         found = {name: np.concatenate([one[name] for one in each]) for name in filler if name != MASK}
-        found[BEAMS] = np.array(self._places, filler[BEAMS].dtype)
+        if BEAMS in filler:
+            found[BEAMS] = np.array(self._places, filler[BEAMS].dtype)
         found[MASK] = mask = np.zeros((len(self.lines), length + 1), filler[MASK].dtype)
         for number, (line, place) in enumerate(zip(self.lines, self._places, strict=True)):
             columns = np.flatnonzero(self._seen[place])

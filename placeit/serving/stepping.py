@@ -57,11 +57,10 @@ class Steps:
         if TOKENS not in inputs or not model.states:
             return None
         unknown = [name for name, spec in inputs.items() if name not in KNOWN or len(spec.shape) > len(("batch", "tokens"))]
-        missing = [name for name in (MASK, BEAMS) if name not in inputs]
         rows = {name: spec.limits[0] if spec.limits else (1, 1) for name, spec in inputs.items()}
         fixed = [name for name, (low, high) in rows.items() if low > 1 or high < low + 1]
-        if missing:
-            return cls(why=f"the model has no input '{missing[0]}'")
+        if MASK not in inputs:
+            return cls(why=f"the model has no input '{MASK}'")
         if unknown:
             return cls(why=f"the meaning of its input '{unknown[0]}' is not known")
         if fixed:
@@ -146,7 +145,7 @@ class Stepping:
             and request.resets == line.begun
             and all(shape[:1] == (1,) for shape in shapes.values())
             and shapes[MASK] == (1, line.tokens + 1)
-            and not request.inputs[BEAMS].any()
+            and not (BEAMS in request.inputs and request.inputs[BEAMS].any())
         )
 
     def choose(
@@ -228,7 +227,7 @@ class Stepping:
         """Have a convoy hold the states of all sequences that step, and of no sequence that is to leave."""
         leaving = convoy.leaving(steps)
         joining = [line for line in steps if line.convoy is not convoy]
-        if not leaving and not joining and not convoy.is_sparse:
+        if not leaving and not joining and not convoy.is_wasteful(steps):
             return
         try:
             kept = [line for line in convoy.lines if line not in leaving]

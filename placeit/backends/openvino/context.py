@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,27 @@ _ROWS = SizeRange(1, 64, (1,))  # texts in a step: one at a time, or the texts t
 _BEAMS = "beam_idx"  # input that says which row of the state each row of a step continues
 
 
-def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, *, stateful: bool) -> Resolved:
+def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: Sequence[Any]) -> Resolved:
     """Return the shape of every input; of a decoder, a context stands for all shapes that are not given.
 
     Args:
         path: the file, for messages.
         partial: shapes in the file, by input name.
         sizes: sizes from the user.
-        stateful: whether the model has state.
+        states: shapes of the model's states in the file.
 
     Raises:
         OpenSizesError: a size is left open.
         ModelError, UsageError: an option does not fit the model.
     """
-    decoder = stateful and not partial.keys().isdisjoint(TOKENS)
+    decoder = bool(states) and not partial.keys().isdisjoint(TOKENS)
     if sizes.context is not None:
         if not decoder:
             raise UsageError(
                 f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context says "
                 f"nothing about its inputs ({', '.join(partial)}): give --input-shape instead of --context."
             )
-        rows = sizes.batch or (_ROWS if _BEAMS in partial and not sizes.shapes else 1)
+        rows = sizes.batch or (_ROWS if all(map(_has_rows, states)) and not sizes.shapes else 1)
         sizes = replace(sizes, shapes={**_shapes(partial, sizes.context, rows), **sizes.shapes})
     try:
         return resolve_shapes(path, partial, sizes)
@@ -81,6 +81,13 @@ def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) ->
         elif name == _BEAMS and rank == 1:
             found[name] = (batch,)
     return found
+
+
+def _has_rows(state: Any) -> bool:
+    """Return whether a state may have a row for each text, and a size that grows with the text."""
+    return bool(
+        state.rank.is_static and len(state) > 1 and state[0].is_dynamic and any(size.is_dynamic for size in list(state)[1:])
+    )
 
 
 def _batch_axis(name: str, shape: Any) -> int:

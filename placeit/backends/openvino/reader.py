@@ -264,7 +264,8 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     outputs = {tensor_name(port, port.get_node()): port for port in model.outputs}
     caches = _caches(_kinds(inputs), _kinds(outputs), sizes, state, path)
     partial = _resolvable({name: port.get_partial_shape() for name, port in inputs.items()}, caches, sizes)
-    wanted = resolve_sizes(path, partial, sizes, stateful=bool(caches or model.get_sinks()))
+    reads = [node.get_output_partial_shape(0) for node in model.get_ordered_ops() if node.get_type_name() == "ReadValue"]
+    wanted = resolve_sizes(path, partial, sizes, [*reads, *(inputs[name].get_partial_shape() for name in caches)])
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
     return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
@@ -331,7 +332,7 @@ def _converted(
     }
     caches = _caches(inputs, outputs, sizes, state, path)
     partial = {name: shape for name, (_, shape) in inputs.items()}
-    wanted = resolve_sizes(path, _resolvable(partial, caches, sizes), sizes, stateful=bool(caches))
+    wanted = resolve_sizes(path, _resolvable(partial, caches, sizes), sizes, [partial[name] for name in caches])
     for name, shape in wanted.partial.items():
         if shape != partial[name]:  # some models can be read only with known sizes
             source.set_partial_shape(places[name], shape)

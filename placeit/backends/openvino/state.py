@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from placeit.backends.openvino.last_logits import TOKENS
 from placeit.backends.openvino.view import fuse_in_place
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_openvino
@@ -94,7 +95,8 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
         model: an ``openvino.Model`` whose other inputs have their final shapes; it is changed.
         pairs: outputs by input, by tensor names.
         path: the file, for messages.
-        batch: size of dimensions that are open and do not grow; None for 1.
+        batch: size of dimensions that are open and do not grow; None for 1. If any number of texts may be in a step, they stay
+            open.
 
     Raises:
         UsageError: a pair does not fit, or the dimension that grows cannot be distinguished from others.
@@ -109,13 +111,16 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
     caches = [_Cache(taken, inputs[taken], given, outputs[given]) for taken, given in pairs.items()]
     for cache in caches:
         cache.check(path)
-    _find_growing(model, caches, batch or 1)
+    rows = _open_tokens(model) is not None
+    _find_growing(model, caches, batch or 1, rows=rows)
     for cache in caches:
         if len(cache.growing) > 1:
             raise UsageError(
                 f"{path}: more than one dimension of the input '{cache.taken}' may grow from call to call: give the sizes of "
                 "the others when you export the model, or leave it an input with --state none."
             )
+        if rows:
+            cache.resize(-1, -1)
         cache.convert(model)
     model.validate_nodes_and_infer_types()
     kinds = {node.get_type_name() for node in model.get_ops()}
@@ -174,7 +179,9 @@ class _Cache:
     def convert(self, model: Any) -> None:
         """Replace input and output by ``ReadValue`` and ``Assign``."""
         shape = self._parameter.get_partial_shape()
-        begin = openvino.Shape([0 if size.is_dynamic else size.get_length() for size in shape])
+        begin = openvino.Shape(
+            [int(axis not in self.growing) if size.is_dynamic else size.get_length() for axis, size in enumerate(shape)]
+        )
         initial = openvino.op.Constant(self._parameter.get_element_type(), begin, [0])
         make_state(model, self.taken, self._parameter, self._result, initial)
 
@@ -219,10 +226,12 @@ _KEPT_AS = {"i64": openvino.Type.i32, "i16": openvino.Type.i32, "f64": openvino.
 """Types of states for types of values that OpenVINO's CPU plugin (2026.4) keeps no state of; it computes in these ones."""
 
 
-def _find_growing(model: Any, caches: list[_Cache], batch: int) -> None:
-    """Find which open dimensions of caches grow, and set the shapes of the inputs."""
+def _find_growing(model: Any, caches: list[_Cache], batch: int, *, rows: bool) -> None:
+    """Find which open dimensions of caches grow, and set the shapes of the inputs; the first has the ``rows`` of texts."""
     others = []
     for cache in caches:
+        if rows:
+            cache.growing = [axis for axis in cache.growing if axis > 0]
         axis = cache.joined_along()
         if axis in cache.growing:
             cache.growing = [axis]
@@ -244,65 +253,97 @@ def fix_initial_states(model: Any) -> None:
 
     optimum-intel computes initial values from the inputs. A segment without these inputs would have to be told the shape by
     another segment, and OpenVINO compiles no state whose initial shape is less known than its own. If only the batch is open,
-    the initial value has a row for each beam of the list that selects rows of the state, which the same segment has as an
-    input. (OpenVINO's CPU plugin crashes if the state has fewer rows than that: 2026.4.)
+    the initial value has a row for each text of the step: for each beam of the list that selects rows of the state, or for each
+    row of tokens, which the same segment then has as an input. (OpenVINO's CPU plugin crashes if the state has fewer rows than
+    that: 2026.4.)
 
     Args:
         model: an ``openvino.Model`` whose inputs have their final shapes; it is changed.
     """
-    ops = openvino.opset13
+    ops, tokens = openvino.opset13, _open_tokens(model)
     for read in model.get_ordered_ops():
         if read.get_type_name() != "ReadValue" or not read.get_input_size():
             continue
         value = read.input_value(0)
-        made = value.get_node()
         sizes = list(value.get_partial_shape()) if value.get_partial_shape().rank.is_static else []
-        beams = _beams(read)
-        least = int(beams is not None)  # sizes before that are open
-        if made.get_type_name() != "Broadcast" or not sizes or any(size.is_dynamic for size in sizes[least:]):
+        beams, rows = _beams(read), None
+        one_row = tokens is not None and sizes[:1] == [1] and read.get_output_partial_shape(0)[0].is_dynamic
+        if one_row or (sizes and sizes[0].is_dynamic):
+            rows = ops.shape_of(beams, "i64") if beams is not None else None if tokens is None else _rows(tokens)
+            sizes[0] = sizes[0] if rows is None else openvino.Dimension(1)
+        if (
+            (rows is None and value.get_node().get_type_name() != "Broadcast")
+            or not sizes
+            or any(size.is_dynamic for size in sizes)
+        ):
             continue
-        number = made.input_value(0).get_node()
-        while number.get_type_name() == "Convert":
-            number = number.input_value(0).get_node()
-        if number.get_type_name() == "Constant" and number.data.size == 1:
-            shape = [size.get_length() if size.is_static else 1 for size in sizes]
-            known = openvino.op.Constant(value.get_element_type(), openvino.Shape(shape), [number.data.item()])
-            known.set_friendly_name(f"{read.get_friendly_name()}/initial")
-            if beams is not None and sizes[0].is_dynamic:
-                rows = ops.shape_of(beams, "i64")
-                known = ops.broadcast(known, ops.concat([rows, ops.constant(np.array(shape[1:], np.int64))], 0))
-            read.input(0).replace_source_output(known.output(0))
+        number = _number(value.get_node())
+        if number is None:
+            continue
+        shape = [size.get_length() for size in sizes]
+        known = openvino.op.Constant(value.get_element_type(), openvino.Shape(shape), [number])
+        known.set_friendly_name(f"{read.get_friendly_name()}/initial")
+        if rows is not None:
+            known = ops.broadcast(known, ops.concat([rows, ops.constant(np.array(shape[1:], np.int64))], 0))
+        read.input(0).replace_source_output(known.output(0))
     model.validate_nodes_and_infer_types()
 
 
+def _number(made: Any) -> Any:
+    """Return the number that all elements of an initial value are; None if it is not known."""
+    while made.get_type_name() in ("Broadcast", "Convert"):
+        made = made.input_value(0).get_node()
+    numbers = np.unique(made.data) if made.get_type_name() == "Constant" else np.zeros(2)
+    return numbers[0].item() if numbers.size == 1 else None if numbers.size else 0
+
+
+def _open_tokens(model: Any) -> Any:
+    """Return the input with the tokens of a step of any number of texts; None if a model has no such input."""
+    for port in model.inputs:
+        shape = port.get_partial_shape()
+        if not port.get_names().isdisjoint(TOKENS) and shape.rank.is_static and len(shape) and shape[0].is_dynamic:
+            return port.get_node()
+    return None
+
+
+def _rows(tokens: Any) -> Any:
+    """Return ops that compute the number of texts in a step, ``int64[1]``. Ops of several states would be far from some."""
+    ops = openvino.opset13
+    return ops.gather(ops.shape_of(tokens, "i64"), ops.constant([0]), ops.constant(0))
+
+
 def _beams(read: Any) -> Any:
-    """Return the list of beams by which ``Gather`` selects rows of a state; None if something else reads the state's values."""
+    """Return the input by which ``Gather`` selects rows of a state; None without one, or if another op reads the state."""
     readers = [value.get_node() for value in read.output(0).get_target_inputs()]
     if not {reader.get_type_name() for reader in readers} <= {"Gather", "ShapeOf"}:
         return None
-    return next((reader.input_value(1) for reader in readers if reader.get_type_name() == "Gather"), None)
+    lists = (reader.input_value(1) for reader in readers if reader.get_type_name() == "Gather")
+    return next((value for value in lists if value.get_node().get_type_name() == "Parameter"), None)
 
 
 def fuse_with_attention(model: Any) -> None:
     """Rewrite states so that OpenVINO's CPU plugin fuses them with the attention that reads them.
 
     The plugin does so if a state of four dimensions is gathered, by a list of beams, before it is concatenated with the keys
-    or values of new tokens (2026.4). Here the list has all beams, in order.
+    or values of new tokens (2026.4). Here the list has all rows, in order.
 
     Args:
         model: an ``openvino.Model``; it is changed.
     """
-    ops = openvino.opset13
-    beams: dict[int, Any] = {}  # the plugin expects one list for keys and values
+    ops, tokens = openvino.opset13, _open_tokens(model)
+    orders: dict[int, Any] = {}  # the plugin expects one list for keys and values
     for node in model.get_ordered_ops():
         shape = node.get_output_partial_shape(0) if node.get_type_name() == "ReadValue" else None
-        if shape is None or shape.rank.is_dynamic or len(shape) != 4 or shape[0].is_dynamic:
+        if shape is None or shape.rank.is_dynamic or len(shape) != 4 or (shape[0].is_dynamic and tokens is None):
             continue
         for reader in node.output(0).get_target_inputs():
             join = reader.get_node()
             if join.get_type_name() == "Concat" and join.get_axis() % 4 != 0:
-                batch = shape[0].get_length()
-                order = beams.setdefault(batch, ops.constant(np.arange(batch, dtype=np.int32)))
+                if shape[0].is_static:
+                    batch = shape[0].get_length()
+                    order = orders.setdefault(batch, ops.constant(np.arange(batch, dtype=np.int32)))
+                else:  # lists of the same input count as one
+                    order = ops.range(ops.constant(0), ops.squeeze(_rows(tokens), ops.constant(0)), ops.constant(1), "i32")
                 gather = ops.gather(node, order, ops.constant(0, openvino.Type.i64))
                 gather.set_friendly_name(f"{node.get_friendly_name()}/beams")
                 reader.replace_source_output(gather.output(0))
