@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench import Workbench
 from placeit.workbench.options import Traffic
+from placeit.workbench.serving import move
 from tests.small_models import inception_like
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -82,6 +85,35 @@ def test_placements_are_run_and_served_after_each_other_and_at_once(session: Ses
         assert session.run(made["last"], runs=2, warmup=0).failed is None
         for answer in answers:
             answer.result(60)
+
+
+def test_a_server_moves_between_placements_under_load_and_no_request_is_lost(session: Session) -> None:
+    made, over = placements(session), threading.Event()
+    batches = [session.model.random_inputs(seed) for seed in range(3)]
+    wanted = [session.reference(batch) for batch in batches]
+
+    def ask() -> int:
+        count = 0
+        while not over.is_set():
+            for name, value in server.submit(batches[count % 3]).result(60).items():
+                np.testing.assert_allclose(value, wanted[count % 3][name], rtol=1e-3, atol=1e-5)
+            count += 1
+        return count
+
+    both = replace(made["first"], replicas=(made["last"],))
+    with session.serve(made["first"]) as server, ThreadPoolExecutor(2) as pool:
+        clients = [pool.submit(ask) for _ in range(2)]
+        for placement in (made["last"], both, made["split"]):
+            move(session, server, placement, in_flight=2, priority=-1)
+            assert [executor.in_flight for executor in server.executors] == [2] * len(placement.every)
+        over.set()
+        asked = sum(client.result() for client in clients)
+        server.submit(batches[0]).result(60)
+        outcomes = server.stats().outcomes
+        assert (outcomes["succeeded"], outcomes["failed"], server.repeated) == (asked + 1, 0, 0)
+        assert server.replacements[-1].devices == tuple(CORES)
+    with pytest.raises(ExecutionError, match="closed"):
+        move(session, server, made["last"], in_flight=1)
 
 
 def test_a_session_that_is_closed_fails_what_its_server_has(session: Session) -> None:

@@ -182,29 +182,33 @@ class Replacing(Admitting):
         for replica in leaving:
             replica.close()
 
-    def exchange(self, leaving: PlanExecutor | None, executor: PlanExecutor, replacement: Replacement) -> bool:
-        """Replace an executor, or one that was lost, by another; the replaced one is closed when its requests have ended.
+    def exchange(
+        self, leaving: abc.Sequence[PlanExecutor], executors: abc.Sequence[PlanExecutor], replacement: Replacement
+    ) -> bool:
+        """Replace executors by others; the replaced ones are closed when their requests have ended.
 
         Args:
-            leaving: the executor to replace; None to fill the place of one that was lost.
-            executor: the new one, of the same model; closed with the server.
+            leaving: the executors to replace; empty to fill the places of executors that were lost.
+            executors: the new ones, of the same model; closed with the server.
             replacement: the record of the replacement.
 
         Returns:
-            False if the server is closed, or there is no such executor to replace: then nothing has changed.
+            False if the server is closed, or does not have the executors to replace: then nothing has changed.
 
         Raises:
-            DeviceError: no thread can be started for it.
+            DeviceError: no thread can be started for an executor.
         """
         self.happened("compiling and loading", ", ".join(replacement.devices), seconds=replacement.compiled_s)
-        replica = self._made(executor, replacement)
+        made = [self._made(executor, None if k else replacement) for k, executor in enumerate(executors)]
         with self._lock:
-            left = [other for other in self._replicas if other.executor is leaving and other.able]
-            wanted = not self._closed and self._reason is None and bool(self.vacant if leaving is None else left)
+            left = [other for other in self._replicas if other.executor in leaving and other.able]
+            there = len(left) == len(leaving) if leaving else self.vacant > 0
+            wanted = not self._closed and self._reason is None and there
             if wanted:
-                self.vacant -= leaving is None
-                self._add(replica)
-                replica.start()
+                self.vacant = max(0, self.vacant + len(left) - len(made))
+                for replica in made:
+                    self._add(replica)
+                    replica.start()
                 for other in left:
                     other.retire()
                 self._sort()
@@ -212,5 +216,6 @@ class Replacing(Admitting):
         if wanted:
             self._leave(left)
         else:
-            replica.discard()
+            for replica in made:
+                replica.discard()
         return wanted

@@ -226,7 +226,8 @@ class Adapter(Attendant):
     def _move(self, leaving: PlanExecutor | None, better: Better) -> None:
         """Compile a better placement, and have it serve unless its devices turn out to be slow."""
         begin, self._found = perf_counter(), None
-        here = [] if leaving is None else [name for name, _ in self._said(leaving.plan)]
+        left = [] if leaving is None else [leaving]
+        here = [name for one in left for name, _ in self._said(one.plan)]
         why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
         try:
             executor = self._planning.open(better.plan)
@@ -240,7 +241,7 @@ class Adapter(Attendant):
         for name, ratio in slower.items():
             self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
         replacement = Replacement(why, better.devices, 0.0, better.decided_s, perf_counter() - begin)
-        if slower or not self._server.exchange(leaving, executor, replacement):
+        if slower or not self._server.exchange(left, [executor], replacement):
             executor.close()
             return
         self._moves.moved(time.monotonic())

@@ -7,12 +7,14 @@ import functools
 import math
 from collections import Counter, abc
 from dataclasses import replace
+from time import perf_counter
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.placement import Placement
 from placeit.core.units import about_bytes
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference, other_inputs
@@ -23,6 +25,7 @@ from placeit.serving.convoy import MASK
 from placeit.serving.load_run import RateReport, keep_busy, offer
 from placeit.serving.padding import Padding
 from placeit.serving.refinement import Limits
+from placeit.serving.replica import Replacement
 from placeit.serving.sequences import OF_DEVICE
 from placeit.serving.server import Server
 from placeit.serving.stepping import Steps
@@ -35,7 +38,7 @@ from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "adapting", "executors", "joining", "measure", "refining", "steps"]
+__all__ = ["Watch", "adapting", "executors", "joining", "measure", "move", "refining", "steps"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
 """Makes a context, given a server, in which requests arrive at the server."""
@@ -98,6 +101,37 @@ def adapting(
     server = Server(made, queue=queue, replace=recovery, state_memory=state_memory, steps=steps(session))
     server.attend(Adapter(server, recovery))
     return server
+
+
+def move(session: Workbench, server: Server, placement: Placement, *, in_flight: int | None, priority: int = 0) -> None:
+    """Have a server of a session run on another placement, without losing a request.
+
+    The new segments are compiled beside the requests. New requests then run there; those in flight end where they began.
+
+    Args:
+        session: has started the server.
+        server: does not refine its placement.
+        placement: of the session's model, on its devices.
+        in_flight: most requests in flight at once on each replica; None for as many as it needs for its highest throughput.
+        priority: of its segments; 0 or less.
+
+    Raises:
+        PlacementError: it does not fit the model, its groups, the devices or their memory.
+        UsageError: it cannot be planned (:meth:`placeit.workbench.Workbench.plan_of`), or the server refines its placement.
+        DeviceError: a device has no room, or is lost.
+        ExecutionError: the server is closed, or was changed in another way.
+    """
+    if server.refinement is not None:
+        raise UsageError("A server that refines its placement chooses it by itself, and is not moved: start it without that.")
+    begin = perf_counter()
+    placements = [Prepared.of(session, one) for one in placement.every]
+    leaving, made = server.executors, executors(placements, in_flight, priority)
+    used = [name for name, ops in placement.counts().items() if ops]
+    by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin)
+    if not server.exchange(leaving, made, by):
+        for executor in made:
+            executor.close()
+        raise ExecutionError("The server is closed, or was about to move to another placement by itself: apply it again.")
 
 
 def refining(

@@ -284,15 +284,15 @@ def test_an_executor_takes_the_place_of_another_unless_that_serves_no_more(bench
     replacement = Replacement("It was told to.", ("b",), 0.0, 0.0, 0.0)
     with Server([first], queue=1000) as server, third:
         answers = [server.submit(inputs_of(bench.model, 1)) for _ in range(100)]
-        assert server.exchange(first, second, replacement)
-        assert not server.exchange(first, third, replacement)
+        assert server.exchange([first], [second], replacement)
+        assert not server.exchange([first], [third], replacement)
         assert server.executors == [second]
         answers += [server.submit(inputs_of(bench.model, 1)) for _ in range(100)]
         for answer in answers:
             (output,) = answer.result(60).values()
             np.testing.assert_allclose(output, expected(1), rtol=1e-5)
         server.close()
-        assert not server.exchange(second, third, replacement)
+        assert not server.exchange([second], [third], replacement)
     assert server.replacements == [replacement]
 
 

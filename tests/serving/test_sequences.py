@@ -440,7 +440,7 @@ def test_a_server_that_leaves_a_placement_moves_the_states_to_the_next_one(bench
             for sequence, model in zip(sequences[:2], models, strict=False):
                 close_to(sequence.run(inputs(step)), model.run(inputs(step)["x"]))
         waiting = [sequence.submit(inputs(3)) for sequence in sequences]
-        assert server.exchange(first, made.runtime.executor(whole), Replacement("better", ("a",), 0.0, 0.0, 0.0))
+        assert server.exchange([first], [made.runtime.executor(whole)], Replacement("better", ("a",), 0.0, 0.0, 0.0))
         for sequence, model, answer in zip(sequences, models, waiting, strict=True):
             close_to(answer.result(60), model.run(inputs(3)["x"]))
             close_to(sequence.run(inputs(4)), model.run(inputs(4)["x"]))

@@ -66,7 +66,7 @@ def test_texts_go_on_with_their_states_where_a_server_moves_to_other_devices(ben
 
         def move() -> None:
             executor = bench.runtime.executor(bench.plan(1))
-            assert server.exchange(server.executors[0], executor, Replacement("It was told to.", ("b",), 0.0, 0.0, 0.0))
+            assert server.exchange(server.executors, [executor], Replacement("It was told to.", ("b",), 0.0, 0.0, 0.0))
 
         assert texts(server, bench, move) == expected
         assert server.stats().outcomes == {**server.stats().outcomes, "succeeded": 2 * prompts, "failed": 0}
