@@ -494,9 +494,7 @@ def test_a_change_of_the_file_reaches_nothing_that_runs(bundle: Path, tmp_path: 
     shutil.copy(bundle, path)
     with placeit.load(path) as application:
         model = application.session.model
-        assert not model.files.replaced
         path.write_bytes(b"" if how == "cut short" else bytes(path.stat().st_size))
-        assert model.files.replaced
         assert hashlib.sha256(model.files.read("segments/weights.bin").data).hexdigest() == (
             application.manifest.files["segments/weights.bin"].sha256
         )

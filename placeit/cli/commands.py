@@ -45,6 +45,7 @@ _BUILTIN = {
     "placers": Command("List placers and their options.", "placeit.cli.placers:placers"),
     "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
     "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),
+    "apply": Command("Change a running server to a placed workload.", "placeit.cli.apply:apply"),
     "generate-text": Command("Generate text with a decoder.", "placeit.cli.generate_text:generate_text"),
     "tune": Command("Find how to serve a model within a limit on latency.", "placeit.cli.tune:tune"),
     "compare": Command("Race placements against each single-device placement.", "placeit.cli.compare:compare"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import resource
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -26,8 +27,10 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.serve.repository import Opened
+    from placeit.profiler.costs import Progress
     from placeit.serve.served_model import ServedModel
+    from placeit.serve.sources import Opened, Planned, Source
+    from placeit.session import Session
 
 __all__ = ["EXAMPLES", "serve"]
 
@@ -80,8 +83,10 @@ def serve(
     need(
         "A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"
     )
+    from placeit.runtime.device_pool import shared_devices
     from placeit.serve.network import NetworkServer
     from placeit.serve.repository import Repository
+    from placeit.serve.sources import Planned
 
     models = models or []
     if not models and coming.repository is None:
@@ -94,17 +99,27 @@ def serve(
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
-        opener = partial(_bundle, rematch=rematch, running=running)
+        if any(is_workload(Path(given)) for given in models):
+            stack.enter_context(shared_devices())
+        more = {"devices": devices, "context": context}
+        here = contextvars.copy_context()  # what was given, and the devices that models share, for models that come later
+
+        def opener(source: Source, name: str, version: str) -> Opened:
+            if isinstance(source, Planned):
+                return here.copy().run(_planned, source, name, more, running)
+            return here.copy().run(_bundle, source.path, name, version, rematch, running)
+
         repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
         stack.callback(repository.close)
-        fixed, more = [], {"devices": devices, "context": context}
+        fixed = []
         for given in models:
             if is_workload(Path(given)):
-                fixed += _workload(Path(given), more, running, stack, terminal)
+                repository.open_plan(Path(given))
             elif placement is None and devices is None:
                 repository.open(*_named(given))
             else:
-                fixed.append(_model(given, placement, more, rematch, running, stack, terminal))
+                with terminal.progress() as progress:
+                    fixed.append(_model(given, placement, more, rematch, running, stack, progress)[0])
         repository.open_folder()
         for model in (*fixed, *repository.models):
             for line in _joined(model):
@@ -144,12 +159,12 @@ def _named(given: str) -> tuple[Path, str]:
     return (Path(rest), name) if equals and is_name(name) else (Path(given), "")
 
 
-def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running: RunOptions) -> Opened:
+def _bundle(path: Path, name: str, version: str, rematch: str | None, running: RunOptions) -> Opened:
     """Open a bundle, check it by its samples, and serve it."""
     from placeit.backends.bundle.files import is_bundle
     from placeit.backends.bundle.model import open_bundle
-    from placeit.serve.repository import Opened
     from placeit.serve.served_model import ServedModel
+    from placeit.serve.sources import Opened
 
     if not is_bundle(path):
         raise UsageError(
@@ -162,7 +177,7 @@ def _bundle(path: Path, name: str, version: str, *, rematch: str | None, running
         app.check()
         server = stack.enter_context(app.server(**running.of_server(app.placement)))
         model = ServedModel(name or app.name, server, app.inputs, app.outputs, version, **running.of_sequences())
-        return Opened(model, stack.pop_all().close, lambda: bundle.files.replaced)
+        return Opened(model, stack.pop_all().close)
 
 
 def _model(
@@ -172,9 +187,9 @@ def _model(
     rematch: str | None,
     running: RunOptions,
     stack: contextlib.ExitStack,
-    terminal: Terminal,
+    progress: Progress | None = None,
     priority: int = 0,
-) -> ServedModel:
+) -> tuple[ServedModel, Session]:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
     from placeit.serve.served_model import ServedModel
@@ -182,8 +197,7 @@ def _model(
     path, name = _named(given)
     what = to_run(CheckedOptions(path, **more), placement, rematch)
     session, chosen = stack.enter_context(what.open())
-    with terminal.progress() as progress:
-        known(session, chosen, progress, costs=running.moves)
+    known(session, chosen, progress, costs=running.moves)
     with naming(what.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server(chosen, priority)))
     model, text = session.model, None
@@ -196,30 +210,18 @@ def _model(
             text = TextModel(server, model)
         except PlaceitError as error:  # such as a model that makes vectors of texts
             typer.echo(f"texts: none: {error}", err=True)
-    return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences())
+    return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences()), session
 
 
-def _workload(
-    path: Path, more: Mapping[str, Any], running: RunOptions, stack: contextlib.ExitStack, terminal: Terminal
-) -> list[ServedModel]:
-    """Open the models of a placed workload, on shared devices, and serve them until the stack is closed."""
-    from placeit.runtime.device_pool import shared_devices
-    from placeit.workload.entries import Workload
+def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions) -> Opened:
+    """Open a model of a placed workload, and serve it."""
+    from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
-    stack.enter_context(shared_devices())
-    served = []
-    workload = Workload.load(path)
-    for entry, priority in zip(workload, workload.priorities, strict=True):
-        if entry.placement is None:
-            raise UsageError(
-                f"{path}: the model '{entry.name}' has no 'placement': serve the file that 'placeit optimize {path}' writes."
-            )
-        with naming_model(entry):
-            options = {**more, "inputs": entry.inputs}
-            name = f"{entry.name}={entry.model}"
-            served.append(_model(name, entry.placement, options, None, running, stack, terminal, priority))
-    return served
+    with contextlib.ExitStack() as stack, naming_model(source.entry):
+        given, options = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}
+        model, session = _model(given, source.file, options, None, running, stack, priority=source.priority)
+        return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 
 def _counted(model: ServedModel) -> dict[str, Any]:

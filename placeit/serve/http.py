@@ -41,6 +41,7 @@ _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
 _SMALL_BYTES: Final = 1 << 16  # most bytes of a request that is about models, and has no tensors
+_PLACEMENT_BYTES: Final = 1 << 22  # most bytes of a request that places a model: about 50,000 ops
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
 
@@ -103,9 +104,9 @@ def application(
         return JSONResponse([one for one in service.index() if one["state"] == "READY" or wanted.get("ready") is not True])
 
     async def load(request: Request) -> Response:
-        parameters = (await _parameters(request, bodies)).get("parameters")
-        await known(repository).load(service, request.path_params["model"], parameters or ())
-        return Response()
+        most = _PLACEMENT_BYTES if repository is not None and repository.control else _SMALL_BYTES
+        parameters = (await _parameters(request, bodies, most)).get("parameters") or {}
+        return JSONResponse({"outcome": await known(repository).load(service, request.path_params["model"], parameters)})
 
     async def unload(request: Request) -> Response:
         await known(repository).unload(service, request.path_params["model"])
@@ -152,9 +153,9 @@ def _model(service: Service, request: Request) -> ServedModel:
     return service.model(request.path_params["model"], request.path_params.get("version", ""))
 
 
-async def _parameters(request: Request, bodies: Bodies) -> dict[str, Any]:
-    """Read a request that is about models, whose body is a small JSON object, or empty. Raises RefusedError."""
-    found = await bodies.json_object(request, _SMALL_BYTES)
+async def _parameters(request: Request, bodies: Bodies, most: int = _SMALL_BYTES) -> dict[str, Any]:
+    """Read a request that is about models, whose body is a JSON object of ``most`` bytes, or empty. Raises RefusedError."""
+    found = await bodies.json_object(request, most)
     if not isinstance(found.get("parameters", {}), dict):
         raise invalid("The 'parameters' of this request are an object.")
     return found

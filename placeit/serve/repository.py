@@ -5,72 +5,66 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeVar
 
 from placeit.backends.bundle.files import SUFFIX, stamp
-from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.errors import PlaceitError, PlacementError, UsageError
 from placeit.serve.refusal import RefusedError, Status, invalid
 from placeit.serve.served_model import ServedModel, is_name
 from placeit.serve.service import Service
+from placeit.serve.sources import Key, Opened, Opener, Outcome, Planned, Source, planned
 
-__all__ = ["Opened", "Opener", "Repository", "known"]
+__all__ = ["Repository", "known"]
 
 _LOG = logging.getLogger("placeit")
 _LOOK_S: Final = 0.05  # seconds between two checks whether a model that was replaced has requests left
 _MOST_WAITING: Final = 16  # most clients that wait for a model to be loaded or unloaded
 
-Key: TypeAlias = tuple[str, str]
-"""Name and version of a model."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model that is ready to serve.
+class _Kept:
+    """An open model, and the stamp of its source when it was opened or moved."""
 
-    Attributes:
-        model: the model.
-        close: closes its server and its session.
-        replaced: returns whether its file has been replaced or written to since it was opened.
-    """
-
-    model: ServedModel
-    close: Callable[[], object]
-    replaced: Callable[[], bool]
-
-
-Opener: TypeAlias = Callable[[Path, str, str], Opened]
-"""Opens the bundle at a path, as a name (empty for the model's name) and a version, and checks it. Called on any thread."""
+    opened: Opened
+    stamp: object
 
 
 class Repository:
-    """The bundles of a server, which can be loaded, unloaded and loaded anew while it runs.
+    """The bundles and placed workloads of a server, whose models can be loaded, unloaded and loaded anew while it runs.
 
     A model that is loaded anew takes the place of the old one once it is ready. The old one ends the requests that it has
-    accepted, and its open sequences, and is closed.
+    accepted, and its open sequences, and is closed. A model of a workload that is only placed differently moves: its server
+    goes on, and runs new requests on the other placement.
 
     Args:
-        opener: opens a bundle.
+        opener: opens a bundle, or a model of a workload.
         folder: folder of bundles: ``NAME.placeit``, or ``NAME/VERSION.placeit``; None for no folder.
         control: whether clients may load and unload models.
         watch: whether to load what comes or changes, and to unload what goes. Otherwise, changes of files are only logged.
         every_s: seconds between two looks at the files.
+
+    Attributes:
+        control: whether clients may load and unload models.
     """
 
     def __init__(
         self, opener: Opener, folder: Path | None = None, *, control: bool = False, watch: bool = False, every_s: float = 1.0
     ) -> None:
-        self._opener, self._folder, self._control, self._watch, self._every_s = opener, folder, control, watch, every_s
-        self._given: dict[Key, Path] = {}  # outside of the folder
-        self._opened: dict[ServedModel, Opened] = {}
+        self._opener, self._folder, self.control, self._watch, self._every_s = opener, folder, control, watch, every_s
+        self._given: dict[Key, Source] = {}  # outside of the folder
+        self._plans: dict[Path, tuple[object, dict[Key, Planned]]] = {}  # models of workloads, and stamps of the files
+        self._opened: dict[ServedModel, _Kept] = {}
         self._absent: dict[Key, str] = {}  # reasons why models are not loaded
-        self._tried: dict[Key, tuple[int, ...] | None] = {}  # stamps of files that are not to be loaded again
-        self._seen: dict[Key, tuple[int, ...] | None] = {}  # stamps at the last look
+        self._tried: dict[Key, object] = {}  # stamps of files that are not to be loaded again
+        self._seen: dict[Key, object] = {}  # stamps at the last look
         self._turn, self._waiting = asyncio.Lock(), 0
-        self._tasks: set[asyncio.Task[None]] = set()  # what goes on although no client waits for it
-        self._found: dict[Key, Path] = {}  # in the folder, at the last look
+        self._tasks: set[asyncio.Task[Any]] = set()  # what goes on although no client waits for it
+        self._found: dict[Key, Source] = {}  # in the folder, at the last look
         self._said = ""  # why the last look failed
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give one that has bundles, or will have them.")
@@ -88,47 +82,69 @@ class Repository:
     @property
     def changes(self) -> bool:
         """True if models may come that are not loaded yet."""
-        return self._control or self._watch
+        return self.control or self._watch
 
     def open(self, path: Path, name: str = "") -> None:
         """Open a bundle that is not in the folder. Raises PlaceitError."""
-        model = self._open(path, name, "1")
-        self._given[model.name, model.version] = path
+        model = self._open(Source(path), name, "1")
+        self._given[model.name, model.version] = Source(path)
+
+    def open_plan(self, path: Path) -> None:
+        """Open the models of a placed workload. Raises PlaceitError."""
+        self._plans[path] = stamp(path), planned(path)
+        for key, source in self._plans[path][1].items():
+            self._open(source, *key)
 
     def open_folder(self) -> None:
         """Open the bundles of the folder; log those that cannot be opened."""
-        for (name, version), path in self._sources().items():
-            if (name, version) not in self._given:
+        there = {(model.name, model.version) for model in self._opened}
+        for key, source in self._sources().items():
+            if key not in there:
                 try:
-                    self._open(path, name, version)
+                    self._open(source, *key)
                 except Exception as error:  # noqa: BLE001 (the others are served)
-                    self._failed((name, version), path, error)
+                    self._failed(key, source, error)
 
     def close(self) -> None:
         """Close all models, after the network server."""
         while self._opened:
-            self._opened.popitem()[1].close()
+            self._opened.popitem()[1].opened.close()
 
-    def _open(self, path: Path, name: str, version: str) -> ServedModel:
-        opened = self._opener(path, name, version)
-        self._opened[opened.model] = opened
+    def _open(self, source: Source, name: str, version: str) -> ServedModel:
+        before = source.stamp
+        opened = self._opener(source, name, version)
+        self._opened[opened.model] = _Kept(opened, before)
         return opened.model
 
-    def _sources(self) -> dict[Key, Path]:
-        """Return the paths of all bundles that can be loaded."""
-        found: dict[Key, Path] = {}
+    def _sources(self) -> dict[Key, Source]:
+        """Return all that can be loaded."""
+        found: dict[Key, Source] = {}
         for path in sorted(self._folder.iterdir()) if self._folder is not None else ():
             try:
                 found |= _bundles(path)
             except OSError:  # it cannot be read just now, so it has what it had
-                found |= {key: one for key, one in self._found.items() if path in (one, one.parent)}
+                found |= {key: one for key, one in self._found.items() if path in (one.path, one.path.parent)}
         self._found = found
+        for path in self._plans:
+            found = found | self._planned(path)
         return found | self._given
 
-    def _failed(self, key: Key, path: Path, error: Exception) -> None:
+    def _planned(self, path: Path) -> dict[Key, Planned]:
+        """Return the models of a placed workload; the ones that it had if its file has an error, which is logged once."""
+        before, models = self._plans[path]
+        now = stamp(path)
+        if now != before:
+            try:
+                models = planned(path)
+            except PlaceitError as error:
+                _LOG.error("The models of %s stay as they are: %s", path, error)
+            self._plans[path] = now, models
+        return models
+
+    def _failed(self, key: Key, source: Source, error: Exception) -> None:
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
-        self._absent[key], self._tried[key] = why, stamp(path)
-        _LOG.error("%s is not loaded: %s", path, why)
+        self._absent[key], self._tried[key] = why, source.stamp
+        _LOG.error("%s is not loaded: %s", source.path, why)
 
     # -- on the thread of the event loop -------------------------------------------------------------------------------------
 
@@ -147,84 +163,112 @@ class Repository:
 
     async def _look(self, service: Service) -> None:
         """Look at the files of all models, and follow them, or log which were replaced."""
-        for model in service.models:
-            opened = self._opened.get(model)
-            if opened is not None and not model.replaced and await asyncio.to_thread(opened.replaced):
-                model.replaced = True
-                if not self._watch:
-                    _LOG.warning(
-                        "The file of the model '%s' was replaced or removed; what was loaded is served. Load it anew, or "
-                        "restart the server.",
-                        model.name,
-                    )
-        if self._watch:
-            async with self._turn:
-                await self._follow(service)
+        async with self._turn:
+            sources = await asyncio.to_thread(self._sources)
+            stamps = await asyncio.to_thread(lambda: {key: source.stamp for key, source in sources.items()})
+            for model in service.models:
+                kept = self._opened.get(model)
+                if kept is not None and not model.replaced and stamps.get((model.name, model.version)) != kept.stamp:
+                    model.replaced = True
+                    if not self._watch:
+                        _LOG.warning(
+                            "The file of the model '%s' was replaced or removed; what was loaded is served. Load it anew, or "
+                            "restart the server.",
+                            model.name,
+                        )
+            if self._watch:
+                await self._follow(service, sources, stamps)
 
-    async def _follow(self, service: Service) -> None:
+    async def _follow(self, service: Service, sources: Mapping[Key, Source], stamps: Mapping[Key, object]) -> None:
         """Load what has come or changed since the last look but one, and unload what has gone."""
-        sources, fixed = await asyncio.to_thread(self._sources), self._fixed(service)
-        sources = {key: path for key, path in sources.items() if key[0] not in fixed}
-        stamps = {key: await asyncio.to_thread(stamp, path) for key, path in sources.items()}
-        seen, self._seen = self._seen, stamps
+        fixed, seen, self._seen = self._fixed(service), self._seen, {**stamps}
         for model in service.models:
             key = model.name, model.version
             if model in self._opened and key not in sources:
                 self._remove(service, key, "its file has gone")
-        for key, path in sources.items():
+        for key, source in sources.items():
             current = service.models.find(*key)
-            due = current is None or current.replaced
+            due = key[0] not in fixed and (current is None or current.replaced)
             if due and seen.get(key) == stamps[key] is not None and self._tried.get(key) != stamps[key]:
                 try:
-                    await self._load(service, key, path)
+                    await self._load(service, key, source)
                 except Exception as error:  # noqa: BLE001 (the others are followed)
-                    self._failed(key, path, error)
+                    self._failed(key, source, error)
 
-    async def load(self, service: Service, name: str, parameters: Container[str] = ()) -> None:
-        """Load all versions of a model, or load them anew, even if the client leaves. Raises RefusedError."""
-        if "config" in parameters:
-            raise invalid("This server loads models as they were built: leave out the parameter 'config'.")
-        await asyncio.shield(self._task(self._load_all(service, name)))
+    async def load(self, service: Service, name: str, parameters: Mapping[str, object]) -> Outcome:
+        """Load all versions of a model, or load them anew, even if the client leaves.
 
-    async def _load_all(self, service: Service, name: str) -> None:
+        Args:
+            service: the models that are served.
+            name: name of the model.
+            parameters: ``config``, the content of a placement's file, places a model of a workload anew, in its file as well.
+
+        Returns:
+            What that did.
+
+        Raises:
+            RefusedError: clients may not, there is no such model, or it cannot be loaded: then it stays as it was.
+        """
+        return await asyncio.shield(self._task(self._load_all(service, name, parameters.get("config"))))
+
+    async def _load_all(self, service: Service, name: str, placement: object) -> Outcome:
         async with self._asked():
-            self._check_bundle(service, name)
+            self._check_loads(service, name)
             sources = await asyncio.to_thread(self._sources)
-            wanted = {key: path for key, path in sources.items() if key[0] == name}
+            wanted = {key: source for key, source in sources.items() if key[0] == name}
             if not wanted:
-                raise RefusedError(Status.UNKNOWN, f"There is no bundle of a model '{name}' here.")
-            for key, path in wanted.items():
+                raise RefusedError(Status.UNKNOWN, f"There is neither a bundle nor a placed model '{name}' here.")
+            outcome: Outcome = "unchanged"
+            for key, source in wanted.items():
                 try:
-                    await self._load(service, key, path)
+                    if placement is None:
+                        outcome = await self._load(service, key, source)
+                    else:
+                        outcome = await self._place(service, key, source, placement)
                 except PlaceitError as error:
                     raise RefusedError(Status.FAILED, f"The model '{name}' cannot be loaded: {error}") from error
+            return outcome
+
+    async def _place(self, service: Service, key: Key, source: Source, placement: object) -> Outcome:
+        """Load a model of a workload with another placement. Raises RefusedError, or PlaceitError if it cannot be loaded."""
+        if not (isinstance(source, Planned) and isinstance(placement, str)):
+            raise invalid("This server loads bundles as they were built: leave out the parameter 'config'.")
+        try:
+            undo = await asyncio.to_thread(source.place, placement)
+        except PlacementError as error:
+            raise invalid(str(error)) from error
+        try:
+            return await self._load(service, key, source)
+        except BaseException:
+            await asyncio.to_thread(undo)
+            raise
 
     async def unload(self, service: Service, name: str) -> None:
         """Unload all versions of a model. Raises RefusedError."""
         async with self._asked():
-            self._check_bundle(service, name)
+            self._check_loads(service, name)
             sources = await asyncio.to_thread(self._sources)
             keys = [(model.name, model.version) for model in service.models if model.name == name]
             if not keys and name not in {known for known, _ in [*sources, *self.absent]}:
                 raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here.")
             for key in keys:
                 if key in sources:
-                    self._tried[key] = await asyncio.to_thread(stamp, sources[key])
+                    self._tried[key] = await asyncio.to_thread(lambda source: source.stamp, sources[key])
                 self._remove(service, key, "it was unloaded")
 
     def _fixed(self, service: Service) -> set[str]:
-        """Return the names of the models that are no bundles."""
+        """Return the names of the models that stay as long as the server."""
         return {model.name for model in service.models if model not in self._opened}
 
-    def _check_bundle(self, service: Service, name: str) -> None:
-        """Raise RefusedError if a model is no bundle."""
+    def _check_loads(self, service: Service, name: str) -> None:
+        """Raise RefusedError if a model stays as long as the server."""
         if name in self._fixed(service):
-            raise invalid(f"The model '{name}' is no bundle, and stays as long as the server.")
+            raise invalid(f"The model '{name}' is no bundle and of no workload, and stays as long as the server.")
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
         """Wait for a client's turn to change the repository. Raises RefusedError if clients may not, or too many wait."""
-        if not self._control:
+        if not self.control:
             raise RefusedError(
                 Status.FORBIDDEN, "Clients may not load and unload models here: start the server with --control to allow it."
             )
@@ -237,10 +281,19 @@ class Repository:
         finally:
             self._waiting -= 1
 
-    async def _load(self, service: Service, key: Key, path: Path) -> None:
-        model = await asyncio.to_thread(self._open, path, *key)
+    async def _load(self, service: Service, key: Key, source: Source) -> Outcome:
+        """Open a model, or have it move if it is open and can. Raises PlaceitError."""
+        current = service.models.find(*key)
+        if current is not None and (kept := self._opened.get(current)) is not None:
+            before = await asyncio.to_thread(lambda: source.stamp)
+            outcome = await asyncio.to_thread(kept.opened.move, source)
+            if outcome is not None:
+                self._opened[current], current.replaced = replace(kept, stamp=before), False
+                return outcome
+        model = await asyncio.to_thread(self._open, source, *key)
         self._absent.pop(key, None)
         self._retire(service, service.models.add(model))
+        return "loaded"
 
     def _remove(self, service: Service, key: Key, why: str) -> None:
         self._absent[key] = why
@@ -257,12 +310,12 @@ class Repository:
             while model.accepted or len(model.sequences):
                 await asyncio.sleep(_LOOK_S)
             service.models.leaving.remove(model)
-            await asyncio.to_thread(self._opened.pop(model).close)
+            await asyncio.to_thread(self._opened.pop(model).opened.close)
 
         if model is not None:
             self._task(ending(model))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task, and keep it until it has ended."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -270,13 +323,13 @@ class Repository:
         return task
 
 
-def _bundles(path: Path) -> dict[Key, Path]:
+def _bundles(path: Path) -> dict[Key, Source]:
     """Return the bundles at a path of the folder: itself, or the versions in it. Raises OSError."""
     if path.suffix == SUFFIX and is_name(path.stem):
-        return {(path.stem, "1"): path}
+        return {(path.stem, "1"): Source(path)}
     if not is_name(path.name) or not path.is_dir():
         return {}
-    return {(path.name, one.stem): one for one in sorted(path.iterdir()) if one.suffix == SUFFIX and is_name(one.stem)}
+    return {(path.name, one.stem): Source(one) for one in sorted(path.iterdir()) if one.suffix == SUFFIX and is_name(one.stem)}
 
 
 def known(repository: Repository | None) -> Repository:

@@ -225,7 +225,7 @@ class _Answers:
         return answer
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        await known(self._repository).load(self._service, request.model_name, request.parameters)
+        await known(self._repository).load(self._service, request.model_name, _plain(request.parameters))
         return self._messages.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802

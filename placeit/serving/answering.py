@@ -230,4 +230,4 @@ class Answering(Turns):
             replacement.answered_s = ended - replica.ready
             self.replacements.append(replacement)
             self.happened("first answer", str(replacement), seconds=ended - replica.ready, until=ended)
-            _LOG.warning("%s", replacement)
+            _LOG.log(logging.INFO if replacement.asked else logging.WARNING, "%s", replacement)

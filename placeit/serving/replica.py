@@ -33,6 +33,7 @@ class Replacement:
         decided_s: seconds to decide on the new placement.
         compiled_s: seconds from the decision until the placement could run.
         answered_s: seconds from then to its first answer; NaN before that.
+        asked: whether the user asked for it, which is no warning.
     """
 
     why: str
@@ -41,6 +42,7 @@ class Replacement:
     decided_s: float
     compiled_s: float
     answered_s: float = math.nan
+    asked: bool = False
 
     def __str__(self) -> str:
         return (

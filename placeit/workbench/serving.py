@@ -127,7 +127,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
     placements = [Prepared.of(session, one) for one in placement.every]
     leaving, made = server.executors, executors(placements, in_flight, priority)
     used = [name for name, ops in placement.counts().items() if ops]
-    by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin)
+    by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin, asked=True)
     if not server.exchange(leaving, made, by):
         for executor in made:
             executor.close()

@@ -137,6 +137,16 @@ class Workload:
         longest_first = sorted({entry.limited.seconds for entry in self.entries}, reverse=True)
         return [-longest_first.index(entry.limited.seconds) for entry in self.entries]
 
+    def placed(self) -> Self:
+        """Return it. Raises UsageError if a model has no placement."""
+        for entry in self.entries:
+            if entry.placement is None:
+                raise UsageError(
+                    f"{self.path}: the model '{entry.name}' has no 'placement': take the file that 'placeit optimize "
+                    f"{self.path}' writes."
+                )
+        return self
+
     def scaled(self, factor: float) -> Workload:
         """Return it with all rates multiplied by a factor."""
         entries = (one if one.rate is None else replace(one, rate=one.rate * factor) for one in self.entries)

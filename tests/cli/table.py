@@ -66,6 +66,7 @@ ROWS = (
         longer="--runs 200",
     ),
     Row("serve", "MODEL -p PLACEMENT -d DEVICES --port 0", "model.onnx --port 99999", "'--port'", elsewhere=True),
+    Row("apply", "workload.yaml --to http://127.0.0.1:1", "workload.yaml", "'--to'", elsewhere=True),
     Row(
         "tune",
         "MODEL -d DEVICES -p PLACEMENT --latency-limit p95=1s --budget 1s -o tuned.json --record tuning.json",

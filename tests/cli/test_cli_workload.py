@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from placeit.backends import load
+from placeit.core.placement import Placement
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.workload.entries import Workload
 from tests.cli.test_cli_serve import Serving, serving
@@ -17,6 +24,8 @@ from tests.schema_check import check_schema
 from tests.workload.nets import described, net, write_workload
 
 __all__ = ["serving"]  # a fixture
+
+ZEROS = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": np.zeros(8).tolist()}]}
 
 
 @pytest.fixture
@@ -77,9 +86,90 @@ def test_the_models_of_a_placed_workload_are_served_by_their_names(
     )
     done = cli("optimize", path, "-d", ",".join(cores), "--budget", "2s")
     assert done.exit_code == 0, done.stderr
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": np.zeros(8).tolist()}]}
     process = serving(models / "workload.placed.yaml", "-d", ",".join(cores))
     for name in ("one", "two"):
-        status, answer = process.ask(path=f"/v2/models/{name}/infer", body=body)
+        status, answer = process.ask(path=f"/v2/models/{name}/infer", body=ZEROS)
         assert (status, answer["model_name"]) == (200, name)
     assert [(one["name"], one["succeeded"]) for one in process.end()["models"]] == [("one", 1), ("two", 1)]
+
+
+def on(model: Path, devices: Sequence[str], device: str, path: Path) -> None:
+    """Write the placement of a whole model on a device."""
+    graph = load(model).graph
+    where = np.full(len(graph), devices.index(device), np.int32)
+    Placement(graph.names, where, tuple(devices), graph.hash, np.zeros(len(graph), np.int32)).save(path)
+
+
+def plan(folder: Path, name: str, models: Path, devices: Sequence[str], **where: str) -> Path:
+    """Write a placed workload with each of some models on a device."""
+    (folder / name).mkdir()
+    entries = []
+    for model, device in where.items():
+        on(models / model / "model.onnx", devices, device, folder / name / f"{model}.json")
+        entries.append(f"model: ../{model}/model.onnx, name: {model}, rate: 9, placement: {model}.json")
+    return write_workload(folder / name, *entries)
+
+
+def test_a_plan_is_applied_to_a_running_server_and_no_request_is_lost(
+    cli: Any, models: Path, cores: Sequence[str], serving: Callable[..., Serving]
+) -> None:
+    net(models, "three")
+    first = plan(models, "first", models, cores, one=cores[0], two=cores[0])
+    process, over = serving(first, "-d", ",".join(cores), "--control", "--watch"), threading.Event()
+    body = {"inputs": [{**ZEROS["inputs"][0], "data": [0.5] * 8}]}
+    wanted = {name: process.ask(path=f"/v2/models/{name}/infer", body=body)[1]["outputs"] for name in ("one", "two")}
+
+    def ask(name: str) -> int:
+        count, connection = 0, HTTPConnection("127.0.0.1", process.port, timeout=60)
+        with contextlib.closing(connection):
+            while not over.is_set():
+                status, answer = process.ask(connection, f"/v2/models/{name}/infer", body)
+                assert (status, answer.get("outputs")) == (200, wanted[name])
+                count += 1
+        return count
+
+    url = f"http://127.0.0.1:{process.port}"
+    second = plan(models, "second", models, cores, one=cores[1], two=cores[0])
+    with ThreadPoolExecutor(2) as pool:
+        clients = [pool.submit(ask, name) for name in ("one", "two")]
+        for outcomes in (["moved", "unchanged"], ["unchanged", "unchanged"]):
+            done = cli("apply", second, "--to", url, "--json")
+            assert done.exit_code == 0, done.stderr
+            found = json.loads(done.stdout)
+            check_schema(found, "placeit.apply/1")
+            assert [model["outcome"] for model in found["models"]] == outcomes
+        over.set()
+        asked = sum(client.result() for client in clients)
+    assert Placement.load(first.parent / "one.json").counts()[cores[1]] > 0  # so that it is there after a restart
+    net(models, "four", layers=4)
+    wrong = plan(models, "wrong", models, cores, four=cores[0])
+    for name, say in (("four", "neither a bundle nor a placed model 'four'"), ("two", "belongs to another model")):
+        wrong.write_text(wrong.read_text().replace("name: four", f"name: {name}"))
+        done = cli("apply", wrong, "--to", url)
+        assert (done.exit_code, say in " ".join(done.stdout.split())) == (1, True), done.stdout
+    on(models / "one" / "model.onnx", cores, cores[0], first.parent / "one.json")
+    write_workload(
+        first.parent,
+        "model: ../one/model.onnx, name: one, rate: 9, placement: one.json",
+        "model: ../three/model.onnx, name: three, rate: 9, placement: ../second/one.json",
+    )
+
+    def there() -> set[tuple[str, str]]:
+        return {(one["name"], one["state"]) for one in process.ask(path="/v2/repository/index", body={})[1]}
+
+    while there() != {("one", "READY"), ("two", "UNAVAILABLE"), ("three", "READY")}:
+        time.sleep(0.05)
+    assert process.ask(path="/v2/models/one/infer", body=body)[1]["outputs"] == wanted["one"]
+    ended = {model["name"]: model for model in process.end()["models"]}
+    assert ended["one"]["succeeded"] > 0 < asked
+    assert all(model["failed"] == model["expired"] == 0 for model in ended.values())
+
+
+def test_a_server_that_is_not_there_is_said(cli: Any, models: Path, cores: Sequence[str]) -> None:
+    path = plan(models, "first", models, cores, one=cores[0])
+    for to, say, code in (
+        ("http://127.0.0.1:1", "does not answer as a placeit server does", 1),
+        ("edge:8000", "give --to as http://HOST:PORT", 2),
+    ):
+        done = cli("apply", path, "--to", to)
+        assert (done.exit_code != 0, say in " ".join(done.stderr.split())) == (True, True), (code, done.stderr)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from placeit.core.cluster import Cluster
+from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -22,6 +23,7 @@ from placeit.runtime.nodes.actor import DeviceActor
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.serving.server import Server
 from placeit.session import Session
+from placeit.workbench.serving import move
 from tests.beside import beside
 from tests.small_models import inception_like
 
@@ -153,3 +155,34 @@ def test_a_node_that_joins_after_the_session_was_opened_is_used(edge: Edge, cach
             until(used)
             assert f"{THERE} is back." in _news(server)
         assert session.runtime.pool.lost() == {}
+
+
+def test_models_move_as_a_plan_says_and_outlive_the_node_that_they_were_on(edge: Edge, cache: Cache) -> None:
+    def on(session: Session, device: int) -> Placement:
+        return session.placement(np.full(len(session.grouping.groups), device))
+
+    def used(server: Server) -> set[str]:
+        plans = [executor.plan for executor in server.executors]
+        return {plan.problem.device_names[segment.device] for plan in plans for segment in plan.segments}
+
+    def moved(session: Session, server: Server, device: int) -> bool:
+        try:
+            move(session, server, on(session, device), in_flight=None)
+        except PlaceitError:  # it moves by itself just now, or the node is not there again
+            return False
+        return True
+
+    with ExitStack() as stack:
+        models = [stack.enter_context(Session(inception_like(), [THERE, HERE], cache=cache)) for _ in range(2)]
+        for session in models:
+            session.profile(budget_s=1.0)
+        one, other = (stack.enter_context(served(session, 0)) for session in models)
+        before = other.executors
+        assert moved(models[0], one, 1)
+        assert (used(one), other.executors) == ({HERE}, before)
+        edge.kill()
+        until(lambda: used(other) == {HERE})
+        edge.start()
+        for session, server in zip(models, (one, other), strict=True):
+            until(lambda session=session, server=server: moved(session, server, 0) and used(server) == {THERE})  # type: ignore[misc]
+        assert (one.repeated, other.repeated) == (0, 0)

@@ -23,9 +23,10 @@ from placeit.core.placement import Placement
 from placeit.serve.client_sequences import Asked, Sequences
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.refusal import RefusedError
-from placeit.serve.repository import Opened, Repository
+from placeit.serve.repository import Repository
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import Service
+from placeit.serve.sources import Opened, Source
 from placeit.serving.answers import Answer
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -261,11 +262,11 @@ def test_a_state_that_was_lost_is_said_until_the_sequence_begins_again(
 def test_a_sequence_goes_on_with_the_model_that_was_replaced(decoder: tuple[Session, Placement], tmp_path: Path) -> None:
     session, placement = decoder
 
-    def opener(path: Path, name: str, version: str) -> Opened:
+    def opener(source: Source, name: str, version: str) -> Opened:
         server = session.serve(placement)
-        inputs = [replace(spec, dtype="int32") if path.read_text() else spec for spec in session.model.inputs]
+        inputs = [replace(spec, dtype="int32") if source.path.read_text() else spec for spec in session.model.inputs]
         model = ServedModel(name, server, inputs, session.model.outputs, version)
-        return Opened(model, server.close, lambda: False)
+        return Opened(model, server.close)
 
     def ask(tokens: list[int], past: int, kind: str = "INT64", **sequence: Any) -> np.ndarray:
         inputs = []

@@ -18,12 +18,12 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from placeit.backends.bundle.files import stamp
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
 from placeit.serve.network import NetworkServer, Options
-from placeit.serve.repository import Opened, Repository
+from placeit.serve.repository import Repository
 from placeit.serve.served_model import ServedModel
+from placeit.serve.sources import Opened, Source
 from placeit.serving.server import Server
 from placeit.session import Session
 from tests.serve.network_server import call
@@ -38,13 +38,12 @@ def serve(opened: tuple[Session, Placement], tmp_path: Path) -> Iterator[Serve]:
     """Serve files of a folder, each as the same model; a file that has 'damaged' in it cannot be opened."""
     session, placement = opened
 
-    def opener(path: Path, name: str, version: str) -> Opened:
-        before = stamp(path)
-        if "damaged" in path.read_text():
-            raise FileError(f"{path} is damaged.")
+    def opener(source: Source, name: str, version: str) -> Opened:
+        if "damaged" in source.path.read_text():
+            raise FileError(f"{source.path} is damaged.")
         server = session.serve(placement)
         model = ServedModel(name, server, session.model.inputs, session.model.outputs, version)
-        return Opened(model, server.close, lambda: stamp(path) != before)
+        return Opened(model, server.close)
 
     with contextlib.ExitStack() as stack:
 
@@ -110,8 +109,8 @@ def test_clients_load_and_unload(serve: Serve, tmp_path: Path, kind: str) -> Non
         assert infer(network, "types") == 200
         for name, said in (
             ("worse", "is damaged"),
-            ("none", "no bundle of a model 'none'"),
-            ("..", "no bundle|no POST|Not Found"),
+            ("none", "nor a placed model 'none'"),
+            ("..", "neither a bundle|no POST|Not Found"),
         ):
             with pytest.raises(InferenceServerException, match=said):
                 client.load_model(name)
@@ -166,7 +165,7 @@ def test_a_model_that_is_no_bundle_stays(
     (tmp_path / "other.placeit").touch()
     for what in ("load", "unload"):
         status, answer, _ = call(network, f"/v2/repository/models/fixed/{what}", "{}")
-        assert (status, "is no bundle, and stays" in answer["error"]) == (400, True)
+        assert (status, "stays as long as the server" in answer["error"]) == (400, True)
     until(lambda: ("other", "1") in states(network))
     assert next(one for one in network.models if one.name == "fixed") is fixed
     assert infer(network, "fixed") == 200

@@ -116,7 +116,6 @@ class BundleFiles:
         self._archive: NDArray[np.uint8] | None = None
         try:
             mode = path.stat().st_mode
-            self._stamp = stamp(path)
             if stat.S_ISDIR(mode):
                 return
             if not stat.S_ISREG(mode):
@@ -136,11 +135,6 @@ class BundleFiles:
     def names(self) -> frozenset[str]:
         """Names of the members of an archive."""
         return frozenset(self._places)
-
-    @property
-    def replaced(self) -> bool:
-        """True if the archive, or the manifest of the folder, is not the file any more that was opened, or was written to."""
-        return stamp(self.path) != self._stamp
 
     def wrong(self, why: str) -> FileError:
         """Return the error that says why the bundle cannot be used."""

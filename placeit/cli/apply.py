@@ -1,0 +1,105 @@
+"""``placeit apply``: change a running server to a placed workload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, urlopen
+
+import typer
+
+from placeit.cli.command import FAILED
+from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import ExecutionError, UsageError
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "apply"]
+
+EXAMPLES = """\b
+Examples:
+  placeit apply workload.placed.yaml --to http://127.0.0.1:8000
+  placeit apply workload.placed.yaml --to https://edge:8000 --token-file token
+"""
+
+_PATIENCE_S = 600.0  # for a model to be compiled and loaded
+
+
+def apply(
+    *,
+    plan: Annotated[
+        Path, typer.Argument(metavar="WORKLOAD", help="Placed workload of 'placeit optimize'.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="Address of HTTP of the server.", show_default=False)],
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File of the token that the server requires.")
+    ] = None,
+    terminal: Terminal,
+) -> Output:
+    """Change a running server to a placed workload, without losing a request.
+
+    The server has to run 'placeit serve WORKLOAD --control', with the same models. Models that are placed as before go on
+    untouched. The others are compiled beside the requests, one after the other, and new requests then run there; requests in
+    flight end where they began. The server also writes each placement to its own file, so that it starts with it the next time.
+
+    If a model cannot be placed as the workload says, it stays as it was, and the exit code is 1.
+    """
+    from placeit.core.files import read_text
+    from placeit.core.placement import Placement
+    from placeit.workload.entries import Workload
+
+    if urlsplit(to).scheme not in ("http", "https") or not urlsplit(to).netloc:
+        raise UsageError(f"'{to}' is no address of a server: give --to as http://HOST:PORT.")
+    token = "" if token_file is None else read_text(token_file).strip()
+    placements = {entry.name: Placement.load(entry.placement or "") for entry in Workload.load(plan).placed()}
+    models = []
+    with terminal.progress() as progress:
+        for number, (name, placement) in enumerate(placements.items()):
+            if progress is not None:
+                progress(f"placing {name}", number / len(placements))
+            outcome, error = _place(to, token, name, placement.to_dict())
+            devices = [device for device, ops in placement.counts().items() if ops]
+            models.append({"name": name, "outcome": outcome, "devices": devices, "error": error})
+    failed = [f"{one['name']}: {one['error']}" for one in models if one["error"] is not None]
+    counts = {outcome: sum(one["outcome"] == outcome for one in models) for outcome in ("moved", "loaded", "unchanged")}
+    answer = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    data = {"workload": str(plan), "server": to, "models": models}
+    return Output(data, partial(_show, models=models), FAILED if failed else 0, answer="; ".join([answer, *failed]).strip("; "))
+
+
+def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Have a server place a model; return the outcome, or why it refuses. Raises ExecutionError without an answer."""
+    body = json.dumps({"parameters": {"config": json.dumps(placement)}}).encode()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    path = f"{server.rstrip('/')}/v2/repository/models/{quote(name)}/load"
+    try:
+        with urlopen(Request(path, body, headers), timeout=_PATIENCE_S) as answer:  # noqa: S310 (the scheme was checked)
+            return str(json.load(answer)["outcome"]), None
+    except HTTPError as error:
+        with error:
+            said = error.read().decode(errors="replace")
+        try:
+            return None, str(json.loads(said)["error"])
+        except (ValueError, LookupError, TypeError):
+            return None, f"{error.code} {error.reason}"
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise ExecutionError(
+            f"{server} does not answer as a placeit server does ({getattr(error, 'reason', error)}): start one with 'placeit "
+            "serve WORKLOAD --control', and give its address of HTTP with --to."
+        ) from error
+
+
+def _show(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
+    rows = [[one["name"], one["outcome"] or "failed", ", ".join(one["devices"])] for one in models]
+    text.table(console, ["model", "outcome", "devices"], rows, left=3)
+    for one in models:
+        if one["error"] is not None:
+            text.paragraph(console, f"{one['name']}: {one['error']}")

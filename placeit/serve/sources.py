@@ -1,0 +1,164 @@
+"""What a server opens its models from: bundles, and the models of a placed workload, which can move while they are served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from placeit.backends.bundle.files import stamp
+from placeit.core.errors import PlacementError, UsageError
+from placeit.core.placement import Placement
+from placeit.serve.served_model import ServedModel
+from placeit.serving.server import Server
+from placeit.session import Session
+from placeit.workbench.serving import move
+from placeit.workload.entries import Entry, Workload
+
+__all__ = ["Key", "Mover", "Opened", "Opener", "Outcome", "Planned", "Source", "planned"]
+
+Key: TypeAlias = tuple[str, str]
+"""Name and version of a model."""
+Outcome: TypeAlias = Literal["unchanged", "moved", "loaded"]
+"""What loading a model did: nothing, as it runs like that already; a move to other devices or segments; or a new start."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model is opened from: a bundle, unless a subclass says otherwise.
+
+    Attributes:
+        path: the bundle, or the file of the model.
+    """
+
+    path: Path
+
+    @property
+    def stamp(self) -> tuple[object, ...] | None:
+        """What changes when a file of it is replaced or written to; None without a file."""
+        return stamp(self.path)
+
+
+@dataclass(frozen=True)
+class Planned(Source):
+    """A model of a placed workload.
+
+    Attributes:
+        entry: the model in its workload, with a placement.
+        priority: of its segments; 0 or less.
+    """
+
+    entry: Entry
+    priority: int = 0
+
+    @property
+    def stamp(self) -> tuple[object, ...] | None:
+        """What changes when a file of it does, or what the workload says of it; None without a file."""
+        stamps = [stamp(file) for file in (self.path, self.entry.inputs, self.entry.placement) if file]
+        return None if None in stamps else (self.entry, self.priority, *stamps)
+
+    @property
+    def file(self) -> Path:
+        """The file of its placement."""
+        return self.entry.placement or Path()
+
+    @property
+    def placement(self) -> Placement:
+        """Its placement. Raises FileError or PlacementError."""
+        return Placement.load(self.file)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What a session is opened with: the model, its inputs and devices, and how it computes. Raises as `placement`."""
+        inputs = self.entry.inputs
+        files = self.path, stamp(self.path), inputs, inputs and stamp(inputs)
+        return *files, self.entry.devices, dict(self.entry.shapes), self.placement.conditions
+
+    @property
+    def runs_as(self) -> tuple[object, ...]:
+        """What decides how it runs: devices and segments of its ops, replicas and priority. Raises as `placement`."""
+        found = replace(self.placement, result=None).to_dict()
+        return {key: value for key, value in found.items() if key not in ("devices", "graph")}, self.priority
+
+    def place(self, text: str) -> Callable[[], None]:
+        """Write another placement to the file of its placement, and return a function that puts back the one before.
+
+        Args:
+            text: the content of a placement's file.
+
+        Raises:
+            PlacementError: it is no placement.
+            FileError: the file cannot be read or written.
+        """
+        before, what = self.placement, f"The placement for '{self.entry.name}'"
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlacementError(f"{what} is not JSON: {error}.") from None
+        Placement.from_dict(data if isinstance(data, dict) else {}, what).save(self.file)
+        return lambda: before.save(self.file)
+
+
+def planned(path: Path) -> dict[Key, Planned]:
+    """Return the models of a placed workload.
+
+    Raises:
+        FileError, WorkloadError: the file cannot be read, or has an error.
+        UsageError: a model has no placement.
+    """
+    workload = Workload.load(path).placed()
+    return {
+        (entry.name, "1"): Planned(entry.model, entry, priority)
+        for entry, priority in zip(workload, workload.priorities, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that is ready to serve.
+
+    Attributes:
+        model: the model.
+        close: closes its server and its session.
+        move: has it run as a source says now, and returns the outcome; None if it has to be opened anew for that.
+    """
+
+    model: ServedModel
+    close: Callable[[], object]
+    move: Callable[[Source], Outcome | None] = lambda _: None
+
+
+Opener: TypeAlias = Callable[[Source, str, str], Opened]
+"""Opens a source as a name (empty for the model's name) and a version, and checks it. Called on any thread."""
+
+
+class Mover:
+    """Moves a model of a workload between placements while it is served.
+
+    Args:
+        session: has the model.
+        server: serves it.
+        source: what it was opened from.
+        in_flight: most requests in flight on each replica; None for the placement's own.
+    """
+
+    def __init__(self, session: Session, server: Server, source: Planned, in_flight: int | None) -> None:
+        self._session, self._server, self._in_flight = session, server, in_flight
+        self._identity, self._now, self._executors = source.identity, source.runs_as, server.executors
+
+    def __call__(self, source: Source) -> Outcome | None:
+        """Move the model; see :attr:`Opened.move`. Raises PlaceitError if it cannot run as the source says."""
+        if not isinstance(source, Planned) or source.identity != self._identity:
+            return None
+        wanted, placement = source.runs_as, source.placement
+        if wanted == self._now and self._server.executors == self._executors:
+            return "unchanged"
+        tuned = None if placement.serving is None else placement.serving.in_flight
+        try:
+            move(self._session, self._server, placement, in_flight=self._in_flight or tuned, priority=source.priority)
+        except (PlacementError, UsageError):  # of other devices or groups than the session has, or it does not fit at all
+            return None
+        self._now, self._executors = wanted, self._server.executors
+        return "moved"
