@@ -111,7 +111,11 @@ def optimize(
     ] = None,
     start: Annotated[
         list[Path] | None,
-        typer.Option("--start", metavar="FILE", help="Placement on the same devices to measure and to start from; repeatable."),
+        typer.Option(
+            "--start",
+            metavar="FILE",
+            help="Placement on the same devices, or placed workload, to measure and to start from; repeatable.",
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -167,7 +171,7 @@ def optimize(
     latencies. They are placed together, so that all limits are kept while all of them are served.
     """
     if is_workload(options.model):
-        return optimize_workload(options, output, budget or _BUDGET_S, memory or (), seed, terminal)
+        return optimize_workload(options, output, budget or _BUDGET_S, memory or (), start or (), seed, terminal)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
     points = (

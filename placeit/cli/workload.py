@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["is_workload", "optimize_workload"]
 
 _OF_ONE_MODEL = (
-    *("placer", "policy", "objective", "rate", "in_flight", "pin", "start", "resume", "record", "page", "live"),
+    *("placer", "policy", "objective", "rate", "in_flight", "pin", "resume", "record", "page", "live"),
     *("compare_precisions", "pareto", "input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
 )
 """Options of 'placeit optimize' that a workload does not take."""
@@ -36,7 +36,13 @@ def is_workload(path: Path) -> bool:
 
 
 def optimize_workload(
-    options: CheckedOptions, output: Path | None, budget: float, memory: Sequence[str], seed: int, terminal: Terminal
+    options: CheckedOptions,
+    output: Path | None,
+    budget: float,
+    memory: Sequence[str],
+    start: Sequence[Path],
+    seed: int,
+    terminal: Terminal,
 ) -> Output:
     """Place the models of a workload together; see :func:`placeit.cli.optimize.optimize`."""
     from placeit.devices.caps import parse_caps
@@ -48,13 +54,18 @@ def optimize_workload(
         raise UsageError(f"{given[0]} is about one model, and {options.model} is a workload: leave it out.")
     workload = Workload.load(options.model)
     path = output or options.model.with_name(f"{options.model.stem}.placed.yaml")
-    check_outputs(path, *workload.placements(path), inputs=[*options.files(), *workload.files()])
+    if len(start) > 1:
+        raise UsageError("One plan of a workload serves at a time: give --start once.")
+    before = Workload.load(start[0]).placed() if start else None
+    inputs = [*options.files(), *workload.files(), *(before.files() if before is not None else ())]
+    check_outputs(path, *workload.placements(path), inputs=inputs)
     with terminal.progress() as progress:
         found = optimize_workload(
             workload,
             reach_nodes(options.devices, options.ray_address, options.compress, options.patience),
             budget=budget,
             seed=seed,
+            start=before,
             progress=progress,
             precision=options.precision.value,
             constraints=Constraints({}, parse_caps(memory), options.max_groups, options.tolerance),
@@ -74,6 +85,8 @@ def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | No
         "why": found.reason,
         "largest rates": f"{found.factor:.2f} times these, if placed as predicted" if found.factor else "none (predicted)",
     }
+    if found.start is not None and found.chosen is not None:
+        facts["moves"] = ", ".join(found.chosen.moves) or "none"
     if found.chosen is not None:
         facts["placed"] = str(path)
         facts["next"] = ["placeit", "serve", str(path), *([] if devices is None else ["-d", devices])]

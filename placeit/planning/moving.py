@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Moves"]
+__all__ = ["LEAST", "Moves"]
 
-_LEAST = 0.05  # share of a request's time; a move that is predicted to save less is not worth anything
+LEAST = 0.05
+"""Share of a request's time; a move that saves less is not worth anything."""
 _CALM_S = 600.0  # seconds in which the price halves
 
 
@@ -34,7 +35,7 @@ class Moves:
             saved: share of a request's present time that the move would save.
             price: seconds that the move takes.
         """
-        if saved < _LEAST:
+        if saved < LEAST:
             self.stay()
             return False
         if not math.isnan(self._since):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -76,12 +76,6 @@ class Planned(Source):
         files = self.path, stamp(self.path), inputs, inputs and stamp(inputs)
         return *files, self.entry.devices, dict(self.entry.shapes), self.placement.conditions
 
-    @property
-    def runs_as(self) -> tuple[object, ...]:
-        """What decides how it runs: devices and segments of its ops, replicas and priority. Raises as `placement`."""
-        found = replace(self.placement, result=None).to_dict()
-        return {key: value for key, value in found.items() if key not in ("devices", "graph")}, self.priority
-
     def place(self, text: str) -> Callable[[], None]:
         """Write another placement to the file of its placement, and return a function that puts back the one before.
 
@@ -146,19 +140,20 @@ class Mover:
 
     def __init__(self, session: Session, server: Server, source: Planned, in_flight: int | None) -> None:
         self._session, self._server, self._in_flight = session, server, in_flight
-        self._identity, self._now, self._executors = source.identity, source.runs_as, server.executors
+        self._identity, self._now, self._executors = source.identity, (source.placement, source.priority), server.executors
 
     def __call__(self, source: Source) -> Outcome | None:
         """Move the model; see :attr:`Opened.move`. Raises PlaceitError if it cannot run as the source says."""
         if not isinstance(source, Planned) or source.identity != self._identity:
             return None
-        wanted, placement = source.runs_as, source.placement
-        if wanted == self._now and self._server.executors == self._executors:
+        placement, (now, priority) = source.placement, self._now
+        same = placement.runs_like(now) and source.priority == priority
+        if same and self._server.executors == self._executors:
             return "unchanged"
         tuned = None if placement.serving is None else placement.serving.in_flight
         try:
             move(self._session, self._server, placement, in_flight=self._in_flight or tuned, priority=source.priority)
         except (PlacementError, UsageError):  # of other devices or groups than the session has, or it does not fit at all
             return None
-        self._now, self._executors = wanted, self._server.executors
+        self._now, self._executors = (placement, source.priority), self._server.executors
         return "moved"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core import clock
+from placeit.planning.moving import LEAST
 from placeit.serving.latency import OperatingPoint, most_left
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
@@ -38,6 +39,8 @@ class Predictor:
         memory: bytes of weights that each device holds, by name.
         conflicts: pairs of names of devices that never run at the same time.
         seed: of the arrivals.
+        now: the options that serve now, None for a model that is not served; each model that leaves its option has to save 5 %
+            of the weighted latency. None if nothing is served.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class Predictor:
         memory: Mapping[str, float],
         conflicts: Collection[tuple[str, str]] = (),
         seed: int = 0,
+        now: Sequence[int | None] | None = None,
     ) -> None:
-        self.workload, self.options = workload, options
+        self.workload, self.options, self.now = workload, options, now
         self._memory, self._conflicts, self._seed = memory, conflicts, seed
         self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in options]
@@ -70,7 +74,7 @@ class Predictor:
 
     def scaled(self, factor: float) -> Predictor:
         """Return a predictor of the same workload with all rates multiplied by a factor."""
-        return Predictor(self.workload.scaled(factor), self.options, self._memory, self._conflicts, self._seed)
+        return Predictor(self.workload.scaled(factor), self.options, self._memory, self._conflicts, self._seed, self.now)
 
     def chosen(self, choice: Choice) -> list[Option]:
         """Return the options of a choice."""
@@ -106,17 +110,26 @@ class Predictor:
         """Return the rank of a choice; infinite if weights do not fit."""
         if self.overfull(choice):
             return (math.inf, math.inf, math.inf)
-        return rank(self.workload, self(choice))
+        return rank(self.workload, self(choice), len(self.moves(choice)))
+
+    def moves(self, choice: Choice) -> list[str]:
+        """Return the names of the models that leave the options that serve now."""
+        every = zip(self.workload, choice, self.now or (None,) * len(choice), strict=True)
+        return [entry.name for entry, number, now in every if now not in (None, number)]
 
 
-def rank(workload: Workload, points: Sequence[OperatingPoint]) -> Rank:
-    """Return the rank of latencies, predicted or measured."""
+def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -> Rank:
+    """Return the rank of latencies, predicted or measured, by which some number of models moves.
+
+    Each move has to save a share of the weighted latency (:data:`placeit.planning.moving.LEAST`).
+    """
     over, weighted = 0.0, 0.0
     for entry, point in zip(workload, points, strict=True):
         at = entry.limited.at(point)
         over += 0.0 if point.kept else max(0.0, at / entry.limited.seconds - 1.0)
         weighted += entry.weight * at
-    return (float(sum(not point.kept for point in points)), over, weighted / sum(entry.weight for entry in workload))
+    weighted *= (1 + LEAST) ** moves / sum(entry.weight for entry in workload)
+    return (float(sum(not point.kept for point in points)), over, weighted)
 
 
 def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf) -> Choice:

@@ -76,15 +76,17 @@ def naming(entry: Entry) -> Iterator[None]:
         raise type(error)(f"The model '{entry.name}' of the workload: {error}") from error
 
 
-def open_entry(entry: Entry, cluster: Cluster, **session: Any) -> Session:
+def open_entry(entry: Entry, cluster: Cluster, now: Path | None = None, **session: Any) -> Session:
     """Open a session of a model of a workload, with its inputs, and in the groups of its placement if that is given.
 
     Args:
         entry: the model.
+        now: file of the placement that serves it now; None if it is not served.
         cluster: the devices, of which it uses its own (:attr:`Entry.devices`).
         session: options of :class:`placeit.Session`.
     """
-    given = None if entry.placement is None else Placement.load(entry.placement)
+    placed = entry.placement or now
+    given = None if placed is None else Placement.load(placed)
     shapes: dict[str, Any] = dict(entry.shapes)
     if given is not None and given.conditions is not None and entry.model.suffix.lower() in (".onnx", ".xml"):
         shapes = {name: shape for name, shape in given.conditions.shapes.items() if shape and 0 not in shape}
@@ -100,8 +102,12 @@ def open_entry(entry: Entry, cluster: Cluster, **session: Any) -> Session:
     return opened
 
 
-def options_of(session: Session, entry: Entry, budget: float, seed: int, progress: Progress | None) -> list[Option]:
-    """Return the options of a model; the first one is what a search for this model alone answers.
+def options_of(
+    session: Session, entry: Entry, budget: float, seed: int, progress: Progress | None, now: Path | None = None
+) -> tuple[list[Option], int | None]:
+    """Return the options of a model, and the number of the one that serves now, None if it is not served.
+
+    The first option is what a search for this model alone answers.
 
     They are the single devices, the single devices as replicas that each serve whole requests, the whole CPU as its runtime
     uses it by itself, and the best splits. A model with a given placement has that as its only option.
@@ -112,9 +118,11 @@ def options_of(session: Session, entry: Entry, budget: float, seed: int, progres
         budget: seconds of the search.
         seed: of the search.
         progress: told the current activity, and how far it is.
+        now: file of the placement that serves it now; None if it is not served.
     """
     if entry.placement is not None:
-        return [_given(session, entry.placement, budget, progress)]
+        kept = _given(session, entry.placement, budget, progress)
+        return [kept], None if now is None or not kept.placement.runs_like(Placement.load(now)) else 0
     found = session.optimize("latency", budget=budget, seed=seed, candidates=Candidates(), progress=progress)
     able = [one for one in found.candidates if one.failed is None and one.may_be_chosen and one.not_run is None]
     singles = sorted((one for one in able if one.placer == "single" and not one.plain), key=_time)
@@ -125,7 +133,12 @@ def options_of(session: Session, entry: Entry, budget: float, seed: int, progres
     for count in range(2, len(apart) + 1):
         together = _option(session, found, apart[:count])
         chosen[together.name] = together
-    return list(chosen.values())
+    every = list(chosen.values())
+    if now is None:
+        return every, None
+    serves = Placement.load(now)
+    number = next((k for k, one in enumerate(every) if one.placement.runs_like(serves)), len(every))
+    return (every if number < len(every) else [*every, _given(session, now, budget, progress)]), number
 
 
 def _time(candidate: Candidate) -> float:

@@ -71,6 +71,17 @@ def test_limits_count_before_latencies_and_latencies_by_their_weights() -> None:
     assert choose(predict, [(0, 0)]) == (1, 0)  # the model of the higher weight has the faster device for itself
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.0195, 0), (0.015, 1)])
+def test_a_model_moves_only_where_that_saves_enough(seconds: float, chosen: int) -> None:
+    options = [[option(0.02, "fast"), option(seconds, "slow")], [option(0.001, "other")]]
+    predict = Predictor(workload(1.0, 1.0), options, {}, now=[0, None])
+    assert choose(predict, [(1, 0)]) == (chosen, 0)
+    assert predict.moves((1, 0)) == ["m0"]
+    assert predict.moves((0, 0)) == []
+    tight = Predictor(workload(1.0, 1.0, limit=0.0198), options, {}, now=[0, None])
+    assert choose(tight, [(0, 0)]) == (1, 0)  # a limit that is kept only there
+
+
 def test_the_weights_of_all_models_have_to_fit() -> None:
     options = [[option(0.001, "d", held=6.0), option(0.002, "e", held=6.0)]] * 2
     predict = Predictor(workload(10.0, 10.0), options, {"d": 10.0, "e": 10.0})

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelError, WorkloadError
+from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelError, UsageError, WorkloadError
 from placeit.devices.host import allowed_cores
 from placeit.serving.load_run import offer_all
 from placeit.session import Session
@@ -51,6 +51,24 @@ def test_the_model_that_can_goes_to_the_slower_device(models: Path) -> None:
     assert again.best.predicted[1].p95 == pytest.approx(found.best.predicted[1].p95, rel=0.01)
     data = {"schema": "placeit.workload/1", **found.to_dict(), "workload_file": None}
     check_schema(json.loads(json.dumps(data)), "placeit.workload/1")
+
+
+def test_what_serves_now_is_left_only_for_what_pays(models: Path) -> None:
+    cluster = described(fast=1e6, slow=2e5)
+    big, small = (f"model: {name}/model.onnx, name: {name}, rate: 1" for name in ("big", "small"))
+    small += ", devices: [fast]"
+    before = write_workload(models, f"{big}, devices: [slow]", small)
+    optimize_workload(before, cluster, budget=2, cache=None).save(models / "before.yaml")
+    path = write_workload(models, big, small, "model: big/model.onnx, name: new, rate: 0.1, devices: [slow]")
+    found = optimize_workload(path, cluster, budget=3, cache=None, start=models / "before.yaml")
+    assert found.chosen is not None
+    assert found.chosen.moves == ("big",)
+    found.save(models / "after.yaml")
+    again = optimize_workload(path, cluster, budget=3, cache=None, start=models / "after.yaml")
+    assert again.chosen is not None
+    assert (again.chosen.moves, "now" in again.chosen.name) == ((), True)
+    with pytest.raises(UsageError, match="'big' has no 'placement'"):
+        optimize_workload(path, cluster, budget=2, start=path)
 
 
 def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
