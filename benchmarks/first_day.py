@@ -1,6 +1,6 @@
 """The seconds of each task of a first day: the commands of the table in docs/how_to.md, each as a user starts it.
 
-The model, the boards and the placement are those of ``placeit demo``. A server counts until it answers that it is ready. Tasks
+The model, the boards and the placement come from ``placeit demo``. A server counts until it answers that it is ready. Tasks
 that need a program, a folder with a text model or a device that is missing are named as not run.
 """
 
