@@ -222,6 +222,10 @@ class Lane:
         """Seconds that its thread has spun."""
 
     @property
+    def begun(self) -> int:
+        """How many pieces of work have begun there."""
+
+    @property
     def lends(self) -> float:
         """Seconds of the longest segment that a caller may run in its place."""
 

@@ -176,6 +176,8 @@ void bind_executor(nb::module_& module) {
             "Have `work` return once nothing is queued.")
         .def_prop_ro("ended", &Lane::ended, "Whether its thread has left `work`: queued work will not run.")
         .def_prop_ro("spun", &Lane::spun, "Seconds that its thread has spun.")
+        .def_prop_ro(
+            "begun", [](const Lane& lane) { return lane.begun.load(); }, "How many pieces of work have begun there.")
         .def_prop_rw(
             "lends", [](const Lane& lane) { return lane.lends.load(); },
             [](Lane& lane, double seconds) { lane.lends = seconds; },

@@ -284,6 +284,7 @@ Executor::Last Executor::carry_out(Task& task, Helper* helper) {
     Place* const use = step.lane >= 0 ? &uses_[at(step.lane)] : nullptr;
     int status = 0;
     double start, finish;
+    if (helper && use) ++use->lane->begun;
     if (step.asynchronous) {
         step.entry.function(step.entry.argument);
         return {};

@@ -107,6 +107,7 @@ void Lane::work() {
             Work& work = *first_;
             first_ = work.next;
             busy_ = true;
+            ++begun;
             lock.unlock();
             {
                 const Active here;

@@ -50,9 +50,10 @@ public:
     bool ended() const { return ended_; }  // its thread is gone: queued work will not run
     double spun() const { return spun_; }  // seconds that its thread has spun
 
-    std::atomic<double> lends{0.0};  // the longest segment, in seconds, that a caller may run in its place
-    std::atomic<double> spins{0.0};  // seconds that its thread waits awake before it sleeps
-    double free = 0.0;               // time until which a link is taken; for work that runs there
+    std::atomic<std::uint64_t> begun{0};  // pieces of work that have begun: while it stays the same, one of them may hang
+    std::atomic<double> lends{0.0};       // the longest segment, in seconds, that a caller may run in its place
+    std::atomic<double> spins{0.0};       // seconds that its thread waits awake before it sleeps
+    double free = 0.0;                    // time until which a link is taken; for work that runs there
 
 private:
     void drop();

@@ -80,6 +80,16 @@ class Wiring:
         for worker in self.workers:
             worker.lane.spins = pool.spin_s
 
+    def _lane_of(self, number: int, segment: int) -> int:
+        """Return the lane of a segment of a slot; -1 if it has none."""
+        d = self._plan.segments[segment].device
+        return self._lanes.get((d, number) if d in self._several else (d,), -1)
+
+    def begun(self, number: int, segment: int) -> int:
+        """Return how many pieces of work have begun in the lane of a segment of a slot; 0 if it has none."""
+        lane = self._lane_of(number, segment)
+        return self.workers[lane].lane.begun if lane >= 0 else 0
+
     def connect(self, slot: Slot) -> None:
         """Tell the engine how the segments and transfers of a slot are carried out."""
         segments = len(self._plan.segments)
@@ -87,8 +97,8 @@ class Wiring:
         for s, (segment, instance) in enumerate(zip(self._plan.segments, slot.instances, strict=True)):
             if instance is None:
                 continue
-            d, device = segment.device, self.devices[segment.device]
-            lane = self._lanes.get((d, slot.number) if d in self._several else (d,), -1)
+            device = self.devices[segment.device]
+            lane = self._lane_of(slot.number, s)
             native = instance.native if isinstance(instance, RunsNatively) else None
             call = device.call if isinstance(device, RunsInPython) else None
             if native is not None and lane >= 0:

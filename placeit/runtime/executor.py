@@ -154,6 +154,11 @@ class Executor(PlanExecutor):
         devices = [self._devices[d] for d in used]
         return tuple(device.name for device in devices if isinstance(device, HostPaced) and device.host_paced)
 
+    def at_work(self) -> Collection[tuple[int, int, int]]:
+        """Return the segments that run now; see :meth:`placeit.runtime.plan_lanes.PlanLanes.at_work`."""
+        nodes = [] if self.by_size else [divmod(node, self._steps.size) for node in self._engine.running()]
+        return [(s, number, self._wiring.begun(number, s)) for number, s in nodes if s < len(self.plan.segments)]
+
     def devices(self) -> list[DeviceStats]:
         """Return the state and counts of each device of its cluster, whether the plan uses it or not."""
         return self.pool.stats()

@@ -137,6 +137,13 @@ class PlanLanes(ABC):
         """Declare a device of the plan lost, for this executor."""
         self._gone = why
 
+    def at_work(self) -> Collection[tuple[int, int, int]]:
+        """Return the segments that run now, where a lane tells: segment, slot, and how much has begun in the lane until now.
+
+        Segments that are compiled when a size first comes are left out, as that takes any time.
+        """
+        return ()
+
     def devices(self) -> list[DeviceStats]:
         """Return the state and counts of each device of its cluster, whether the plan uses it or not."""
         return [DeviceStats(name) for name in self.plan.problem.device_names]

@@ -123,7 +123,7 @@ class ServingLoop(RunEnds):
                 feed.bell.wait(min(CHECK_S, feed.patience()))
             self._hand_over(feed, serving)
             self._check_lanes()
-            if not serving.flying and (gone := self.gone) is not None:
+            if (gone := self.gone) is not None and (self._gone is not None or not serving.flying):
                 raise gone
             if not run.stopped:
                 item, number = _next(feed, serving)

@@ -93,6 +93,8 @@ class Adapter(Attendant):
         self._asked: object = None  # the state of devices and executors at the last search
         self._found: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
+        # how many looks in a row have found a segment of an executor at work in a slot while its lane began nothing else
+        self._at_work: dict[tuple[PlanExecutor, tuple[int, int, int]], int] = {}
         self._looking: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
         self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
 
@@ -110,6 +112,7 @@ class Adapter(Attendant):
         _LOG.warning("The server adapts no more: %s", error)
 
     def _look(self, now: float) -> None:
+        self._leave_hung()
         lost = frozenset(self._planning.lost())
         self._look_for(lost, now)
         self._learn(now)
@@ -122,6 +125,17 @@ class Adapter(Attendant):
             self._moves.stay()
         if self._found is not None and self._moves.due(now, self._found[1].saved, self._found[1].price):
             self._move(*self._found)
+
+    def _leave_hung(self) -> None:
+        """Declare devices lost on which a segment hangs. Looks are counted, as time may pass while this process is stopped."""
+        before, self._at_work = self._at_work, {}
+        for executor in self._server.executors:
+            said = self._said(executor.plan)
+            for work in executor.at_work() if said else ():
+                looks = self._at_work[executor, work] = before.get((executor, work), 0) + 1
+                name, seconds = said[work[0]]
+                if looks * _LOOK_S > self._planning.patience(name, seconds):
+                    self._planning.leave(executor, name, looks * _LOOK_S)
 
     # -- news ------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ _LOG = logging.getLogger("placeit")
 _DECIDES_S, _STEPS = 0.5, 600
 _TRIES, _TRIES_S = 5, 60.0  # runs of a new executor before it serves, and the time-out of all of them
 _LEAST_PRICE_S = 1.0
+_PATIENCE_S, _PATIENCE_TIMES = 30.0, 100.0  # a segment hangs that takes more than both: seconds, and times its costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +161,22 @@ class Recovery:
         except (DeviceError, ExecutionError) as failure:
             if failure.device:
                 executor.lose(self._runtime.pool.fail(failure.device, failure, trial))
+
+    def patience(self, name: str, seconds: float) -> float:
+        """Return for how many seconds a segment may run on a device before it counts as hanging, by its seconds by the costs.
+
+        Devices of nodes have their own patience, for signs of life.
+        """
+        device: object = dict(zip(self._runtime.cluster.names, self._runtime.devices, strict=False)).get(name)
+        if isinstance(device, Losable):
+            return math.inf
+        return max(_PATIENCE_S, _PATIENCE_TIMES * seconds * self.slow.get(name, 1.0))
+
+    def leave(self, executor: PlanExecutor, name: str, seconds: float) -> None:
+        """Declare a device lost, on which a segment of an executor has been running for some seconds."""
+        if executor.gone is None:
+            why = ExecutionError(f"a segment has been running there for {seconds:.0f} s, far longer than it should take.")
+            executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan)))
 
     def _try(self, plan: Plan) -> None:
         self.open(plan).close()

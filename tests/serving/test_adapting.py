@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 import threading
 import time
@@ -10,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,12 +88,12 @@ class Losable(Troubled):
 class Bench:
     """A model on devices, of which the second takes three times as long as the first by the costs, and a third one more."""
 
-    def __init__(self, model: Model, count: int = 2) -> None:
+    def __init__(self, model: Model, count: int = 2, kind: type[Losable] = Losable) -> None:
         cores = CORES[0], CORES[-1], CORES[0]
         devices = [Device(name, address=Address("CPU", (core,))) for name, core in zip("abc"[:count], cores, strict=False)]
         self.model, grouping = model, coarsen(model.graph, keep_together=model.together, co_locate=False)
         groups, cluster = len(grouping.groups), Cluster(tuple(devices))
-        self.runtime = Runtime(model, grouping, cluster, devices=[Losable(device) for device in devices])
+        self.runtime = Runtime(model, grouping, cluster, devices=[kind(device) for device in devices])
         apart = Cluster(cluster.devices, dict.fromkeys(permutations(cluster.names, 2), Link(1e9, 1.0)))  # no plan uses two
         self.costs = replace(Costs.zero(groups, apart), core=np.outer(np.ones(groups), [2e-4, 6e-4, 9e-4][:count]))
         self.segmenter = Segmenter(grouping, self.costs)
@@ -105,7 +108,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Bench]:
     for module, name, value in (
         (adapting, "_LOOK_S", 0.02),
         (adapting, "_PAUSE_S", 0.02),
@@ -113,7 +116,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         (recovering, "_LEAST_PRICE_S", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
-    made = Bench(load(save_mixing(tmp_path / "mixing.onnx")))
+    made = Bench(load(save_mixing(tmp_path / "mixing.onnx")), kind=getattr(request, "param", Losable))
     yield made
     made.runtime.close()
 
@@ -189,6 +192,79 @@ def test_a_device_that_fails_at_run_time_is_left_until_it_works_again(bench: Ben
     assert server.replacements[1].why == "a is back."
     assert (bench.device(0) is not failing) == opened_anew
     assert [(device.up, device.returns) for device in server.stats().devices] == [(True, 1), (True, 0)]
+
+
+class Natively(Losable):
+    """A core set whose segments run without Python, by a C function."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._entries: list[object] = []  # which have to stay
+
+    def instance(self, program: Program) -> Instance:
+        instance: Any = super().instance(program)
+        compute = instance.run
+
+        def run(_: object) -> int:
+            compute()
+            return 0
+
+        entry = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
+        self._entries.append(entry)
+        native = ctypes.cast(entry, ctypes.c_void_p).value, 0
+        instance.__class__ = type("Native", (type(instance),), {"native": native})
+        return instance
+
+
+@pytest.mark.parametrize("bench", [Losable, Natively], indirect=True)
+def test_a_device_that_hangs_is_left_until_it_goes_on(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.executors[0].native == isinstance(bench.device(0), Natively)
+    hanging, hangs, goes_on = bench.device(0), threading.Event(), threading.Event()
+    del hanging.gone  # as of devices of this process
+    monkeypatch.setattr(Recovery, "patience", lambda _, name, __: 0.0 if name == "a" and hangs.is_set() else math.inf)
+
+    def hang() -> None:
+        hangs.set()
+        goes_on.wait()
+
+    hanging.trouble = hang
+    try:
+        until(lambda: server.replacements)  # whose first answer is to the request that hangs
+        assert server.replacements[0].devices == ("b",)
+        assert "a is lost: a segment has been running there for" in server.replacements[0].why
+        assert [(device.up, device.returns) for device in server.stats().devices] == [(False, 0), (True, 0)]
+    finally:
+        goes_on.set()
+    until(lambda: len(server.replacements) == 2)
+    assert server.replacements[1].why == "a is back."
+    assert server.repeated == 0
+
+
+def test_a_segment_may_take_far_longer_than_its_costs_and_waits_for_its_lane_without_harm(bench: Bench) -> None:
+    recovery, device = Recovery(bench.runtime, bench.costs, None), bench.device(0)
+    assert recovery.patience("a", 1.0) == math.inf  # it gives signs of life
+    del device.gone
+    assert recovery.patience("a", 0.001) == 30.0
+    assert recovery.patience("a", 1.0) == 100.0
+    recovery.slow = {"a": 2.0}
+    assert recovery.patience("a", 1.0) == 200.0
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        goes_on.wait()
+
+    device.trouble = wait
+    with bench.runtime.executor(bench.plan(0)) as busy, bench.runtime.executor(bench.plan(0)) as executor:
+        with beside(lambda: busy.run(inputs_of(bench.model, 1))):
+            begun.wait()
+            with beside(lambda: executor.run(inputs_of(bench.model, 1))):
+                until(executor.at_work)
+                (before,) = executor.at_work()
+                assert executor.at_work() == [before]
+                device.trouble = int
+                goes_on.set()
+        assert executor.at_work() == []
 
 
 def test_a_request_that_fails_by_its_own_fault_costs_no_device(bench: Bench, server: Server) -> None:
