@@ -348,8 +348,9 @@ class Workbench:
         return self._reference
 
     def _able(self) -> Device | None:
-        able = np.flatnonzero(self._supported().all(axis=0))
-        return self.cluster.devices[able[0]] if len(able) else None
+        """Return a device of this machine that can run the whole model; None if there is none."""
+        able = zip(self.cluster.devices, self._supported().all(axis=0), strict=True)
+        return next((device for device, whole in able if whole and not (device.address and device.address.node)), None)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

@@ -96,6 +96,7 @@ def test_churn_replaces_a_node_and_tells_whether_it_is_used_again(ray_command: C
     least = {"rounds": lambda *_: [("edge1", how)], "ANSWER_S": 240.0, "BACK_S": 480.0}
     result = ray_command("churn", f"--quick --backend {device}", least)
     (row,) = result.rows
+    assert row.get("failed") is None
     assert [row[what] for what in ("how", "device", "lost", "answered_twice", "wrong")] == [how, device, 0, 0, 0]
     assert row["requests"] > 0
     assert None not in [row[name] for name in churn.PHASES if name != "used_again_s"]

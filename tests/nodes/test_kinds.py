@@ -248,6 +248,13 @@ def test_a_segment_without_room_on_a_gpu_of_a_node_is_an_error_that_says_so() ->
             runtime.executor(plan)
 
 
+def test_outputs_of_a_node_are_compared_with_those_of_this_machine_which_may_lack_its_gpu() -> None:
+    with Session(inception_like(), [GPU, f"edge1/CPU@{LAST}"], cache=None) as session:
+        inputs = session.model.random_inputs()
+        with Session(session.model, [HERE], cache=None) as here:
+            check(session.reference(inputs), here.reference(inputs))
+
+
 def test_an_output_whose_size_depends_on_the_data_crosses_with_that_size(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     places (float[6] x) => (int64[1, n] y) {
