@@ -54,7 +54,7 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
     The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twin`).
     """
     singles, splits = search.finalists()
-    twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits else None
+    twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else None
     splits += [] if twin is None else [twin]
     finalists = [*singles, *splits]
     rounds = 0
