@@ -22,9 +22,9 @@ OPEN = {"input_ids": (1, "1..16@8/1"), "attention_mask": (1, "1..64@8/9"), "posi
 PROMPT, STEPS = [3, 1, 4, 1, 5], 12
 
 
-def in_halves(session):
-    second = np.arange(len(session.grouping.groups)) * 2 // len(session.grouping.groups)
-    return replace(session.placement(second), segments=second[session.grouping.group_of].astype(np.int32))
+def in_parts(session, parts=2):
+    part = np.arange(len(session.grouping.groups)) * parts // len(session.grouping.groups)
+    return replace(session.placement(part % 2), segments=part[session.grouping.group_of].astype(np.int32))
 
 
 def test_a_half_precision_ir_whose_states_begin_with_an_op_each_is_cut(tmp_path):
@@ -45,7 +45,7 @@ def test_a_half_precision_ir_whose_states_begin_with_an_op_each_is_cut(tmp_path)
     inputs = Inputs(shapes=OPEN | {"beam_idx": (1,)})
     with (
         Session(tmp_path / "decoder.xml", "CPU@0,CPU@1", inputs=inputs, cache=None) as session,
-        session.sequence(in_halves(session)) as sequence,
+        session.sequence(in_parts(session)) as sequence,
     ):
         assert generate(lambda inputs: sequence.run(inputs | beams), PROMPT, STEPS)[0] == wanted
 
@@ -108,7 +108,7 @@ def test_the_size_of_a_head_is_known_from_the_attention_that_reads_a_cache(tmp_p
     for sizes in (Inputs(shapes=shapes), Inputs(context=64)):
         with Session(path, "CPU@0,CPU@1", inputs=sizes, cache=None) as session:
             assert [state.shape for state in session.model.states] == [(1, 2, 0, 8)] * 2
-            with session.sequence(in_halves(session)) as sequence:
+            with session.sequence(in_parts(session)) as sequence:
                 assert generate(lambda inputs: sequence.run(named(inputs)), PROMPT, STEPS)[0] == wanted
 
 
@@ -145,3 +145,81 @@ def test_a_context_is_refused_where_it_says_nothing(tmp_path, folder):
         load(tmp_path / "decoder.onnx", context=64, state="none")
     with pytest.raises(UsageError, match="A context has at least 2 tokens"):
         load(folder, context=1)
+
+
+def by_name(model, name):
+    return next(node for node in model.get_ordered_ops() if node.get_friendly_name() == name)
+
+
+def with_open_heads(model):
+    """Leave the number of heads of keys and values to be computed, as exporters of PyTorch do."""
+    ops = openvino.opset13
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Reshape" and [*node.input_value(1).get_node().data] == [0, 0, TINY.groups, TINY.head]:
+            node.input(1).replace_source_output(ops.constant([0, 0, -1, TINY.head]).output(0))
+        elif node.get_friendly_name().startswith("past_key_values"):
+            node.set_partial_shape(openvino.PartialShape([-1, -1, -1, TINY.head]))
+
+
+def with_window(model, window=6):
+    """Have each token see the last tokens alone, as Mistral's models do."""
+    ops, mask = openvino.opset13, by_name(model, "mask")
+    new, all_ = (
+        ops.gather(ops.shape_of(by_name(model, name)), ops.constant(1), ops.constant(0))
+        for name in ("input_ids", "attention_mask")
+    )
+    first, one = ops.constant(np.int64(0)), ops.constant(np.int64(1))
+    rows = ops.unsqueeze(ops.range(ops.subtract(all_, new), all_, one, "i64"), ops.constant(1))
+    near = ops.greater(ops.range(first, all_, one, "i64"), ops.subtract(rows, ops.constant(np.int64(window))))
+    mask.input(0).replace_source_output(ops.logical_and(mask.input_value(0), near).output(0))
+
+
+def with_experts(model, experts=4, chosen=2):
+    """Have the tokens of each layer choose experts, each of which computes the tokens that chose it, as Mixtral's models do."""
+    ops, rng, wide = openvino.opset13, np.random.default_rng(0), TINY.hidden
+
+    def linear(x, *sizes):
+        return ops.matmul(x, ops.constant(rng.standard_normal(sizes).astype(np.float32) / 4), False, True)
+
+    def pick(x, number, axis=0):
+        return ops.gather(x, ops.constant(number), ops.constant(axis))
+
+    for layer in range(TINY.layers):
+        sum_, normed = (by_name(model, f"layers.{layer}.feed_forward.{name}") for name in ("sum", "norm"))
+        flat = ops.reshape(normed, ops.constant([-1, TINY.width]), False)
+        best = ops.topk(linear(flat, experts, TINY.width), ops.constant(np.int64(chosen)), 1, "max", "value", "i64")
+        shares, hot = ops.softmax(best.output(0), 1), (ops.constant(np.int64(number)) for number in (1, 0))
+        who = ops.one_hot(best.output(1), ops.constant(np.int64(experts)), *hot, 2)
+        total = ops.multiply(flat, ops.constant(np.float32(0)))
+        for number in range(experts):
+            found = ops.non_zero(pick(who, number, 2), "i64")
+            tokens = pick(found, 0)
+            share = ops.unsqueeze(ops.gather_nd(shares, ops.transpose(found, ops.constant([1, 0]))), ops.constant(1))
+            inner = ops.swish(linear(ops.gather(flat, tokens, ops.constant(0)), wide, TINY.width))
+            made = ops.multiply(linear(inner, TINY.width, wide), share)
+            total = ops.scatter_nd_update(
+                total, ops.unsqueeze(tokens, ops.constant(1)), ops.add(made, ops.gather(total, tokens, ops.constant(0)))
+            )
+        sum_.input(1).replace_source_output(ops.reshape(total, ops.shape_of(normed), False).output(0))
+
+
+@pytest.mark.parametrize("change", [with_open_heads, with_window, with_experts])
+def test_decoders_of_other_families_generate_the_tokens_of_plain_openvino_on_two_devices(change, tmp_path):
+    model = build_decoder(TINY, cache="inputs")
+    model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    change(model)
+    model.validate_nodes_and_infer_types()
+    openvino.save_model(model, tmp_path / "decoder.xml", compress_to_fp16=False)
+    request = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    past = {name: np.zeros((1, TINY.groups, 0, TINY.head), np.float32) for name, _ in TINY.caches}
+
+    def plain(inputs):
+        found = request.infer(inputs | past)
+        past.update((name, np.array(found[following])) for name, following in TINY.caches)
+        return {"logits": np.array(found["logits"])}
+
+    wanted = generate(plain, PROMPT, STEPS)[0]
+    with Session(tmp_path / "decoder.xml", "CPU@0,CPU@1", inputs=Inputs(context=64), cache=None) as session:
+        for parts in (2, 9):
+            with session.sequence(in_parts(session, parts)) as sequence:
+                assert generate(sequence.run, PROMPT, STEPS)[0] == wanted

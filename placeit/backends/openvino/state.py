@@ -134,12 +134,13 @@ class _Cache:
 
     Attributes:
         taken: name of the input.
+        given: name of the output.
         sizes: its dimensions.
         growing: its open dimensions or, if known, the one that grows.
     """
 
     def __init__(self, taken: str, parameter: Any, given: str, result: Any) -> None:
-        self.taken, self._parameter, self._given, self._result = taken, parameter, given, result
+        self.taken, self._parameter, self.given, self._result = taken, parameter, given, result
         past, present = self._shapes()
         others = present if present.rank == past.rank else past
         self.sizes = [mine if mine.is_static else other for mine, other in zip(past, others, strict=True)]
@@ -153,7 +154,7 @@ class _Cache:
         kinds = (node.get_element_type() for node in (self._parameter, self._result))
         taken, given = zip(kinds, self._shapes(), strict=True)
         if not _fits(taken, given):
-            raise _misfit(path, self.taken, taken, self._given, given)
+            raise _misfit(path, self.taken, taken, self.given, given)
 
     def _shapes(self) -> tuple[Any, Any]:
         return self._parameter.get_partial_shape(), self._result.get_input_partial_shape(0)
@@ -162,6 +163,12 @@ class _Cache:
         """Return the dimension along which the next value is concatenated; None if it is not a concatenation."""
         maker = self._result.input_value(0).get_node()
         return maker.get_axis() % len(self.sizes) if maker.get_type_name() == "Concat" else None
+
+    def learn(self, next_value: Any) -> None:
+        """Take sizes from the shape of the next value, except of the first dimension and the one of the concatenation."""
+        axis = self.joined_along()
+        if axis in self.growing and next_value.rank.is_static:
+            self.sizes = [mine if k in (0, axis) else next_value[k] for k, mine in enumerate(self.sizes)]
 
     def resize(self, batch: int, growing: int) -> None:
         """Set the sizes of open dimensions: of the ones that grow, and of the others."""
@@ -229,6 +236,8 @@ _KEPT_AS = {"i64": openvino.Type.i32, "i16": openvino.Type.i32, "f64": openvino.
 def _find_growing(model: Any, caches: list[_Cache], batch: int, *, rows: bool) -> None:
     """Find which open dimensions of caches grow, and set the shapes of the inputs; the first has the ``rows`` of texts."""
     others = []
+    if any(len(cache.growing) > 1 + rows for cache in caches):
+        _learn_sizes(model, caches)
     for cache in caches:
         if rows:
             cache.growing = [axis for axis in cache.growing if axis > 0]
@@ -246,6 +255,22 @@ def _find_growing(model: Any, caches: list[_Cache], batch: int, *, rows: bool) -
             cache.growing = [axis for axis in cache.growing if not cache.stays(axis)]
     for cache in others:
         cache.resize(batch, -1)
+
+
+def _learn_sizes(model: Any, caches: list[_Cache]) -> None:
+    """Find sizes of caches that follow from the sizes of one text, such as the number of heads of keys."""
+    small, taken = model.clone(), {cache.taken for cache in caches}
+    shapes = {}
+    for number, port in enumerate(model.inputs):
+        if port.get_partial_shape().rank.is_static:
+            sizes = list(port.get_partial_shape())
+            fixed = len(sizes) if port.get_names().isdisjoint(taken) else 1
+            least = [openvino.Dimension(max(1, size.get_min_length())) for size in sizes[:fixed]]
+            shapes[number] = openvino.PartialShape([*least, *sizes[fixed:]])
+    with contextlib.suppress(RuntimeError):
+        small.reshape(shapes)
+        for cache in caches:
+            cache.learn(small.output(cache.given).get_partial_shape())
 
 
 def fix_initial_states(model: Any) -> None:
