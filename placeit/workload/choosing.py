@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.planning.moving import LEAST
-from placeit.serving.latency import OperatingPoint, most_left
+from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.options import Option
 
-__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "rank"]
+__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "longer_limits", "rank"]
 
 Choice: TypeAlias = tuple[int, ...]
 """The number of the option of each model."""
@@ -53,7 +54,7 @@ class Predictor:
         now: Sequence[int | None] | None = None,
     ) -> None:
         self.workload, self.options, self.now = workload, options, now
-        self._memory, self._conflicts, self._seed = memory, conflicts, seed
+        self.memory, self._conflicts, self._seed = memory, conflicts, seed
         self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in options]
         rates = [
@@ -72,9 +73,9 @@ class Predictor:
         count = max(_FEWEST // 20, math.ceil(max(rate * self._seconds, wanted)))
         return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
 
-    def scaled(self, factor: float) -> Predictor:
-        """Return a predictor of the same workload with all rates multiplied by a factor."""
-        return Predictor(self.workload.scaled(factor), self.options, self._memory, self._conflicts, self._seed, self.now)
+    def of(self, workload: Workload) -> Predictor:
+        """Return a predictor of the same models with other rates or limits."""
+        return Predictor(workload, self.options, self.memory, self._conflicts, self._seed, self.now)
 
     def chosen(self, choice: Choice) -> list[Option]:
         """Return the options of a choice."""
@@ -86,7 +87,7 @@ class Predictor:
         for option in self.chosen(choice):
             for name, size in option.held.items():
                 held[name] = held.get(name, 0.0) + size
-        return {name: size for name, size in held.items() if size > self._memory.get(name, math.inf)}
+        return {name: size for name, size in held.items() if size > self.memory.get(name, math.inf)}
 
     def __call__(self, choice: Choice) -> tuple[OperatingPoint, ...]:
         """Return the predicted latencies of each model."""
@@ -208,9 +209,22 @@ def largest_factor(predict: Predictor, choice: Choice) -> float:
     """
     low, high, factor = 0.0, _LARGEST, _LARGEST
     while high > 1.02 * low and high > _LARGEST / 1000:
-        kept = all(point.kept for point in predict.scaled(factor)(choice))
+        kept = all(point.kept for point in predict.of(predict.workload.scaled(factor))(choice))
         if kept and factor == _LARGEST:
             return factor
         low, high = (factor, high) if kept else (low, factor)
         factor = (low * high) ** 0.5 if low > 0 else high / 2
     return low
+
+
+def longer_limits(predict: Predictor, choice: Choice) -> dict[str, LatencyLimit]:
+    """Return longer limits, by model, with which all limits would be kept with a choice; empty if longer ones do not help."""
+    longer: dict[str, LatencyLimit] = {}
+    for entry, point in zip(predict.workload, predict(choice), strict=True):
+        at = entry.limited.at(point)
+        if entry.limited.seconds < at < math.inf:
+            digit = 10.0 ** (math.floor(math.log10(at)) - 1)
+            longer[entry.name] = replace(entry.limited, seconds=math.ceil(1.01 * at / digit) * digit)
+    entries = (replace(entry, limit=longer.get(entry.name, entry.limit)) for entry in predict.workload)
+    points = predict.of(replace(predict.workload, entries=tuple(entries)))(choice)
+    return longer if all(point.kept for point in points) else {}

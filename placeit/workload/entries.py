@@ -231,6 +231,8 @@ class _Reader(StrictYaml):
         names = self.texts(node, entry)
         if not names:
             self.fail(node, f"{entry} names no device")
+        if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+            self.fail(node, f"{entry} names '{twice[0]}' twice")
         return names
 
     def shapes(self, node: Node, entry: str) -> dict[str, list[str]]:
@@ -247,4 +249,8 @@ class _Reader(StrictYaml):
             self.fail(node, f"'{entry}.latency_limit': {str(error).rstrip('.')}")
 
 
-_NUMBERS = {"rate": "above 0, in requests per second", "in_flight": "a whole number from 1 on", "weight": "above 0"}
+_NUMBERS = {
+    "rate": "above 0, in requests per second (0.01 for a model that is hardly ever asked)",
+    "in_flight": "a whole number from 1 on",
+    "weight": "above 0",
+}

@@ -21,10 +21,10 @@ from placeit.optimizer.options import Budget
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import Progress
 from placeit.runtime.device_pool import shared_devices
-from placeit.serving.latency import OperatingPoint
+from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Policy
-from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, rank
+from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, longer_limits, rank
 from placeit.workload.entries import Workload
 from placeit.workload.measuring import measured
 from placeit.workload.options import Option, naming, open_entry, options_of
@@ -79,6 +79,8 @@ class PlacedWorkload:
         factor: the largest factor on all rates at which the joint placement keeps all limits, by prediction; 8 at most.
         too_tight: for models without an option that keeps the limit even for a single request: the least that it would take,
             seconds, by name.
+        longer: limits, by model, with which the joint placement would keep all limits, by prediction; empty if it keeps them
+            anyway, or longer ones do not help.
         turns: turns in which each way was measured; 0 if nothing was.
         cluster: the devices.
         interrupted: whether Ctrl-C ended the measurement early.
@@ -90,6 +92,7 @@ class PlacedWorkload:
     chosen: Together | None
     factor: float
     too_tight: dict[str, float]
+    longer: dict[str, LatencyLimit]
     turns: int
     cluster: Cluster
     interrupted: bool
@@ -113,14 +116,14 @@ class PlacedWorkload:
             for entry, point in zip(self.workload, best.points, strict=True)
             if not point.kept
         ]
+        nearest = [f"at {self.factor:.2f} times the rates"] if self.factor > 0 else []
+        nearest += ["with " + " and ".join(f"{name}: {limit}" for name, limit in self.longer.items())] if self.longer else []
+        remedy = f"all limits would be kept {', or '.join(nearest)}" if nearest else "lower rates do not help"
         if self.too_tight:
             slow = ", ".join(f"{name} takes {milliseconds(seconds)} at least" for name, seconds in self.too_tight.items())
-            return f"no placement keeps the limits: {slow}, alone and without other requests"
-        if self.factor > 0:
-            largest = f"all limits would be kept at {self.factor:.2f} times the rates (predicted)"
-        else:
-            largest = "at lower rates, they would not be kept either (predicted)"
-        return f"no placement that was found keeps all limits; {best.name}, the best ({how}): {'; '.join(broken)}; {largest}"
+            return f"no placement keeps the limits: {slow}, alone and without other requests; {remedy} (predicted)"
+        found = f"no placement that was found keeps all limits; {best.name}, the best ({how}): {'; '.join(broken)}"
+        return f"{found}; {remedy} (predicted)"
 
     @property
     def best(self) -> Together:
@@ -168,6 +171,7 @@ class PlacedWorkload:
                 "chosen": None if self.chosen is None else self.chosen.name,
                 "reason": self.reason,
                 "largest_factor": self.factor,
+                "longer_limits": {name: str(limit) for name, limit in self.longer.items()},
                 "turns": self.turns,
                 "ways": [
                     {
@@ -268,6 +272,7 @@ def optimize_workload(
             every[0] if every[0].kept else None,
             largest_factor(predict, joint),
             _too_tight(workload, options),
+            longer_limits(predict, joint),
             turns,
             cluster,
             interrupted,
@@ -319,10 +324,16 @@ def _check_fits(predict: Predictor, choice: Choice) -> None:
     if not over:
         return
     device, size = next(iter(over.items()))
-    names = [entry.name for entry, one in zip(predict.workload, predict.chosen(choice), strict=True) if device in one.held]
+    held = {
+        entry.name: one.held[device]
+        for entry, one in zip(predict.workload, predict.chosen(choice), strict=True)
+        if device in one.held
+    }
+    lack = size - predict.memory[device]
+    out = min((name for name, each in held.items() if each >= lack), key=held.__getitem__, default="some of them")
     raise WorkloadError(
-        f"The models do not fit together: {', '.join(names)} would have {about_bytes(size)} of weights on {device}. Leave one "
-        "out, or give more devices."
+        f"The models do not fit together: {', '.join(held)} would have {about_bytes(size)} of weights on {device}, which may "
+        f"hold {about_bytes(predict.memory[device])}. Give it {about_bytes(lack)} more, add a device, or leave out {out}."
     )
 
 

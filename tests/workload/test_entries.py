@@ -58,6 +58,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models:\n- {model: m.onnx}", "line 2: The model 'm' needs either 'rate' or 'in_flight'"),
         ("models: [{model: m, rate: 1, in_flight: 1}]", "needs either 'rate' or 'in_flight'"),
         ("models: [{model: m, rat: 1}]", "unknown key 'rat' .did you mean 'rate'"),
+        ("models: [{model: m, rate: 1, devices: [a, b, a]}]", "'models.0..devices' names 'a' twice"),
         ("models: [{model: m, rate: 0}]", "'models.0..rate' is 0; it must be above 0"),
         ("models: [{model: m, rate: -1}]", "negative"),
         ("models: [{model: m, rate: inf}]", "cannot be infinite"),

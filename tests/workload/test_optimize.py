@@ -98,12 +98,18 @@ def test_what_cannot_be_kept_is_named_with_the_rates_that_would_be(models: Path)
     assert found.factor == 0
     assert [way.name for way in found.every] == ["joint, each alone"]
     assert found.reason.startswith("no placement keeps the limits: big takes 11")
+    ((name, limit),) = found.longer.items()
+    assert f"all limits would be kept with {name}: {limit} (predicted)" in found.reason
+    longer = write_workload(models, f"model: big/model.onnx, name: big, rate: 1, latency_limit: {limit}")
+    assert optimize_workload(longer, described(only=1e6), budget=2, cache=None).chosen is not None
 
 
 def test_models_that_do_not_fit_are_named(models: Path) -> None:
     entries = [f"model: {name}/model.onnx, name: {name}, rate: 1" for name in ("big", "small")]
     path = write_workload(models, *entries)
-    with pytest.raises(WorkloadError, match=r"do not fit together: big, small would have 119 kB of weights on only"):
+    with pytest.raises(
+        WorkloadError, match=r"do not fit together: big, small would have 119 kB of weights on only, which may hold 115 kB"
+    ):
         optimize_workload(path, described(only=1e6, memory=115e3), budget=2, cache=None)
     found = optimize_workload(path, described(one=1e6, two=1e6, memory=115e3), budget=2, cache=None)
     assert all(sum(option.held.get(name, 0) for option in found.best.options) <= 115e3 for name in ("one", "two"))
