@@ -20,7 +20,19 @@ from placeit.simulator.load import check_rate
 
 __all__ = ["Entry", "Workload"]
 
-_KEYS = ("model", "name", "rate", "in_flight", "latency_limit", "weight", "devices", "input_shapes", "inputs", "placement")
+_KEYS = (
+    "model",
+    "name",
+    "rate",
+    "in_flight",
+    "latency_limit",
+    "weight",
+    "devices",
+    "arrives_at",
+    "input_shapes",
+    "inputs",
+    "placement",
+)
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # requests of one model that are under way
@@ -41,6 +53,8 @@ class Entry:
         inputs: path of a NumPy archive with its inputs; None for random inputs.
         placement: path of its placement, which is kept; None to look for one.
         devices: names of the devices that it may use; empty for all.
+        arrives_at: name of a device that it may use, or of a node, where its inputs arrive and its outputs are wanted; None if
+            it does not matter.
         shapes: sizes of inputs that the model leaves open, by input name (:class:`placeit.workbench.options.Inputs`).
     """
 
@@ -53,6 +67,7 @@ class Entry:
     inputs: Path | None = None
     placement: Path | None = None
     devices: tuple[str, ...] = ()
+    arrives_at: str | None = None
     shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,6 +188,7 @@ class Workload:
                 "latency_limit": None if entry.limit is None else str(entry.limit),
                 "weight": None if entry.weight == 1 else entry.weight,
                 "devices": [*entry.devices] or None,
+                "arrives_at": entry.arrives_at,
                 "input_shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
                 "inputs": _relative(entry.inputs, path),
                 "placement": _relative(entry.placement, path),
@@ -219,6 +235,7 @@ class _Reader(StrictYaml):
                 inputs=self.file(fields["inputs"], f"'{entry}.inputs'") if "inputs" in fields else None,
                 placement=self.file(fields["placement"], f"'{entry}.placement'") if "placement" in fields else None,
                 devices=tuple(self.names(fields["devices"], f"'{entry}.devices'")) if "devices" in fields else (),
+                arrives_at=self.text(fields["arrives_at"], f"'{entry}.arrives_at'") if "arrives_at" in fields else None,
                 shapes=self.shapes(fields["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in fields else {},
             )
         except UsageError as error:

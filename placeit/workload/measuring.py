@@ -88,7 +88,8 @@ def measured(
                     if turn == 0:
                         raise KeyboardInterrupt
                     return _summed_up(workload, turns), turn, True
-                turns[name].append(found)
+                ways = [options[model][number].way for model, number in enumerate(choices[name])]
+                turns[name].append([(each + way, up, rate) for (each, up, rate), way in zip(found, ways, strict=True)])
             if progress is not None:
                 progress("offering requests to all models", (turn + 1) / count)
             if turn + 1 >= FEWEST and clock.now() > until:

@@ -24,9 +24,11 @@ from placeit.optimizer.result import Optimized
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
+from placeit.runtime.devices.base import BufferSpec
 from placeit.session import Session
 from placeit.simulator.arrivals import SimulatedReplica
 from placeit.simulator.simulate import simulate
+from placeit.workload.arriving import arriving, resolved
 from placeit.workload.entries import Entry
 
 __all__ = ["Option", "naming", "open_entry", "options_of"]
@@ -44,6 +46,7 @@ class Option:
         placement: with its segments, and with the settings of its server.
         replicas: its plans for the simulator, by measured times as far as there are some.
         host: seconds of a request besides the work of devices and links.
+        way: seconds of ``replicas`` for inputs from where they arrive, and for outputs back there, without other requests.
         held: bytes of weights by device.
         plain: whether it is the model on the whole CPU, as its runtime uses it without placeit.
     """
@@ -54,6 +57,7 @@ class Option:
     host: float
     held: Mapping[str, float]
     plain: bool = False
+    way: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -95,6 +99,8 @@ def open_entry(entry: Entry, cluster: Cluster, now: Path | None = None, **sessio
     if entry.inputs is not None:
         model = model.with_inputs(read_tensors(entry.inputs, model.settable))
     cluster = cluster.only(entry.devices) if entry.devices else cluster
+    if entry.arrives_at is not None:
+        resolved(entry.arrives_at, cluster)
     opened = Session(model, cluster, graph="" if given is None else given.graph_hash, **session)
     if given is not None and opened.home_of(given) is opened:
         for one in given.every:
@@ -122,7 +128,9 @@ def options_of(
     """
     if entry.placement is not None:
         kept = _given(session, entry.placement, budget, progress)
-        return [kept], None if now is None or not kept.placement.runs_like(Placement.load(now)) else 0
+        return [_arriving(session, entry, kept)], None if now is None or not kept.placement.runs_like(
+            Placement.load(now)
+        ) else 0
     found = session.optimize("latency", budget=budget, seed=seed, candidates=Candidates(), progress=progress)
     able = [one for one in found.candidates if one.failed is None and one.may_be_chosen and one.not_run is None]
     singles = sorted((one for one in able if one.placer == "single" and not one.plain), key=_time)
@@ -133,12 +141,25 @@ def options_of(
     for count in range(2, len(apart) + 1):
         together = _option(session, found, apart[:count])
         chosen[together.name] = together
-    every = list(chosen.values())
-    if now is None:
-        return every, None
-    serves = Placement.load(now)
-    number = next((k for k, one in enumerate(every) if one.placement.runs_like(serves)), len(every))
-    return (every if number < len(every) else [*every, _given(session, now, budget, progress)]), number
+    every, number = list(chosen.values()), None
+    if now is not None:
+        serves = Placement.load(now)
+        number = next((k for k, one in enumerate(every) if one.placement.runs_like(serves)), len(every))
+        every += [] if number < len(every) else [_given(session, now, budget, progress)]
+    return [_arriving(session, entry, one) for one in every], number
+
+
+def _arriving(session: Session, entry: Entry, option: Option) -> Option:
+    """Return an option with the way of inputs from where they arrive, and of outputs back there."""
+    if entry.arrives_at is None:
+        return option
+    costs, _ = session.planned_with
+    cluster = session.cluster if costs is None else costs.cluster
+    sent = sum(value.nbytes for value in session.model.sample_inputs().values())
+    answered = sum(BufferSpec(spec.shape, spec.dtype).nbytes for spec in session.model.outputs)
+    at = resolved(entry.arrives_at, cluster)
+    further = replace(option, replicas=tuple(arriving(one, at, cluster, sent, answered) for one in option.replicas))
+    return replace(further, way=max(0.0, further.seconds - option.seconds))
 
 
 def _time(candidate: Candidate) -> float:
