@@ -87,25 +87,18 @@ def _install(root: Path, wheel: Path, uv: Path) -> None:
 def on_board(root: Path, work: Path, *command: str) -> list[str]:
     """Return the command that runs another one on the board, with ``work`` as its folder ``/work``.
 
-    What it mounts is seen by the command alone, and gone when it ends.
+    Arguments may be appended to it. What it mounts is seen by the command alone, and gone when it ends. Of this process's
+    environment, the variables of pip, placeit and Ray are kept.
     """
     (root / "work").mkdir(exist_ok=True)
     mounts = [("--rbind", f"/{name}", root / name) for name in ("proc", "sys", "dev")] + [("--bind", str(work), root / "work")]
     mount = " && ".join(shlex.join(["mount", how, what, str(where)]) for how, what, where in mounts)
-    kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "PLACEIT_", "RAY_"))}
-    kept |= {"PATH": f"/{_SITE}/bin:/usr/bin:/bin", "PYTHONPATH": f"/{_SITE}", "HOME": "/root", "LANG": "C.UTF-8"}
-    kept["QEMU_CPU"] = os.environ.get("QEMU_CPU", "cortex-a72")
-    entered = [
-        "chroot",
-        str(root),
-        "/usr/bin/env",
-        "-i",
-        "-C",
-        "/work",
-        *(f"{name}={value}" for name, value in kept.items()),
-        *command,
-    ]
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f"{mount} && exec {shlex.join(entered)}"]
+    left = [f"--unset={name}" for name in os.environ if not name.startswith(("PIP_", "PLACEIT_", "RAY_"))]
+    given = {"PATH": f"/{_SITE}/bin:/usr/bin:/bin", "PYTHONPATH": f"/{_SITE}", "HOME": "/root", "LANG": "C.UTF-8"}
+    given["QEMU_CPU"] = os.environ.get("QEMU_CPU", "cortex-a72")
+    variables = [*left, *(f"{name}={value}" for name, value in given.items())]
+    entered = shlex.join(["chroot", str(root), "/usr/bin/env", "-C", "/work", *variables])
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{mount} && exec {entered} "$@"', "sh", *command]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

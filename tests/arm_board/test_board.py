@@ -9,23 +9,14 @@ import pytest
 
 from placeit.core.placement import Placement
 from placeit.session import Session
-from tests.arm_board.build import board, on_board
+from tests.arm_board.build import on_board
 from tests.cli.conftest import make_tiny, split
-from tests.emulators import UnavailableError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 # on the second, OpenVINO computes in f16 unless it is asked for f32
 PROCESSORS = ("cortex-a72", "cortex-a76")
 ERROR = 1e-5
-
-
-@pytest.fixture(scope="module")
-def root() -> Path:
-    try:
-        return board()
-    except UnavailableError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture
