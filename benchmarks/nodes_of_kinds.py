@@ -4,7 +4,7 @@ The nodes are on this machine, joined by the loopback interface. One has an emul
 ONNX Runtime, and one PyTorch. A device takes segments in the formats of its runtime only, so each model runs in two forms.
 The ONNX file is split over the GPU of the first node, ONNX Runtime of the second and OpenVINO of the third; the PyTorch module
 over PyTorch of the third node and of this process. The split is the one with the lowest simulated time of those that use all
-these devices. Outputs are compared with the outputs of the whole model in plain OpenVINO or PyTorch on the CPU.
+these devices. Outputs are compared with the whole model's in the plain runtime on the CPU, OpenVINO or PyTorch.
 
 The emulated GPU is the CPU, so that none of the times is a GPU's.
 """

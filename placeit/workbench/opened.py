@@ -348,7 +348,7 @@ class Workbench:
         return self._reference
 
     def _able(self) -> Device | None:
-        """Return a device of this machine that can run the whole model; None if there is none."""
+        """Return a device of this machine that can run the whole model; None without one."""
         able = zip(self.cluster.devices, self._supported().all(axis=0), strict=True)
         return next((device for device, whole in able if whole and not (device.address and device.address.node)), None)
 
