@@ -61,10 +61,8 @@ PATIENCE_S = 3.0
 LOADED_S = 2.0
 """Seconds of load before a failure, after the first answer that follows it, and after the first answer of a returned node."""
 MOST_S, RECOVERED_S, ANSWER_S, BACK_S = 15.0, 1.5, 60.0, 120.0
-USED_S = {
-    "CPU": 60.0,
-    "GPU": 180.0,
-}  # until a returned device is used; programs of a GPU compile for seconds
+USED_S = {"CPU": 60.0, "GPU": 180.0}
+"""Seconds until a returned device is used; a GPU's programs take seconds to compile."""
 WAITING = 16  # requests that are submitted and not answered
 KILLED, STOPPED, CUT, GONE = "killed", "stopped", "cut off", "killed with its node"
 PHASES = {
