@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from placeit.core.errors import DeviceError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.runtime.nodes import device
+from placeit.runtime.nodes.device import NodeDevice
 from placeit.session import Session
 from tests.arm_board.build import on_board
 from tests.open_models import divided
@@ -55,6 +58,9 @@ def nodes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_HEALTH", EMULATED)
         patch.setattr(local, "_STARTS_S", PATIENCE_S)
+        patch.setattr(device, "_STARTS_S", PATIENCE_S)
+        patch.setattr(connection.Nodes, "call", functools.partialmethod(connection.Nodes.call, timeout=PATIENCE_S))
+        patch.setattr(NodeDevice, "ask", functools.partialmethod(NodeDevice.ask, timeout=PATIENCE_S))
         cluster = local.start(("head",), file)
         there = root / cluster.folder[1:]
         try:
