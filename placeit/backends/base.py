@@ -297,6 +297,11 @@ class Model(ABC):
         """True if it has operators on quantised numbers that runtimes round differently."""
         return False
 
+    @property
+    def convertible(self) -> frozenset[Format]:
+        """Further formats in which it can supply segments, for devices that take none of ``formats`` (:meth:`prepared`)."""
+        return frozenset()
+
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Return the model with the formats that the drivers of a cluster's devices need; itself if it has them already.
 
@@ -349,6 +354,15 @@ class NotByOpenVino(Protocol):
     @property
     def why(self) -> str:
         """Why OpenVINO does not run it, in a sentence; empty if it might."""
+        ...
+
+
+@runtime_checkable
+class ConvertsOps(Protocol):
+    """A model of another framework that supplies segments in OpenVINO's format."""
+
+    def converted_ops(self) -> Collection[str]:
+        """Return the names of the ops that OpenVINO's converter knows, with the inputs and outputs."""
         ...
 
 

@@ -74,7 +74,8 @@ def other_names(device: Device) -> list[str]:
     """Return other names of an available device that select another installed runtime: ``ort:CPU@0``."""
     if device.kind != hardware_kind(device.where):
         return []
-    own = ((name, kind) for name, kind in kinds() if kind.hardware and not (kind.mode or kind.compiles))
+    others = ((name, kind) for name, kind in kinds() if name != device.kind)
+    own = ((name, kind) for name, kind in others if kind.hardware and not (kind.mode or kind.compiles))
     able = [(name, kind) for name, kind in own if device.where.family in (kind.hardware or ())]
     return [f"{name}:{device.name}" for name, kind in able if kind.installed()]
 

@@ -71,7 +71,7 @@ def _asked_for(text: str) -> tuple[str, str]:
     """Split a name into the kind of device that it asks for, empty if none, and the rest."""
     kind, colon, rest = text.partition(":")
     # the "cuda" of cuda:0 is no kind's prefix; and looking for plug-ins takes a while
-    if not colon or _CUDA.match(text) or kind == Device.kind or (kind not in KINDS and kind not in plugin_kinds()):
+    if not colon or _CUDA.match(text) or (kind not in KINDS and kind not in plugin_kinds()):
         return "", text
     return kind, rest
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeit.backends.base import Model
+from placeit.backends.base import ConvertsOps, Model
 from placeit.core.cluster import Device
 from placeit.core.problem import Problem
 from placeit.devices.kinds import driven_by_openvino
@@ -31,9 +31,9 @@ REFERENCE = "reference"
 def enter_references(races: Races, problem: Problem) -> list[Candidate]:
     """Enter the references on the session's devices, unless they are entered already; return the ones that are worth a run.
 
-    There are none with pins, which OpenVINO does not know; if a device or a link is emulated, described or on another node; for
-    objectives that are not measured directly; and for latency on one device. A device takes part if its memory, within the
-    limit that was set for it, holds all weights.
+    There are none with pins, which OpenVINO does not know; for a PyTorch model, whose segments only it gets; if a device
+    or a link is emulated, described or on another node; for objectives that are not measured directly; and for latency on one
+    device. A device takes part if its memory, within the limit that was set for it, holds all weights.
 
     Args:
         races: the races to enter them in. Single devices must be entered already: they tell which device is the fastest.
@@ -59,7 +59,8 @@ def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
 
 def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]:
     session, steady = races.session, races.objective.steady
-    if session.pins or not races.objective.is_measured or not all_here(session.cluster):
+    converted = isinstance(session.model, ConvertsOps)
+    if session.pins or converted or not races.objective.is_measured or not all_here(session.cluster):
         return []
     devices, whole = _hardware(races, problem)
     single = _has_batch_of_one(session.model)

@@ -20,18 +20,22 @@ __all__ = ["choose_driver", "drive"]
 _LOG = logging.getLogger("placeit")
 
 
-def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: str = "") -> Device:
+def choose_driver(
+    device: Device, formats: frozenset[Format], path: Path, why: str = "", convertible: frozenset[Format] = frozenset()
+) -> Device:
     """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
 
     A device keeps its kind if its name asks for that (``ort:CPU@0``, ``torch:CPU@0``), if only a plug-in's kind knows it, or if
     its kind takes one of the formats. Otherwise, another kind for such hardware that takes one drives it: CPU core sets and
-    NVIDIA GPUs go to PyTorch or ONNX Runtime.
+    NVIDIA GPUs go to PyTorch or ONNX Runtime. Hardware without such a kind keeps its own for formats that the model can be
+    converted to.
 
     Args:
         device: the device as it was found.
         formats: formats of the model.
         path: path of the model, for the error.
         why: why OpenVINO does not run the model, as a sentence; empty if it does, or if the file makes that clear.
+        convertible: further formats of the model.
 
     Raises:
         DeviceError: nothing runs such a model there; says what to do.
@@ -39,8 +43,9 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
     kind, where = kind_of(device), device.address
     if where is None:
         return device
-    if device.kind == hardware_kind(where) and formats.isdisjoint(kind.formats):
-        able = [(name, other) for name, other in kinds() if other.hardware and where.family in other.hardware]
+    if device.kind == hardware_kind(where) and not where.runtime and formats.isdisjoint(kind.formats):
+        others = ((name, other) for name, other in kinds() if name != device.kind)
+        able = [(name, other) for name, other in others if other.hardware and where.family in other.hardware]
         if able:
             name, other = next((one for one in able if not formats.isdisjoint(one[1].formats)), able[0])
             return driven_by(device, name, other)
@@ -49,7 +54,7 @@ def choose_driver(device: Device, formats: frozenset[Format], path: Path, why: s
             f"{device.name} cannot run {path}: {why}. ONNX Runtime runs it: choose CPU core "
             "sets or its devices, as in -d ort:CPU or -d ort:CPU@0,ort:CPU@1."
         )
-    if driven_by_openvino(device) and formats.isdisjoint(kind.formats):
+    if driven_by_openvino(device) and (formats | convertible).isdisjoint(kind.formats):
         raise DeviceError(
             f"OpenVINO drives {device.name}, and {path} is a PyTorch model, which runs on CPU core sets and NVIDIA "
             "GPUs: choose those, or convert the model with `placeit export` to ONNX or OpenVINO IR, which runs on any."
@@ -72,7 +77,7 @@ def drive(cluster: Cluster, model: Model) -> Cluster:
     refused: dict[str, DeviceError] = {}
     for device in cluster.devices:
         try:
-            driven = choose_driver(device, model.formats, model.path, why)
+            driven = choose_driver(device, model.formats, model.path, why, model.convertible)
             if why and driven.kind != device.kind and any(_are_one(driven, other) for other in cluster.devices):
                 raise DeviceError(f"{device.name} cannot run {model.path}: {why}.")
             chosen.append(driven)

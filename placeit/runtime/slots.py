@@ -23,6 +23,7 @@ from placeit.runtime.devices.base import (
     Instance,
     KeepsState,
     Program,
+    ReadsInPlace,
     Rebinds,
     RuntimeDevice,
     ServesSlots,
@@ -118,6 +119,9 @@ class Slot:
                 if isinstance(instance, WritesTo) and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
+                        in_place = any(isinstance(pool.devices[far], ReadsInPlace) for far in readers[t])
+                        if shared is None and in_place and not isinstance(instance.output(i), HostBuffer):
+                            shared = HostBuffer(book.spec(t))
                         if shared is not None:
                             instance.write_to(i, shared)
                 bound[s] = dict(enumerate([*entering.values(), *(inputs[name] for name in book.inputs_of(segment))]))

@@ -349,8 +349,8 @@ class Workbench:
 
     def _able(self) -> Device | None:
         """Return a device of this machine that can run the whole model; None without one."""
-        able = zip(self.cluster.devices, self._supported().all(axis=0), strict=True)
-        return next((device for device, whole in able if whole and not (device.address and device.address.node)), None)
+        able = zip(self.cluster.devices, self._supported().T, strict=True)
+        return next((device for device, ops in able if ops.all() and not (device.address and device.address.node)), None)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

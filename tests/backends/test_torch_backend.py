@@ -545,14 +545,17 @@ def test_nothing_in_a_file_is_unpickled_but_tensors(tmp_path: Path) -> None:
     assert not harm.exists()
 
 
-def test_cpu_core_sets_are_driven_by_pytorch_and_other_devices_of_openvino_are_refused() -> None:
+def test_cpu_core_sets_are_driven_by_pytorch_and_other_devices_by_openvino_at_one_size() -> None:
     model = conv_net()[1]
     core, described = Device("a", address=Address("CPU", (0,)), driver="OpenVINO"), Device("b", kind="described")
     driven = drive(Cluster((core, described)), model)
     assert [device.kind for device in driven.devices] == ["torch", "described"]
     assert driven.devices[0].driver == f"PyTorch {torch.__version__}"
-    with pytest.raises(DeviceError, match=r"OpenVINO drives GPU\.0, and ConvNet is a PyTorch model.*placeit export"):
-        drive(Cluster((Device("GPU.0", address=Address("GPU.0")),)), model)
+    gpu = Cluster((Device("GPU.0", address=Address("GPU.0")),))
+    assert [device.kind for device in drive(gpu, model).devices] == ["openvino"]
+    half = load(torch.nn.Linear(2, 2).bfloat16(), (torch.zeros(1, 2, dtype=torch.bfloat16),))
+    with pytest.raises(DeviceError, match=r"OpenVINO drives GPU\.0, and Linear is a PyTorch model.*placeit export"):
+        drive(gpu, half)
 
 
 def test_ops_without_a_kernel_are_not_supported() -> None:

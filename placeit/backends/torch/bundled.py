@@ -38,7 +38,7 @@ def read_segment(path: Path, inputs: Sequence[int], outputs: Sequence[int]) -> G
     """Read a segment, with inputs and outputs in the order of their numbers in the file. Raises ModelError."""
     with _exporting:
         model = load(path)
-    module = model.segment("torch", range(len(model.graph)), (), ())
+    module: GraphModule = model.segment("torch", range(len(model.graph)), (), ())
     graph = module.graph
     arguments, (end,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
     for k in reversed(inputs):

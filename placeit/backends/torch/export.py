@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import GraphModule
 
+from placeit.backends.base import Model
 from placeit.backends.openvino import ir
 from placeit.backends.openvino.reader import FAILURES
 from placeit.backends.openvino.state import make_state
 from placeit.backends.torch.border import as_array
-from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.program import export
 from placeit.backends.torch.state import with_states
 from placeit.backends.torch.tracing import quiet
@@ -27,14 +28,14 @@ from placeit.core.errors import ModelError
 from placeit.core.files import replacing
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["segment_for_openvino", "write_ir", "write_onnx"]
+__all__ = ["convertible_ops", "segment_for_openvino", "write_ir", "write_onnx"]
 
 openvino = import_openvino()
 
 _OPSET = 17
 
 
-def write_onnx(model: TorchModel, path: Path) -> None:
+def write_onnx(model: Model, path: Path) -> None:
     """Write a PyTorch model as ONNX (opset 17), with the names of its inputs and outputs.
 
     This uses PyTorch's older exporter, which needs no other package. The exporter silently leaves out changes in place, so it
@@ -53,7 +54,7 @@ def write_onnx(model: TorchModel, path: Path) -> None:
             ) from error.__cause__
 
 
-def write_ir(model: TorchModel, path: Path) -> None:
+def write_ir(model: Model, path: Path) -> None:
     """Write a PyTorch model as OpenVINO IR (``.xml``, its weights beside it as ``.bin``), with its names and sizes.
 
     Raises:
@@ -74,7 +75,7 @@ class _NotConvertedError(Exception):
 
 
 def _explained(
-    model: TorchModel, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
+    model: Model, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
 ) -> ModelError:
     """Return the error that says why a model cannot be written, and whether the other format works, which is tried."""
     try:
@@ -86,7 +87,7 @@ def _explained(
     return ModelError(f"Cannot write {model.path} as {form}: {error}. Compute it in another way, or write an {suffix} file.")
 
 
-def _export_onnx(model: TorchModel, target: str) -> None:
+def _export_onnx(model: Model, target: str) -> None:
     with _reasons(), torch.no_grad():
         whole = _whole(model)
         for node in whole.graph.nodes:
@@ -103,7 +104,7 @@ def _export_onnx(model: TorchModel, target: str) -> None:
         )
 
 
-def segment_for_openvino(model: TorchModel, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
     """Cut a part out of a PyTorch model as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
 
     Raises:
@@ -124,7 +125,24 @@ def segment_for_openvino(model: TorchModel, ops: Sequence[int], enter: Sequence[
         ) from error.__cause__
 
 
-def _converted(model: TorchModel) -> Any:
+def convertible_ops(model: Model) -> frozenset[str]:
+    """Return the names of the ops of a PyTorch model that OpenVINO's converter knows, with the inputs and outputs."""
+    graph = model.graph
+    with contextlib.suppress(_NotConvertedError):
+        _converted(model)
+        return frozenset(graph.names)
+    found = set[str]()
+    for v, (name, kind) in enumerate(zip(graph.names, graph.kinds, strict=True)):
+        enter = np.unique(graph.edge_tensor[graph.edges[:, 1] == v]).tolist()
+        leave = np.flatnonzero(graph.tensor_op == v).tolist()
+        with contextlib.suppress(ModelError):
+            if kind not in ("Parameter", "Result"):
+                segment_for_openvino(model, [v], enter, leave)
+            found.add(name)
+    return frozenset(found)
+
+
+def _converted(model: Model) -> Any:
     """Return the model as an ``openvino.Model``."""
     with _reasons(), torch.no_grad():
         converted = _as_openvino(_whole(model), _arguments(model), model.name)
@@ -193,18 +211,19 @@ def _with_outputs(model: Any, place: Sequence[int]) -> Any:
     return openvino.Model(ends, model.get_sinks(), model.get_parameters(), model.get_friendly_name())
 
 
-def _whole(model: TorchModel) -> GraphModule:
+def _whole(model: Model) -> GraphModule:
     """Return the whole model as one module, from its inputs to a tuple of its outputs. Raises ModelError if sizes are open."""
     _check_sizes(model)
-    return model.segment("torch", range(len(model.graph)), [], [])
+    whole: GraphModule = model.segment("torch", range(len(model.graph)), [], [])
+    return whole
 
 
-def _check_sizes(model: TorchModel) -> None:
+def _check_sizes(model: Model) -> None:
     if model.has_open_sizes:
         raise ModelError(f"{model.path} has open sizes, and PyTorch programs are written at one size: give one for each input.")
 
 
-def _arguments(model: TorchModel) -> tuple[torch.Tensor, ...]:
+def _arguments(model: Model) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(value) for value in model.random_inputs().values())
 
 

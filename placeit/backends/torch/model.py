@@ -35,10 +35,11 @@ from placeit.backends.torch.supported_ops import without_kernel
 from placeit.backends.torch.tracing import FAILURES, as_model_error, first_paragraph, line_of
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
-from placeit.core.cluster import Device
+from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError, ModelError, UsageError, first_line
 from placeit.core.files import check_regular
 from placeit.core.sizes import SizeRange
+from placeit.devices.kinds import kind_of
 
 _log = logging.getLogger("placeit")
 
@@ -55,6 +56,7 @@ class TorchModel(base.Model):
         layout: positions of its parts in ``graph``.
         examples: example inputs, by name; empty if there are none.
         module: the module that was exported; None for a program.
+        mixed: whether OpenVINO drives devices of the cluster, for which segments are converted.
     """
 
     program: ExportedProgram
@@ -62,6 +64,7 @@ class TorchModel(base.Model):
     layout: ProgramMap
     examples: Arrays
     module: torch.nn.Module | None = None
+    mixed: bool = False
 
     def statistics(self) -> dict[str, int | float]:
         """Count ops, edges, operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
@@ -128,17 +131,40 @@ class TorchModel(base.Model):
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """Only the format of PyTorch."""
-        return frozenset({"torch"})
+        """The format of PyTorch, and the format of OpenVINO if it drives devices of the cluster."""
+        own: frozenset[base.Format] = frozenset({"torch"})
+        return own | self.convertible if self.mixed else own
 
-    def segment(
-        self,
-        form: base.Format,  # noqa: ARG002
-        ops: Sequence[int],
-        enter: Sequence[int],
-        leave: Sequence[int],
-    ) -> torch.fx.GraphModule:
-        """Cut a part out as a module; see :meth:`placeit.backends.base.Model.segment`."""
+    @property
+    def convertible(self) -> frozenset[base.Format]:
+        """The format of OpenVINO, for programs of one size, without state, and with types that NumPy has."""
+        able = not (self.stateful or self.has_open_sizes) and all(map(numpy_can_hold, self.graph.tensor_dtypes))
+        return frozenset({"openvino"}) if able else frozenset()
+
+    def prepared(self, cluster: Cluster, graph: str = "") -> TorchModel:  # noqa: ARG002
+        """Return the model with OpenVINO's format as well if OpenVINO drives devices."""
+        mixed = any("openvino" in kind_of(device).formats for device in cluster.devices)
+        return self if mixed == self.mixed else replace(self, mixed=mixed)
+
+    def converted_ops(self) -> frozenset[str]:
+        """Return the names of ops that can be converted; see :meth:`placeit.backends.base.ConvertsOps.converted_ops`."""
+        from placeit.backends.torch.export import convertible_ops  # late: it imports OpenVINO
+
+        return convertible_ops(self)
+
+    def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+        """Cut a part out as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
+
+        Raises:
+            DeviceError: OpenVINO has no op for a part of it; the message names it.
+        """
+        if form == "openvino":
+            from placeit.backends.torch.export import segment_for_openvino  # late: it imports OpenVINO
+
+            try:
+                return segment_for_openvino(self, ops, enter, leave)
+            except ModelError as error:
+                raise DeviceError(str(error)) from error
         return extract(self.layout, self.lowered.constants, ops, enter, leave)
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
@@ -199,7 +225,7 @@ class TorchModel(base.Model):
 
     def chain(self, elements: int, hops: int) -> TorchModel:
         """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        return relu_chain(elements, hops)
+        return replace(relu_chain(elements, hops), mixed=self.mixed)
 
 
 def relu_chain(elements: int, hops: int) -> TorchModel:

@@ -8,6 +8,7 @@ import io
 import logging
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -47,9 +48,21 @@ _REGISTERED = "torch.export.register_dataclass, or register_pytree_node of torch
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.export._trace")  # log errors that they also raise
 
 
+_tracing = threading.RLock()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error."""
+    """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error.
+
+    One thread at a time traces: tracing and its converters change modules, loggers and modes of the process.
+    """
+    with _tracing, _silence():
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
     disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
     logging.disable(logging.WARNING)

@@ -37,6 +37,7 @@ __all__ = [
     "OneAtATime",
     "PinsMemory",
     "Program",
+    "ReadsInPlace",
     "Rebinds",
     "RuntimeDevice",
     "ServesSlots",
@@ -200,6 +201,17 @@ class WritesTo(Protocol):
         input, the value stays in its old place (2026.4).
         """
         ...
+
+
+@runtime_checkable
+class ReadsInPlace(Protocol):
+    """A device whose instances read tensors in the memory that these have when they are bound, so it has to stay the same.
+
+    Attributes:
+        reads_in_place: True.
+    """
+
+    reads_in_place: bool
 
 
 @runtime_checkable

@@ -64,17 +64,25 @@ class InductorInstance(TorchInstance):
 
     def __init__(self, program: InductorProgram, library: _core.CompiledProgram) -> None:
         super().__init__(program)
-        outputs = [InPlace(spec) for spec in program.outputs]
-        self._outputs = outputs
+        self._outputs: list[Buffer] = [InPlace(spec) for spec in program.outputs]
+        self._library, self._specs = library, program.inputs
         self._given = [torch.empty(0)] * len(program.inputs)  # keeps the memory of inputs
         self._elsewhere: set[int] = set()  # inputs whose memory may be another one in each run
+        self._open()
+
+    def _open(self) -> None:
         self._compiled = _core.CompiledInstance(
-            library,
-            [(0, spec.dtype, spec.shape) for spec in program.inputs],
-            [(one.tensor.data_ptr(), one.spec.dtype, one.spec.shape) for one in outputs],
+            self._library,
+            [(0, spec.dtype, spec.shape) for spec in self._specs],
+            [(_address(one), one.spec.dtype, one.spec.shape) for one in self._outputs],
         )
         function, self._argument = self._compiled.entry
         self._enter = _ENTRY(function)
+
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` in every later run. This is called before ``bind``."""
+        self._outputs[index] = buffer
+        self._open()
 
     @property
     def native(self) -> tuple[int, int] | None:
@@ -101,6 +109,11 @@ class InductorInstance(TorchInstance):
     def _read(self, index: int) -> None:
         self._given[index] = self._inputs[index].tensor.contiguous()
         self._compiled.read(index, self._given[index].data_ptr())
+
+
+def _address(buffer: Buffer) -> int:
+    tensor = buffer.tensor if isinstance(buffer, TorchBuffer) else torch.from_numpy(buffer.array())
+    return tensor.data_ptr()
 
 
 class InductorDevice(TorchDevice):

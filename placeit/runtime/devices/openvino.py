@@ -314,6 +314,7 @@ class OpenVinoDevice(OnWorker):
     """
 
     space = "host"
+    reads_in_place = True
     one_at_a_time = True
     """Requests of a program wait for each other: it has at most one stream, which OpenVINO locks during a run."""
 

@@ -154,7 +154,7 @@ class TorchInstance:
     def __init__(self, program: TorchProgram) -> None:
         self._forward = program.forward
         self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
-        self._outputs: Sequence[TorchBuffer] = [TorchBuffer(spec) for spec in program.outputs]
+        self._outputs: list[Buffer] = [TorchBuffer(spec) for spec in program.outputs]
         self._moving: dict[int, Buffer] = {}  # buffers of other kinds, whose memory may be another one in each run
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -171,7 +171,11 @@ class TorchInstance:
         if source is not buffer and spec.limits is not None:
             self._moving[index] = buffer
 
-    def output(self, index: int) -> TorchBuffer:
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Copy output ``index`` to ``buffer`` in every later run, for readers that need it in the same memory."""
+        self._outputs[index] = buffer
+
+    def output(self, index: int) -> Buffer:
         """Return the buffer that holds output ``index`` after a run."""
         return self._outputs[index]
 
@@ -182,7 +186,10 @@ class TorchInstance:
         made = self._call([buffer.tensor for buffer in self._inputs])
         lent = {buffer.tensor.untyped_storage().data_ptr() for buffer in self._inputs if buffer.stays}
         for buffer, tensor in zip(self._outputs, made, strict=True):  # an output may be an input
-            buffer.tensor = tensor.clone() if lent and tensor.untyped_storage().data_ptr() in lent else tensor
+            if isinstance(buffer, TorchBuffer):
+                buffer.tensor = tensor.clone() if lent and tensor.untyped_storage().data_ptr() in lent else tensor
+            else:
+                torch.from_numpy(buffer.array()).copy_(tensor)
 
     def _call(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self._forward(*inputs)

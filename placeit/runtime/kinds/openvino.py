@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from placeit.backends.base import ConvertsOps
 from placeit.core.address import Address, format_cores
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
@@ -44,15 +45,23 @@ class DrivenByOpenVino(DeviceKind):
         return f"OpenVINO {import_openvino().get_version()}"
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that OpenVINO's plugin says it runs. Raises DeviceError."""
+        """Return the ops that OpenVINO's plugin says it runs, or else its converter knows. Raises DeviceError."""
+        if isinstance(model, ConvertsOps):
+            return model.converted_ops()
         read = _read(model, device)
         nodes = there(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
-        """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError."""
-        from placeit.runtime.devices.counters import count_kernels
+        """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError.
 
+        Segments that were converted do not say of which ops their kernels are: groups run one by one.
+        """
+        from placeit.runtime.devices.counters import count_kernels
+        from placeit.runtime.group_times import groups_as_kernels
+
+        if isinstance(model, ConvertsOps):
+            return groups_as_kernels(model, grouping, device, precision, passes=passes)
         read, samples = _read(model, device), model.sample_requests()
         inputs = [list(sample.inputs.values()) for sample in samples]
         found = []
@@ -73,6 +82,8 @@ class DrivenByOpenVino(DeviceKind):
 class _OpenVinoKind(DrivenByOpenVino):
     """Devices that run one request at a time: see :class:`placeit.runtime.devices.openvino.OpenVinoDevice`."""
 
+    hardware = _FAMILIES
+    elsewhere = "drives CPUs, GPUs and NPUs, not {}"
     on_nodes = True
     one_precision = "has neither bf16 nor f16"
 
