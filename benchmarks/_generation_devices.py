@@ -234,7 +234,8 @@ def _at_once(
 ) -> None:
     differ = set[int]()
     with ExitStack() as stack:
-        server = stack.enter_context(session.serve(_placed(session, cluster, args)))
+        # a search does not count the states of texts: it may leave no memory for them on a node
+        server = stack.enter_context(session.serve(balanced(session)))
         sequences = [stack.enter_context(server.sequence()) for _ in prompts]
         for why in {stepping.why for stepping in server.stepping} - {None}:
             report.note(f"  {cluster}: steps are not joined, as {why}")

@@ -13,10 +13,10 @@ In ``clusters``, a text is generated over two cores, over a core and one that is
 is one, and over two nodes of which neither has the memory for the model. Its tokens are compared with the uncut model's, and
 the time of each with the simulated time. With the GPU, all caches are in float32, as the GPU keeps them. The time of a token
 besides its segments is divided by the hops between devices; over nodes these are three, from this process, between the nodes,
-and back. In ``texts``, one text and eight at once take turns over two cores, and over two nodes; the steps of texts that wait
-at the same time are joined, and ``texts_per_step`` says how many there were in a step. In ``encoder``, BERT-base runs
-at random lengths, compared with the same model compiled for each length. In ``soak``, requests of random lengths arrive, some
-of sequences, and some sequences are dropped in the middle.
+and back. In ``texts``, one text and eight at once take turns over two cores, and over two nodes, with half of the model on
+each; the steps of texts that wait at the same time are joined, and ``texts_per_step`` says how many there were in a step. In
+``encoder``, BERT-base runs at random lengths, compared with the same model compiled for each length. In ``soak``, requests of
+random lengths arrive, some of sequences, and some sequences are dropped in the middle.
 
 ``--quick`` uses a small decoder. The figures are meaningful only if both cores are free.
 """
