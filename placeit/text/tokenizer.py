@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from placeit.backends.folder import TOKENIZER
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.extras import import_extra
 from placeit.core.files import read_text
+from placeit.text.template import Template
 
 __all__ = ["Tokenizer"]
 
@@ -81,20 +81,17 @@ class Tokenizer:
 
         Raises:
             UsageError: the model has no chat template, or it refuses the messages.
+            ModelError: the template is damaged, or takes too much time or memory.
         """
         if self._template is None:
             raise UsageError(
                 f"{self.folder} has no chat template (chat_template.jinja), so the model is not for conversations: give it a "
                 "text to continue."
             )
-        try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._named_tokens())
-        except Exception as error:
-            raise UsageError(f"The chat template of {self.folder} refuses the messages: {error}.") from error
-        return self.encode(text, special=False)
+        return self.encode(self._template.render(messages), special=False)
 
     @cached_property
-    def _template(self) -> Any:
+    def _template(self) -> Template | None:
         source, file = self._config.get("chat_template"), self.folder / "chat_template.jinja"
         if file.is_file():
             source = read_text(file)
@@ -103,18 +100,7 @@ class Tokenizer:
             source = named.get("default")
         if not source or not isinstance(source, str):
             return None
-        sandbox, extensions = (import_extra("A chat template", "text", f"jinja2.{name}") for name in ("sandbox", "ext"))
-        generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": _parse_generation})
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", generation]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-        try:
-            return environment.from_string(source)
-        except Exception as error:
-            raise ModelError(f"The chat template of {self.folder} is damaged: {error}.") from error
+        return Template(source, self._named_tokens(), f"The chat template of {self.folder}")
 
     def _named_tokens(self) -> dict[str, str]:
         named = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
@@ -146,13 +132,3 @@ class Tokenizer:
         except ValueError as error:
             raise FileError(f"{file} is not JSON: {error}.") from error
         return found if isinstance(found, dict) else {}
-
-
-def _parse_generation(_: Any, parser: Any) -> Any:
-    """Return the content of a block ``{% generation %}``, which marks the answers in a template for training."""
-    next(parser.stream)
-    return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _refuse(message: str) -> None:
-    raise UsageError(message)

@@ -325,6 +325,34 @@ def test_templates_mark_answers_for_training(model, tmp_path):
     assert found.chat([{"role": "user", "content": "Hi"}]) == found.encode("<Hi>")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (messages | length + 8) ** (9 ** 9) }}",
+        "{% set all = namespace(text='x') %}{% for a in range(99) %}{% set all.text = all.text ~ all.text %}{% endfor %}",
+        "{{ messages[0].content * 10 ** 8 }}",
+    ],
+)
+def test_a_template_without_end_is_stopped_and_the_next_conversation_is_answered(template, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("placeit.text.template._PROGRAM", SHORT)
+    (tmp_path / "tokenizer.json").write_bytes((model.tokenizer.folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% if messages[0].content == 'Hi' %}" + template + "{% endif %}<Hello>")
+    found = Tokenizer(tmp_path)
+    with pytest.raises((ModelError, UsageError), match=r"chat template of .* (takes more than|refuses the messages)"):
+        found.chat([{"role": "user", "content": "Hi"}])
+    assert found.chat([{"role": "user", "content": "Ho"}]) == found.encode("<Hello>")
+
+
+SHORT = """
+import sys
+sys.path[:] = sys.argv[1:]
+from placeit.text import template
+template._SECONDS, template._MEMORY = 0, 300 << 20
+template.run()
+"""
+
+
 def test_chat_templates_make_prompts_and_refuse_messages(model, tmp_path):
     tokens = model.tokenizer.chat([{"role": "user", "content": "Hi"}])
     assert "".join(map(model.tokenizer.decoder(), tokens)) == "<user>Hi<assistant>"
