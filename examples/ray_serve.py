@@ -1,66 +1,113 @@
-"""Serve a bundle on the nodes of a Ray cluster by Ray Serve; runs until Ctrl-C.
+"""Serve a placed workload on the nodes of a Ray cluster by Ray Serve; runs until Ctrl-C.
 
     pip install 'placeit[ray]' 'ray[serve]'
-    python -m examples.ray_serve app.placeit --replicas 2 --cpus 2
+    placeit optimize workload.yaml --ray-address 10.0.0.1:6379 -d edge1/CPU@0-3,edge2/CPU@0-3
+    python -m examples.ray_serve workload.placed.yaml --ray-address 10.0.0.1:6379
 
-Ray Serve starts replicas, and shares the requests among them. Each replica opens the bundle on the node where Ray has put it,
-so the file and its devices have to exist there, the file under the same path. Ray reserves ``--cpus`` for each replica. Within
-one, placeit serves several requests at once on the devices of the placement. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/.
+Ray Serve starts a replica, which opens all models of the workload on the devices of their placements. Its placement group is
+made of these devices: for each node, a bundle with as many CPUs as they have cores there, and a GPU for each NVIDIA GPU. So Ray
+gives this hardware to nothing else, and starts the replica anew, on the same nodes, when its devices are lost. The files have
+to exist on the first node, under the same paths. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/NAME.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from ray import serve
 from starlette.requests import Request
 
-import placeit
+from placeit.cli.nodes import reach_nodes
+from placeit.core.placement import Placement
+from placeit.devices import discover
+from placeit.devices.names import parse_devices
+from placeit.devices.nodes import connection
+from placeit.runtime.device_pool import shared_devices
+from placeit.workload.entries import Workload
+from placeit.workload.options import open_entry
+
+
+def used(workload: Workload) -> list[str]:
+    """Return the devices that the models of a placed workload are on."""
+    counts = [Placement.load(entry.placement).counts() for entry in workload.placed() if entry.placement is not None]
+    return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
+
+
+def placement_group(devices: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a Ray Serve deployment that reserve devices: a bundle for each node, and which node that is.
+
+    A whole CPU, whose cores only its node knows, counts as one CPU. Ray counts no GPUs but NVIDIA's.
+    """
+    nodes: dict[str, tuple[set[int], set[str]]] = {}
+    for address in parse_devices(devices):
+        cores, gpus = nodes.setdefault(address.node, (set(), set()))
+        cores.update(address.cores)
+        if address.family == "cuda":
+            gpus.add(address.unit)
+    return {
+        "placement_group_bundles": [{"CPU": float(len(cores) or 1), "GPU": float(len(gpus))} for cores, gpus in nodes.values()],
+        "placement_group_bundle_label_selector": [{connection.LABEL: node} if node else {} for node in nodes],
+        "ray_actor_options": {"num_cpus": 0},
+    }
 
 
 @serve.deployment
-class Bundle:
-    """A Ray Serve replica that answers requests with a bundle.
+class Plan:
+    """A Ray Serve replica that answers requests with the models of a placed workload.
 
     Args:
-        path: path of the bundle.
-        rematch: devices that take the places of the bundle's devices; ``auto`` for other devices of the same kinds.
+        file: the placed workload.
+        address: of the Ray cluster.
     """
 
-    def __init__(self, path: str, rematch: str | None) -> None:
-        self.application = placeit.Application.load(path, rematch=rematch)
-        self.server = self.application.server()
+    def __init__(self, file: str, address: str) -> None:
+        connection.connect(address)
+        workload = Workload.load(file)
+        self.servers, self.sessions = {}, {}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(shared_devices())
+            cluster = discover(used(workload))
+            for entry, priority in zip(workload, workload.priorities, strict=True):
+                session = stack.enter_context(open_entry(entry, cluster))
+                server = session.serve(Placement.load(entry.placement or ""), priority=priority)
+                self.sessions[entry.name], self.servers[entry.name] = session, stack.enter_context(server)
+            self.close = stack.pop_all().close
 
     def check_health(self) -> None:
-        """Have Ray replace this replica when nothing can run here any more."""
-        if not self.server.able:
-            raise RuntimeError("the devices of this replica are lost")
+        """Have Ray replace this replica when a model cannot run here any more."""
+        for name, server in self.servers.items():
+            if not server.able:
+                raise RuntimeError(f"the devices of {name} are lost")
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         """Answer a request."""
-        types = {spec.name: spec.dtype for spec in self.application.inputs}
-        given = {name: np.array(value, types.get(name)) for name, value in (await request.json()).items()}
-        outputs = await asyncio.wrap_future(self.server.submit(given, wait=False))
-        return {name: value.tolist() for name, value in outputs.items()}
+        name = request.url.path.strip("/")
+        types = {spec.name: spec.dtype for spec in self.sessions[name].model.inputs}
+        given = {key: np.array(value, types.get(key)) for key, value in (await request.json()).items()}
+        outputs = await asyncio.wrap_future(self.servers[name].submit(given, wait=False))
+        return {key: value.tolist() for key, value in outputs.items()}
 
     def __del__(self) -> None:
         """Finish the requests that were accepted."""
-        self.server.close()
-        self.application.close()
+        self.close()
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None, *, blocking: bool = True) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle")
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--cpus", type=float, default=1)
-    parser.add_argument("--rematch", choices=["auto"])
-    args = parser.parse_args()
-    deployment = Bundle.options(num_replicas=args.replicas, ray_actor_options={"num_cpus": args.cpus})
-    serve.run(deployment.bind(args.bundle, args.rematch), blocking=True)
+    parser.add_argument("workload")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="default: the cluster of 'placeit cluster up'")
+    parser.add_argument("--port", type=int, default=8000)
+    args = parser.parse_args(words)
+    devices = used(Workload.load(args.workload))
+    reach_nodes(devices, args.ray_address)
+    serve.start(http_options={"host": "127.0.0.1", "port": args.port})
+    plan = Plan.options(**placement_group(devices)).bind(args.workload, connection.connected().address)
+    serve.run(plan, blocking=blocking)
 
 
 if __name__ == "__main__":

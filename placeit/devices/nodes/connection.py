@@ -78,6 +78,7 @@ class Nodes:
         patience: seconds without a sign of life after which a device counts as lost.
         token: the file with the cluster's token; None for a token that Ray has found by itself.
         on_lost: called with the name of each lost device, and why it is lost.
+        borrowed: whether Ray has connected this process, an actor of the cluster, and ends the connection.
     """
 
     address: str
@@ -85,6 +86,7 @@ class Nodes:
     patience: float = 5.0
     token: Path | None = None
     on_lost: list[Callable[[str, str], None]] = field(default_factory=list)
+    borrowed: bool = False
     _machines: dict[str, str] = field(default_factory=lambda: {"": _machine()})  # machine of each node; "" is this process
     _warned: set[frozenset[str]] = field(default_factory=set)
 
@@ -357,7 +359,7 @@ def connected() -> Nodes:
 
 
 def connect(address: str, *, token: Path | None = None, compress: Compression = "none", patience: float = 5.0) -> Nodes:
-    """Connect this process to a Ray cluster.
+    """Connect this process to a Ray cluster, or use the connection that it has as an actor of that cluster.
 
     The cluster must want a token. A cluster that wants none is used only if the environment says that this is meant, by
     ``RAY_AUTH_MODE=disabled``.
@@ -388,6 +390,10 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         _check_same(_current, made)
         return _current
     ray, before = ray_module(), _attempt
+    if before is None and _within(ray, address):
+        _current = replace(made, borrowed=True)
+        hold(_current)
+        return _current
     if before is not None:
         if not before.wait(_CONNECTS_S):
             raise DeviceError(f"This process still tries to reach the Ray cluster at {before.address}, which hangs.")
@@ -404,6 +410,14 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     _current = made
     hold(made)
     return made
+
+
+def _within(ray: Any, address: str) -> bool:
+    """Return whether this process is an actor of a cluster, which Ray has connected to it."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and context.gcs_address == address
 
 
 def _check_same(held: Nodes, asked: Nodes) -> None:
@@ -426,9 +440,10 @@ def compression() -> Compression:
 def disconnect() -> None:
     """End the connection, if there is one, and with it everything that still runs on nodes."""
     global _current
-    if _current is not None:
-        _current = None
+    held, _current = _current, None
+    if held is not None:
         hold(None)
+    if held is not None and not held.borrowed:
         ray_module().shutdown()
         divert_errors(False)
 
