@@ -167,11 +167,15 @@ def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | 
 
 
 @contextlib.contextmanager
-def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
+def front_end_source(model: onnx.ModelProto, *, links: bool = False) -> Iterator[str | io.BytesIO]:
     """Yield a model's bytes for OpenVINO or, if weights are in files, a path in a folder with the model and its weights.
 
+    Args:
+        model: the model.
+        links: whether files of weights are never copied, if they cannot be linked.
+
     Raises:
-        FileError: there is no room for temporary files.
+        FileError: there is no room for temporary files, or a file cannot be linked.
     """
     folder = folder_of(model)
     if folder is None:
@@ -183,7 +187,7 @@ def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
         try:
             copy.write_bytes(model.SerializeToString())
             for name in names:
-                _provide(Path(folder, name), temporary / name)
+                _provide(Path(folder, name), temporary / name, links=links)
         except OSError as error:
             raise FileError(
                 f"Cannot copy weights to {temporary}: {error.strerror or error}. Set TMPDIR to a folder with more room."
@@ -191,12 +195,14 @@ def front_end_source(model: onnx.ModelProto) -> Iterator[str | io.BytesIO]:
         yield str(copy)
 
 
-def _provide(file: Path, place: Path) -> None:
+def _provide(file: Path, place: Path, *, links: bool) -> None:
     """Link or copy a file to a path. No symbolic link, since OpenVINO reads only inside of a model's folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(os.path.realpath(file), place)
     except OSError:  # another file system, or another user's file
+        if links:
+            raise
         shutil.copyfile(file, place)
 
 

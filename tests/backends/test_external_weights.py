@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from onnx import helper
 from placeit.backends import load
 from placeit.backends.onnx.model import OnnxFileModel
 from placeit.backends.onnx.segments import with_onnx
+from placeit.backends.openvino import reader
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import FileError, ModelError
 from placeit.core.placement import Placement
@@ -191,3 +193,29 @@ def test_damaged_names_and_sizes_are_errors_of_the_model(
     path.write_bytes(raw.SerializeToString())
     with pytest.raises(ModelError, match=r"Cannot read .*model\.onnx"):
         load(path)
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "another file system"])
+def test_weights_inside_a_large_file_are_mapped_where_it_can_be_linked(
+    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Invalid cross-device link")
+
+    if not linked:
+        monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(reader, "_LARGE", 1 << 16)
+    path = tmp_path / "inside.onnx"
+    onnx.save(onnx.load(saved(tmp_path)), path)
+    model = load(path)
+
+    def is_mapped() -> bool:
+        return str(path.stat().st_ino) in {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines()}
+
+    assert is_mapped() == linked
+    np.testing.assert_allclose(model.reference(None, "f32")(X)["y"], expected(path), rtol=1e-4, atol=1e-5)
+    assert {file.name for file in tmp_path.iterdir()} == {"inside.onnx", "model.onnx", "weights"}
+    with Session(model, f"CPU@{allowed_cores()[0]}", cache=None) as session:
+        assert not is_mapped()  # the file may change from now on
+        np.testing.assert_allclose(ran(session), expected(path), rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ from placeit.backends.openvino.last_logits import LogitsOption
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import UNKNOWN_OPS, check_readable, read
 from placeit.backends.openvino.state import StateOption
+from placeit.backends.openvino.weights import own_weights
 from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ModelError, NoRoomError
 from placeit.core.extras import install
@@ -33,7 +34,10 @@ class OpenVinoOnnxModel(FromOnnxFile):
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
         """Return the model, read again for ONNX Runtime if that drives one of the devices. Raises DeviceError."""
-        if not any("onnx" in kind_of(device).formats for device in cluster.devices):
+        formats = {form for device in cluster.devices for form in kind_of(device).formats}
+        if self.mapped and formats != {"onnx"}:  # OpenVINO's weights stay, and the file may change
+            own_weights(self.ov_model)
+        if "onnx" not in formats:
             return self
         from placeit.backends.onnx.segments import for_onnxruntime
 

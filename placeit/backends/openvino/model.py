@@ -59,11 +59,13 @@ class OpenVinoModel(base.Model):
             have bounds. It runs whole, and segments are cut out of it.
         view: the nodes of ``ov_model`` for the ops and tensors of ``graph``.
         points: typical sizes of the graph, where ``ov_model`` has open sizes.
+        mapped: whether the weights of an ONNX file are mapped into memory, until devices are known.
     """
 
     ov_model: Any
     view: View
     points: Points = Points()
+    mapped: bool = False
 
     @cached_property
     def channels_last(self) -> frozenset[int]:

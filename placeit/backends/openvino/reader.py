@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from placeit.backends.onnx_external import front_end_source
 from placeit.backends.onnx_file import (
@@ -58,6 +58,7 @@ FAILURES = (
 )
 """Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
+_LARGE = 1 << 24  # bytes of an ONNX file from which on its weights are mapped
 """Beginning of an error that names the ops which keep OpenVINO from reading a model."""
 
 
@@ -133,7 +134,7 @@ def _read(path: Path, sizes: Sizes, state: StateOption, logits: LogitsOption) ->
     if model.get_sinks():
         points = _one_after_another(model, points)
     described = describe_fused(model, path, Points(tuple(points), found.sizes.times))
-    return replace(described, caches=found.caches, logits=logits)
+    return replace(described, caches=found.caches, logits=logits, mapped=found.mapped)
 
 
 def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
@@ -179,12 +180,14 @@ class _FromFile:
         sizes: sizes of its inputs that stay inputs.
         caches: outputs that become the state of inputs, by input.
         keep: whether a node's name that looks invented is from the file.
+        mapped: whether the weights of an ONNX file are mapped into memory.
     """
 
     model: Any
     sizes: Resolved
     caches: dict[str, str]
     keep: Callable[[str], bool]
+    mapped: bool = False
 
 
 def check_readable(path: Path, *, trust: bool = False) -> None:
@@ -302,9 +305,8 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     if not front_end.supported(str(path)):
         raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
     check_nodes(path)
-    indirect = unusual_parts(path) or any(file.is_symlink() for file in external_files(path))
-    with front_end_source(read_plain(path)) if indirect else contextlib.nullcontext(str(path)) as file:
-        model, known, wanted, caches = _converted(front_end, front_end.load(file), path, sizes, state)
+    mapped = _from_mapped(front_end, path, sizes, state)
+    model, known, wanted, caches = mapped or _from_source(front_end, path, sizes, state)
     _join_twins(model, known)
     _rename_inputs(model, known)
     for port in model.inputs:
@@ -313,17 +315,35 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
             raise ModelError(
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
-    return _FromFile(model, wanted, caches, node_names(path).__contains__)
+    return _FromFile(model, wanted, caches, node_names(path).__contains__, mapped is not None)
 
 
-def _converted(
-    front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption
-) -> tuple[Any, dict[str, Any], Resolved, dict[str, str]]:
-    """Convert a model that a front end has loaded.
+_Converted: TypeAlias = tuple[Any, dict[str, Any], Resolved, dict[str, str]]
+"""A model; the shapes of all inputs in the file; the shapes of the inputs that stay inputs; and the caches."""
 
-    Returns:
-        The model; the shapes of all inputs in the file; the shapes of the inputs that stay inputs; and the caches.
-    """
+
+def _indirect(path: Path) -> bool:
+    """Return whether OpenVINO does not read a file as it is."""
+    return unusual_parts(path) or any(file.is_symlink() for file in external_files(path))
+
+
+def _from_source(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted:
+    with front_end_source(read_plain(path)) if _indirect(path) else contextlib.nullcontext(str(path)) as file:
+        return _converted(front_end, front_end.load(file), path, sizes, state)
+
+
+def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted | None:
+    """Convert a large file whose weights OpenVINO then maps into memory, where it would copy them twice; None if it cannot."""
+    if path.stat().st_size < _LARGE or path.is_symlink() or _indirect(path):
+        return None
+    failures = *FAILURES, ModelError, FileError, OSError  # then the file is read as it is, or this tells the error
+    with contextlib.suppress(*failures), front_end_source(read_plain(path, in_place=True), links=True) as file:
+        return _converted(front_end, front_end.load(file), path, sizes, state)
+    return None
+
+
+def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted:
+    """Convert a model that a front end has loaded."""
     places = {place.get_names()[0]: place for place in source.get_inputs()}
     inputs = {name: (source.get_element_type(place), source.get_partial_shape(place)) for name, place in places.items()}
     outputs = {

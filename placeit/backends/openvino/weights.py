@@ -12,7 +12,7 @@ from placeit.backends.openvino.view import View
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["LARGE", "distinct", "has_address", "read_by_ops", "share_equal", "without_weights"]
+__all__ = ["LARGE", "distinct", "has_address", "own_weights", "read_by_ops", "share_equal", "without_weights"]
 
 openvino = import_openvino()
 
@@ -88,6 +88,18 @@ def share_equal(model: Any) -> None:
         tensor.data[...] = same[0].data
         for constant in same:
             _replace(constant, openvino.op.Constant(tensor))
+
+
+def own_weights(model: Any) -> None:
+    """Copy the large weights of a model, which is changed, from a file that is mapped into memory, and may change."""
+    copies: dict[Hashable, Any] = {}
+    for constant in constants(model):
+        if constant.get_byte_size() >= LARGE and has_address(constant):
+            key = _key(constant), str(constant.get_element_type()), str(constant.get_output_shape(0))
+            if key not in copies:
+                copies[key] = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+                copies[key].data[...] = constant.data
+            _replace(constant, openvino.op.Constant(copies[key]))
 
 
 def without_weights(model: Any) -> Any:
