@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 from placeit.backends.base import Model
@@ -32,11 +33,17 @@ _TOO_LARGE = "more memory than is available"  # text in errors about a model tha
 class OpenVinoOnnxModel(FromOnnxFile):
     """An ONNX file, read by OpenVINO. ONNX Runtime reads it only for clusters in which it drives devices."""
 
+    @cached_property
+    def _own_weights(self) -> None:
+        """Copy weights that are mapped, once: OpenVINO keeps them from now on, and the file may change."""
+        if self.mapped:
+            own_weights(self.ov_model)
+
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
         """Return the model, read again for ONNX Runtime if that drives one of the devices. Raises DeviceError."""
         formats = {form for device in cluster.devices for form in kind_of(device).formats}
-        if self.mapped and formats != {"onnx"}:  # OpenVINO's weights stay, and the file may change
-            own_weights(self.ov_model)
+        if formats != {"onnx"}:
+            _ = self._own_weights
         if "onnx" not in formats:
             return self
         from placeit.backends.onnx.segments import for_onnxruntime

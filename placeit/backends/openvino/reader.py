@@ -336,9 +336,12 @@ def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -
     """Convert a large file whose weights OpenVINO then maps into memory, where it would copy them twice; None if it cannot."""
     if path.stat().st_size < _LARGE or path.is_symlink() or _indirect(path):
         return None
-    failures = *FAILURES, ModelError, FileError, OSError  # then the file is read as it is, or this tells the error
-    with contextlib.suppress(*failures), front_end_source(read_plain(path, in_place=True), links=True) as file:
-        return _converted(front_end, front_end.load(file), path, sizes, state)
+    with contextlib.suppress(*FAILURES, ModelError, FileError, OSError):  # it is read as it is then
+        proto = read_plain(path, in_place=True)
+        if any(attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute):
+            return None  # the CPU plugin confuses a weight with its transpose, which two branches would read in one memory
+        with front_end_source(proto, links=True) as file:
+            return _converted(front_end, front_end.load(file), path, sizes, state)
     return None
 
 
