@@ -6,6 +6,7 @@ import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,14 @@ def machine() -> Callable[[], str]:
     return ask
 
 
+_call = connection.Nodes.call
+
+
+def patiently(nodes: connection.Nodes, name: str, job: Any, _: float = 0.0, *left: Any, **given: Any) -> Any:
+    """Run a job on a node, as the method of its connection does, and wait for longer."""
+    return _call(nodes, name, job, PATIENCE_S, *left, **given)
+
+
 @pytest.fixture(scope="module")
 def nodes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[connection.Nodes]:
     work, file = tmp_path_factory.mktemp("board"), tmp_path_factory.mktemp("cluster") / "cluster.json"
@@ -59,7 +68,7 @@ def nodes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conn
         patch.setattr(local, "_HEALTH", EMULATED)
         patch.setattr(local, "_STARTS_S", PATIENCE_S)
         patch.setattr(device, "_STARTS_S", PATIENCE_S)
-        patch.setattr(connection.Nodes, "call", functools.partialmethod(connection.Nodes.call, timeout=PATIENCE_S))
+        patch.setattr(connection.Nodes, "call", patiently)
         patch.setattr(NodeDevice, "ask", functools.partialmethod(NodeDevice.ask, timeout=PATIENCE_S))
         cluster = local.start(("head",), file)
         there = root / cluster.folder[1:]
