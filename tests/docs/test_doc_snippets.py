@@ -60,6 +60,14 @@ def test_what_takes_long_on_a_page_can_be_done(page: str, reader: Reader) -> Non
         reader.command("placeit cluster down")  # if it was left up
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["diffusers", "transformers"])
+def test_models_of_other_packages_are_placed_as_the_page_shows(package: str, reader: Reader) -> None:
+    pytest.importorskip(package)
+    reader.names |= {"placeit": placeit, "torch": pytest.importorskip("torch")}
+    reader.read("torch.md", f"not run: needs {package}")
+
+
 def test_a_search_is_logged_to_mlflow_and_tensorboard(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as the page uses them: both were tried once with the packages themselves."""
     logged: dict[str, list[tuple[str, float, int]]] = {"mlflow": [], "runs/search": []}

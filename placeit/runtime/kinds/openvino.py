@@ -46,7 +46,7 @@ class DrivenByOpenVino(DeviceKind):
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the ops that OpenVINO's plugin says it runs, or else its converter knows. Raises DeviceError."""
-        if isinstance(model, ConvertsOps):
+        if isinstance(model, ConvertsOps) and "openvino" in model.formats:
             return model.converted_ops()
         read = _read(model, device)
         nodes = there(_supported, "openvino", read.ov_model, device)
@@ -60,7 +60,7 @@ class DrivenByOpenVino(DeviceKind):
         from placeit.runtime.devices.counters import count_kernels
         from placeit.runtime.group_times import groups_as_kernels
 
-        if isinstance(model, ConvertsOps):
+        if isinstance(model, ConvertsOps) and "openvino" in model.formats:
             return groups_as_kernels(model, grouping, device, precision, passes=passes)
         read, samples = _read(model, device), model.sample_requests()
         inputs = [list(sample.inputs.values()) for sample in samples]
