@@ -20,7 +20,7 @@ from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.serve.bodies import Bodies
 from placeit.serve.http_extensions import Handler
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
-from placeit.serve.service import Service
+from placeit.serve.service import Service, about_to_end
 from placeit.text.generating import Piece, TextModel, Wanted
 from placeit.text.sampling import Sampling
 
@@ -254,6 +254,7 @@ class _Texts:
 
     def __init__(self, service: Service, models: Mapping[str, TextModel]) -> None:
         self._service, self._models = service, models
+        self._turns = {name: asyncio.Lock() for name in models}  # so that one model's prompts do not occupy all threads
         self._running = 0
 
     def found(self, name: object) -> tuple[str, TextModel]:
@@ -267,7 +268,10 @@ class _Texts:
         """Answer a request. Raises RefusedError."""
         name, model = self.found(fields.get("model"))
         try:
-            asked = await self._service.apart(kind, model, name, fields)
+            async with self._turns[name]:
+                if self._service.draining:
+                    raise about_to_end()
+                asked = await self._service.apart(kind, model, name, fields)
         except RefusedError:
             raise
         except PlaceitError as error:

@@ -19,7 +19,7 @@ from placeit.core.extras import need
 
 __all__ = ["Template", "run"]
 
-_SECONDS = 5  # of a processor, for each prompt
+_SECONDS = 2  # of a processor, for each prompt
 _MEMORY = 1 << 30  # bytes that the process may map
 _LONGEST = 1 << 22  # characters of a prompt
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from placeit.text.template import run; run()"
@@ -113,7 +113,7 @@ def run() -> None:
     template: Any = None
     damage = ""
     for line in sys.stdin:
-        end = int(process_time()) + 1 + _SECONDS  # the system ends the process then
+        end = int(process_time()) + _SECONDS  # the system ends the process then
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
         found, answer = json.loads(line), ("damaged", damage)
         try:

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -22,9 +23,9 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 ASKED = {"model": "tiny", "temperature": 0}
 
 
-def served_model(session, server, tokenizer=None):
+def served_model(session, server, tokenizer=None, name="tiny"):
     text = TextModel(server, session.model, tokenizer)
-    return ServedModel("tiny", server, session.model.inputs, session.model.outputs, text=text)
+    return ServedModel(name, server, session.model.inputs, session.model.outputs, text=text)
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +220,31 @@ def test_faults_of_prompts_and_templates_are_errors_of_the_interface(running, tm
         assert (status, "surrogates" in why) == (400, True)
         status, why = refused(network, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
         assert (status, "template of" in why) == (500, True)
+
+
+def test_conversations_that_wait_for_the_template_of_one_model_do_not_hold_up_another_model(running, opened, monkeypatch):
+    slow, go, chat = Tokenizer(running[0].model.path.parent), threading.Event(), Tokenizer.chat
+
+    def waiting(self, messages):
+        if self is slow:
+            go.wait(60)
+        return chat(self, messages)
+
+    monkeypatch.setattr(Tokenizer, "chat", waiting)
+    other = served_model(*running, slow, name="slow")
+    with (
+        NetworkServer([opened, other], Options(port=0, grpc_port=None)) as network,
+        openai.OpenAI(base_url=f"{network.url}/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+
+        def ask(name):
+            return client.chat.completions.create(model=name, messages=MESSAGES, temperature=0, max_tokens=2).choices[0].message
+
+        held = [threads.submit(ask, "slow") for _ in range(4)]
+        try:
+            found = ask("tiny")
+            assert not any(one.done() for one in held)
+        finally:
+            go.set()
+        assert [one.result(60) for one in held] == [found] * 4

@@ -348,7 +348,7 @@ SHORT = """
 import sys
 sys.path[:] = sys.argv[1:]
 from placeit.text import template
-template._SECONDS, template._MEMORY = 0, 300 << 20
+template._SECONDS, template._MEMORY = 1, 300 << 20
 template.run()
 """
 
