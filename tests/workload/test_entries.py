@@ -40,6 +40,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
             tmp_path / "e.onnx",
             rate=1.0,
             devices=("CPU@0", "edge1/CPU"),
+            arrives_at="edge1",
             shapes={"ids: x": ["1", "16..64@32"], "scalar": []},
         ),
     )
