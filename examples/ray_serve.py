@@ -32,12 +32,6 @@ from placeit.workload.entries import Workload
 from placeit.workload.options import open_entry
 
 
-def used(workload: Workload) -> list[str]:
-    """Return the devices that the models of a placed workload are on."""
-    counts = [Placement.load(entry.placement).counts() for entry in workload.placed() if entry.placement is not None]
-    return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
-
-
 def placement_group(devices: Sequence[str]) -> dict[str, Any]:
     """Return the options of a Ray Serve deployment that reserve devices: a bundle for each node, and which node that is.
 
@@ -71,7 +65,7 @@ class Plan:
         self.servers, self.sessions = {}, {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(shared_devices())
-            cluster = discover(used(workload))
+            cluster = discover(workload.used())
             for entry, priority in zip(workload, workload.priorities, strict=True):
                 session = stack.enter_context(open_entry(entry, cluster))
                 server = session.serve(Placement.load(entry.placement or ""), priority=priority)
@@ -103,7 +97,7 @@ def main(words: Sequence[str] | None = None, *, blocking: bool = True) -> None:
     parser.add_argument("--ray-address", metavar="HOST:PORT", help="default: the cluster of 'placeit cluster up'")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args(words)
-    devices = used(Workload.load(args.workload))
+    devices = Workload.load(args.workload).used()
     reach_nodes(devices, args.ray_address)
     serve.start(http_options={"host": "127.0.0.1", "port": args.port})
     plan = Plan.options(**placement_group(devices)).bind(args.workload, connection.connected().address)

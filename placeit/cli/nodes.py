@@ -117,7 +117,9 @@ def reach_nodes(
             raise
         here = None
     if address is None:
-        if here is None or not (here.starting or here.pids()):
+        own = local.running(_file_of(os.getpid()))  # started by this command, as for another model
+        here = next((one for one in (here, own) if one is not None and (one.starting or one.pids())), None)
+        if here is None:
             if not start:
                 raise DeviceError(
                     f"Devices of the nodes {', '.join(nodes)} are needed, and no cluster runs: start one with 'placeit cluster "

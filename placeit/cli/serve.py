@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
 from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
 from placeit.cli.server_options import NetworkOptions, RepositoryOptions, RunOptions
@@ -64,6 +65,7 @@ def serve(
         typer.Option("--placement", "-p", metavar="FILE", help="Placement of a model file, as 'placeit optimize' writes it."),
     ] = None,
     devices: DevicesOption = None,
+    ray_address: RayOption = None,
     context: ContextOption = None,
     rematch: RematchOption = None,
     running: RunOptions,
@@ -87,6 +89,7 @@ def serve(
     from placeit.serve.network import NetworkServer
     from placeit.serve.repository import Repository
     from placeit.serve.sources import Planned
+    from placeit.workload.entries import Workload
 
     models = models or []
     if not models and coming.repository is None:
@@ -101,19 +104,20 @@ def serve(
     with contextlib.ExitStack() as stack:
         if any(is_workload(Path(given)) for given in models):
             stack.enter_context(shared_devices())
-        more = {"devices": devices, "context": context}
+        more = {"devices": devices, "context": context, "ray_address": ray_address}
         here = contextvars.copy_context()  # what was given, and the devices that models share, for models that come later
 
         def opener(source: Source, name: str, version: str) -> Opened:
             if isinstance(source, Planned):
                 return here.copy().run(_planned, source, name, more, running)
-            return here.copy().run(_bundle, source.path, name, version, rematch, running)
+            return here.copy().run(_bundle, source.path, name, version, rematch, running, ray_address)
 
         repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
         stack.callback(repository.close)
         fixed = []
         for given in models:
             if is_workload(Path(given)):
+                reach_nodes(devices or Workload.load(given).used(), ray_address)
                 repository.open_plan(Path(given))
             elif placement is None and devices is None:
                 repository.open(*_named(given))
@@ -159,7 +163,7 @@ def _named(given: str) -> tuple[Path, str]:
     return (Path(rest), name) if equals and is_name(name) else (Path(given), "")
 
 
-def _bundle(path: Path, name: str, version: str, rematch: str | None, running: RunOptions) -> Opened:
+def _bundle(path: Path, name: str, version: str, rematch: str | None, running: RunOptions, ray_address: str | None) -> Opened:
     """Open a bundle, check it by its samples, and serve it."""
     from placeit.backends.bundle.files import is_bundle
     from placeit.backends.bundle.model import open_bundle
@@ -173,7 +177,7 @@ def _bundle(path: Path, name: str, version: str, rematch: str | None, running: R
         )
     bundle = open_bundle(path)
     with contextlib.ExitStack() as stack:
-        app = stack.enter_context(open_application(CheckedOptions(path), bundle, rematch))
+        app = stack.enter_context(open_application(CheckedOptions(path, ray_address=ray_address), bundle, rematch))
         app.check()
         server = stack.enter_context(app.server(**running.of_server(app.placement)))
         model = ServedModel(name or app.name, server, app.inputs, app.outputs, version, **running.of_sequences())

@@ -14,6 +14,7 @@ import yaml
 
 from placeit.core.errors import UsageError, WorkloadError
 from placeit.core.files import write_text
+from placeit.core.placement import Placement
 from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
 from placeit.simulator.load import check_rate
@@ -161,6 +162,11 @@ class Workload:
                     f"{self.path}' writes."
                 )
         return self
+
+    def used(self) -> list[str]:
+        """Return the devices that its placements are on. Raises UsageError, FileError or PlacementError."""
+        counts = [Placement.load(entry.placement).counts() for entry in self.placed() if entry.placement is not None]
+        return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
 
     def scaled(self, factor: float) -> Workload:
         """Return it with all rates multiplied by a factor."""
