@@ -16,7 +16,9 @@ import openvino
 import pytest
 
 from placeit.devices.host import allowed_cores
+from tests.cli.test_cli_workload import plan
 from tests.small_models import inception_like
+from tests.workload.nets import net
 
 pytest.importorskip("ray")
 
@@ -180,3 +182,21 @@ def until(true: Any) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_plan_on_nodes_is_served_on_one_cluster_and_another_plan_is_applied(home: Home, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        net(tmp_path, name)
+    first = plan(tmp_path, "first", tmp_path, THERE, one=THERE[0], two=THERE[0])
+    second = plan(tmp_path, "second", tmp_path, THERE, one=THERE[1], two=THERE[0])
+    with home.begin("serve", first, "-d", ",".join(THERE), "--control", "--port", 0, "--no-grpc") as server:
+        assert server.stderr is not None
+        try:
+            url = next(line.split()[1] for line in server.stderr if line.startswith("http: "))
+            told = home.told("apply", second, "--to", url)
+            assert [model["outcome"] for model in told["models"]] == ["moved", "unchanged"]
+        finally:
+            server.terminate()
+        server.communicate(timeout=PATIENCE_S)
+    assert server.returncode == 0
+    assert home.processes() == {}
