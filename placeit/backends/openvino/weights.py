@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -63,11 +64,11 @@ def has_address(constant: Any) -> bool:
 
 
 def share_equal(model: Any) -> None:
-    """Let equal weights be in memory once, if the model has models inside its ops.
+    """Let weights be in memory once that are equal and read in the same way, if the model has models inside its ops.
 
     The converter copies a weight of an ONNX file into each branch of an ``If`` that reads it. Constants that are in the same
     memory take it once, and compiled once: OpenVINO's CPU plugin finds a weight that it has reordered by its address and shape.
-    It confuses a matrix with its transpose, so only weights that are read in the same way are shared.
+    It confuses a matrix with its transpose, so weights that are read in another way are copied.
 
     Args:
         model: an ``openvino.Model``; it is changed.
@@ -80,14 +81,21 @@ def share_equal(model: Any) -> None:
             about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
             digest = hashlib.sha256(constant.data.data).digest()
             equal.setdefault((about, digest), []).append(constant)
+    readers = Counter(place for same in equal.values() for place in _places(same))  # ways in which memory is read
     while equal:
         _, same = equal.popitem()
-        if len({constant.data.ctypes.data for constant in same}) == 1:
+        places = _places(same)
+        if len(places) == 1 and readers[next(iter(places))] == 1:
             continue
+        readers -= Counter(places)
         tensor = openvino.Tensor(same[0].get_element_type(), same[0].get_output_shape(0))
         tensor.data[...] = same[0].data
         for constant in same:
             _replace(constant, openvino.op.Constant(tensor))
+
+
+def _places(same: list[Any]) -> set[int]:
+    return {constant.data.ctypes.data for constant in same}
 
 
 def own_weights(model: Any) -> None:
