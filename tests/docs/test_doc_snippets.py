@@ -66,6 +66,7 @@ def test_models_of_other_packages_are_placed_as_the_page_shows(package: str, rea
     pytest.importorskip(package)
     reader.names |= {"placeit": placeit, "torch": pytest.importorskip("torch")}
     reader.read("torch.md", f"not run: needs {package}")
+    reader.names["placed"].close()
 
 
 def test_a_search_is_logged_to_mlflow_and_tensorboard(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
