@@ -69,6 +69,9 @@ class FakeRay:
             GcsClient=lambda address: None,
         )
 
+    def is_initialized(self) -> bool:
+        return False
+
     def init(self, address: str, **settings: object) -> None:
         self.said.append(f"begins with {os.environ['RAY_AUTH_MODE']}")
         assert self.go.wait(60)

@@ -234,14 +234,9 @@ class Nodes:
         if there is None:
             raise DeviceError(f"{what} has no placeit, or another version of it ({value}): install the same one.")
         if there != __version__:
-            raise DeviceError(
-                f"{what} has placeit {there}, and this process has placeit {__version__}: install the same version on all "
-                "nodes."
-            )
-        if isinstance(value, DeviceError):
-            raise type(value)(f"{what}: {value}")
+            raise DeviceError(f"{what} has placeit {there}, and this process has placeit {__version__}: install the same one.")
         if isinstance(value, PlaceitError):
-            raise DeviceError(f"{what}: {value}")
+            raise (type(value) if isinstance(value, DeviceError) else DeviceError)(f"{what}: {value}")
         return cast("T", value)
 
 
@@ -377,7 +372,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         DeviceError: Ray is not installed or too old; no server answers at the address; the token is wrong, missing or not
             wanted; or the process is connected to another cluster, or in another way.
     """
-    global _current, _attempt
+    global _current
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"'{address}' is not the address of a Ray cluster; it is written HOST:PORT, such as 127.0.0.1:6379.")
@@ -389,12 +384,19 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     if _current is not None:
         _check_same(_current, made)
         return _current
-    ray, before = ray_module(), _attempt
-    if before is None and _within(ray, address):
-        _current = replace(made, borrowed=True)
-        hold(_current)
-        return _current
-    if before is not None:
+    ray = ray_module()
+    made.borrowed = _attempt is None and _within(ray, address)
+    if not made.borrowed:
+        _join(ray, address, token)
+    _current = made
+    hold(made)
+    return made
+
+
+def _join(ray: Any, address: str, token: Path | None) -> None:
+    """Have Ray connect this process to a cluster. Raises DeviceError."""
+    global _attempt
+    if (before := _attempt) is not None:
         if not before.wait(_CONNECTS_S):
             raise DeviceError(f"This process still tries to reach the Ray cluster at {before.address}, which hangs.")
         ray.shutdown()  # an earlier call may have been interrupted after it connected
@@ -402,33 +404,25 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     _attempt = Attempt(ray, address, token)
     if not _attempt.wait(_CONNECTS_S):
         raise DeviceError(
-            f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs, or has another "
-            "address, which 'ray start' printed."
+            f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs, or has another address."
         )
     ended, _attempt = _attempt, None
     ended.check()
-    _current = made
-    hold(made)
-    return made
 
 
 def _within(ray: Any, address: str) -> bool:
     """Return whether this process is an actor of a cluster, which Ray has connected to it."""
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return context.get_actor_id() is not None and context.gcs_address == address
+    context = ray.get_runtime_context() if ray.is_initialized() else None
+    return context is not None and context.get_actor_id() is not None and context.gcs_address == address
 
 
 def _check_same(held: Nodes, asked: Nodes) -> None:
     """Raise DeviceError if the connection differs from the requested one."""
+    here = f"This process is connected to the Ray cluster at {held.address}"
     if held.address != asked.address:
-        raise DeviceError(f"This process is connected to the Ray cluster at {held.address}: disconnect first.")
+        raise DeviceError(f"{here}: disconnect first.")
     if (held.coding, held.patience, held.token) != (asked.coding, asked.patience, asked.token or held.token):
-        raise DeviceError(
-            f"This process is connected to the Ray cluster at {held.address} with another compression, patience or token: "
-            "disconnect first."
-        )
+        raise DeviceError(f"{here} with another compression, patience or token: disconnect first.")
 
 
 def compression() -> Compression:
