@@ -86,7 +86,6 @@ class Slot:
         bound: dict[int, dict[int, Buffer]] = {}  # buffers that a segment reads, by the index of its input
         self.instances: list[Instance | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer]] = {}
-        self._bound: dict[int, dict[int, Buffer]] = {}
         # buffers that each segment (s,) and each transfer (tensor, destination) writes; their values when its end was reported
         self.writes: dict[tuple[int, ...], list[Buffer]] = {}
         self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
@@ -152,7 +151,6 @@ class Slot:
                 for written in self.writes.values():
                     if buffer in written:
                         written.append(outputs[name])
-        self._bound = bound
         self._sharing = {s for s, segment in enumerate(plan.segments) if _shares(pool.devices[segment.device])}
         fixed = {id(end) for _, source, destination in self.copies.values() for end in (source, destination)}
         self.inputs = {
@@ -179,8 +177,11 @@ class Slot:
                 return Alternating(made, outputs)  # type: ignore[arg-type]
         return made
 
-    def _reading(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
-        """Return a function that has segments read another buffer for a model input; None if some reader cannot."""
+    def _reading(self, bound: Mapping[int, dict[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
+        """Return a function that has segments read another buffer for a model input; None if some reader cannot.
+
+        It does not refer to this slot, whose programs would stay until the garbage collector finds the cycle.
+        """
         readers = [(s, i) for s, of_segment in bound.items() for i, read in of_segment.items() if read is buffer]
         instances = [instance for s, _ in readers if (instance := self.instances[s]) is not None]
         kept = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
@@ -190,7 +191,7 @@ class Slot:
         def bind(other: HostBuffer) -> None:
             for (s, i), instance in zip(readers, instances, strict=True):
                 instance.bind(i, other)
-                self._bound[s][i] = other
+                bound[s][i] = other
 
         return bind
 
@@ -204,12 +205,13 @@ class Slot:
         instance = self.instances[s]
         if instance is None or not isinstance(instance, Rebinds) or s in self._sharing:
             return None
+        read_by_it, written = bound[s], self.writes[s,]
 
         def bind(other: HostBuffer) -> None:
             instance.write_to(index, other)
-            for i, one in self._bound[s].items():  # or an input that is passed on as an output stays in its old place
+            for i, one in read_by_it.items():  # or an input that is passed on as an output stays in its old place
                 instance.bind(i, one)
-            self.writes[s,][index] = other
+            written[index] = other
 
         return bind
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +103,20 @@ def test_answers_of_a_server_of_any_size_stay_as_they_are(size: int) -> None:
             np.testing.assert_array_equal(answer.result()["y"], x + 1)
         for x, answer in zip(given, answers, strict=True):
             np.testing.assert_array_equal(answer.result()["z"], 2 * x)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+def test_programs_of_a_closed_executor_are_gone_without_the_garbage_collector(size: int) -> None:
+    runtime, plan = opened(size)
+    gc.collect()
+    gc.disable()
+    try:
+        with runtime:
+            with runtime.executor(plan) as executor:
+                executor.run({"x": value(executor, 1)})
+                programs = [weakref.ref(program) for program in executor.programs if program is not None]
+            del executor
+        assert len(programs) == 1
+        assert programs[0]() is None
+    finally:
+        gc.enable()
