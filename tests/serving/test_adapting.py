@@ -129,7 +129,11 @@ def server(bench: Bench) -> Iterator[Server]:
     def ask() -> int:
         count = 0
         while not over.is_set():
-            (output,) = made.submit(inputs_of(bench.model, 1 + count % 2), timeout=60).result(60).values()
+            answered = threading.Event()  # a thread that waits for the result may run a segment itself, and hang there
+            answer = made.submit(inputs_of(bench.model, 1 + count % 2), timeout=60)
+            answer.add_done_callback(lambda _, answered=answered: answered.set())
+            assert answered.wait(60)
+            (output,) = answer.result().values()
             np.testing.assert_allclose(output, expected(1 + count % 2), rtol=1e-5)
             count += 1
         return count
