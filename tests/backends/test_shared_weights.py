@@ -24,7 +24,7 @@ BYTES = 4 * WIDTH**2
 WEIGHT = (np.random.default_rng(0).standard_normal((WIDTH, WIDTH)) / WIDTH).astype(np.float32)
 
 
-def merged_decoder(folder: Path, *, turned: bool = False) -> Path:
+def merged_decoder(folder: Path, *, turned: bool = False, width: int = WIDTH) -> Path:
     """Write an ``If`` whose branches read a weight that a later op reads as well; one branch maybe reads it transposed."""
 
     def branch(first: str, *, transposed: bool) -> onnx.GraphProto:
@@ -46,11 +46,11 @@ def merged_decoder(folder: Path, *, turned: bool = False) -> Path:
         helper.make_node("Gemm", ["h", "w"], ["y"], name="last"),
     ]
     inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, WIDTH]),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, width]),
         helper.make_tensor_value_info("which", TensorProto.BOOL, []),
     ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, WIDTH])]
-    graph = helper.make_graph(nodes, "model", inputs, outputs, [numpy_helper.from_array(WEIGHT, "w")])
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, width])]
+    graph = helper.make_graph(nodes, "model", inputs, outputs, [numpy_helper.from_array(WEIGHT[:width, :width], "w")])
     path = folder / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
@@ -58,16 +58,17 @@ def merged_decoder(folder: Path, *, turned: bool = False) -> Path:
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
-def test_branches_compute_with_the_weights_that_they_share(tmp_path, turned, external):
-    path = merged_decoder(tmp_path, turned=turned)
+@pytest.mark.parametrize("width", [16, WIDTH])
+def test_branches_compute_with_the_weights_that_they_share(tmp_path, width, turned, external):
+    path, weight = merged_decoder(tmp_path, turned=turned, width=width), WEIGHT[:width, :width]
     if external:  # OpenVINO maps such weights, and all that read one have it in the same memory
         onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=16)
     model = load(path)
     compiled = openvino_core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    x = np.random.default_rng(1).standard_normal((1, WIDTH)).astype(np.float32)
-    for which, inner in ((True, np.maximum(x, 0) @ WEIGHT), (False, -x @ (WEIGHT.T if turned else WEIGHT))):
+    x = np.random.default_rng(1).standard_normal((1, width)).astype(np.float32)
+    for which, inner in ((True, np.maximum(x, 0) @ weight), (False, -x @ (weight.T if turned else weight))):
         found = compiled.create_infer_request().infer({"x": x, "which": np.array(which)})[0]
-        np.testing.assert_allclose(found, inner @ WEIGHT, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found, inner @ weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_weight_that_branches_and_other_ops_read_is_in_memory_once(tmp_path):

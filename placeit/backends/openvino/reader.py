@@ -58,8 +58,8 @@ FAILURES = (
 )
 """Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
-_LARGE = 1 << 24  # bytes of an ONNX file from which on its weights are mapped
 """Beginning of an error that names the ops which keep OpenVINO from reading a model."""
+_LARGE = 1 << 24  # bytes of an ONNX file from which on its weights are mapped
 
 
 def load(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -75,27 +74,33 @@ def share_equal(model: Any) -> None:
     """
     if not any(True for node in model.get_ops() for _ in bodies(node)):
         return
+    _separate(model)
     equal: dict[Hashable, list[Any]] = {}
     for constant in constants(model):
         if constant.get_byte_size() >= LARGE and has_address(constant):
             about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
             digest = hashlib.sha256(constant.data.data).digest()
             equal.setdefault((about, digest), []).append(constant)
-    readers = Counter(place for same in equal.values() for place in _places(same))  # ways in which memory is read
     while equal:
         _, same = equal.popitem()
-        places = _places(same)
-        if len(places) == 1 and readers[next(iter(places))] == 1:
+        if len({constant.data.ctypes.data for constant in same}) == 1:
             continue
-        readers -= Counter(places)
         tensor = openvino.Tensor(same[0].get_element_type(), same[0].get_output_shape(0))
         tensor.data[...] = same[0].data
         for constant in same:
             _replace(constant, openvino.op.Constant(tensor))
 
 
-def _places(same: list[Any]) -> set[int]:
-    return {constant.data.ctypes.data for constant in same}
+def _separate(model: Any) -> None:
+    """Copy weights of any size whose memory others read in another way, as they may in a file that is mapped."""
+    ways: dict[int, frozenset[tuple[str, int, bool]]] = {}
+    for constant in constants(model):
+        if has_address(constant):
+            uses = frozenset(_uses(constant))
+            if ways.setdefault(constant.data.ctypes.data, uses) != uses:
+                tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+                tensor.data[...] = constant.data
+                _replace(constant, openvino.op.Constant(tensor))
 
 
 def own_weights(model: Any) -> None:
