@@ -18,8 +18,8 @@ from urllib.error import URLError
 
 import onnx
 
+from benchmarks._gpus import gpus
 from benchmarks._harness import Args, Report, main
-from placeit.devices.openvino import openvino_core
 
 _PAGE = Path(__file__).parents[1] / "docs" / "how_to.md"
 _ROW = re.compile(r"^\| (.*) \| \[.*\]\((.*)\) \| `(.*)` \|$", re.MULTILINE)
@@ -74,7 +74,7 @@ def _missing(words: list[str]) -> str:
         return "a program of the page"
     if "FOLDER" in words:
         return "a folder with a text model"
-    if any("GPU" in word for word in words) and not any("GPU" in device for device in openvino_core().available_devices):
+    if any("GPU" in word for word in words) and not gpus():
         return "an Intel GPU"
     return ""
 

@@ -128,9 +128,8 @@ def options_of(
     """
     if entry.placement is not None:
         kept = _given(session, entry.placement, budget, progress)
-        return [_arriving(session, entry, kept)], None if now is None or not kept.placement.runs_like(
-            Placement.load(now)
-        ) else 0
+        serves = now is not None and kept.placement.runs_like(Placement.load(now))
+        return [_arriving(session, entry, kept)], 0 if serves else None
     found = session.optimize("latency", budget=budget, seed=seed, candidates=Candidates(), progress=progress)
     able = [one for one in found.candidates if one.failed is None and one.may_be_chosen and one.not_run is None]
     singles = sorted((one for one in able if one.placer == "single" and not one.plain), key=_time)
@@ -143,8 +142,8 @@ def options_of(
         chosen[together.name] = together
     every, number = list(chosen.values()), None
     if now is not None:
-        serves = Placement.load(now)
-        number = next((k for k, one in enumerate(every) if one.placement.runs_like(serves)), len(every))
+        served = Placement.load(now)
+        number = next((k for k, one in enumerate(every) if one.placement.runs_like(served)), len(every))
         every += [] if number < len(every) else [_given(session, now, budget, progress)]
     return [_arriving(session, entry, one) for one in every], number
 
