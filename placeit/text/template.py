@@ -124,7 +124,8 @@ def run() -> None:
                 template = _compiled(*found)
         except Exception as error:  # noqa: BLE001 (a template may raise any)
             why = str(error) or type(error).__name__
-            damage, answer = why if template is None else "", ("refused", why)
+            damage = "" if template is not None else why
+            answer = ("refused", why)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

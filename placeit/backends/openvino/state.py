@@ -294,8 +294,12 @@ def fix_initial_states(model: Any) -> None:
         beams, rows = _beams(read), None
         one_row = tokens is not None and sizes[:1] == [1] and read.get_output_partial_shape(0)[0].is_dynamic
         if one_row or (sizes and sizes[0].is_dynamic):
-            rows = ops.shape_of(beams, "i64") if beams is not None else None if tokens is None else _rows(tokens)
-            sizes[0] = sizes[0] if rows is None else openvino.Dimension(1)
+            if beams is not None:
+                rows = ops.shape_of(beams, "i64")
+            elif tokens is not None:
+                rows = _rows(tokens)
+        if rows is not None:
+            sizes[0] = openvino.Dimension(1)
         if (
             (rows is None and value.get_node().get_type_name() != "Broadcast")
             or not sizes
@@ -318,8 +322,12 @@ def _number(made: Any) -> Any:
     """Return the number that all elements of an initial value are; None if it is not known."""
     while made.get_type_name() in ("Broadcast", "Convert"):
         made = made.input_value(0).get_node()
-    numbers = np.unique(made.data) if made.get_type_name() == "Constant" else np.zeros(2)
-    return numbers[0].item() if numbers.size == 1 else None if numbers.size else 0
+    if made.get_type_name() != "Constant":
+        return None
+    numbers = np.unique(made.data)
+    if numbers.size > 1:
+        return None
+    return numbers[0].item() if numbers.size else 0
 
 
 def _open_tokens(model: Any) -> Any:
