@@ -242,8 +242,8 @@ class Session(Workbench):
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
             UsageError: it cannot be planned (:meth:`plan_of`); ``refine`` or ``on_loss="replace"`` is given, and costs are not
-                known; both are given, or one of them and ``max_batch`` or ``priority``; ``refine`` is given for a placement
-                with replicas; or ``max_batch`` is above 1, and requests of the model cannot be joined.
+                known; both are given, or one of them and ``max_batch``; ``refine`` is given for a placement with replicas;
+                ``priority`` is above 0; or ``max_batch`` is above 1, and requests of the model cannot be joined.
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
@@ -264,14 +264,14 @@ class Session(Workbench):
                 "A server that joins requests does not refine or replace its placement, as the times of its requests depend on "
                 "their batches: leave out 'max_batch', or 'refine' and 'on_loss'."
             )
-        if priority > 0 or (priority and moves):
-            raise UsageError("'priority' is 0 or less, and a server that refines or replaces its placement has none.")
+        if priority > 0:
+            raise UsageError(f"'priority' is {priority}; it must be 0 or less.")
         replicas = self._prepared.every(placement)
+        told: dict[str, Any] = {"in_flight": in_flight, "queue": queue, "state_memory": room, "priority": priority}
         if refine:
-            limits = Limits() if refine is True else refine
-            return refining(self, replicas, limits, in_flight=in_flight, queue=queue, state_memory=room)
+            return refining(self, replicas, Limits() if refine is True else refine, **told)
         if on_loss == "replace":
-            return adapting(self, replicas, in_flight=in_flight, queue=queue, state_memory=room)
+            return adapting(self, replicas, **told)
         return Server(executors(replicas, in_flight, priority), queue=queue, state_memory=room, joining=join, steps=steps(self))
 
     def sequence(

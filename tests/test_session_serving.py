@@ -19,6 +19,7 @@ from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.profiler.cache import Cache
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.runtime import SERVING_PRIORITY
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.workbench import Workbench
@@ -77,6 +78,14 @@ def test_a_server_has_as_many_requests_in_flight_as_its_plan_needs_and_there_is_
         session.serve(placement, in_flight=3)
 
 
+@pytest.mark.parametrize("options", [{}, {"refine": True}, {"on_loss": "replace"}])
+def test_a_server_that_changes_its_placement_has_a_priority_as_others_have(session: Session, options: dict[str, Any]) -> None:
+    with session.serve(placements(session)["first"], priority=-2, **options) as server:
+        assert [one.priority for one in server.executors] == [SERVING_PRIORITY - 2]
+    with pytest.raises(UsageError, match="'priority' is 1; it must be 0 or less"):
+        session.serve(placements(session)["first"], priority=1, **options)
+
+
 def test_placements_are_run_and_served_after_each_other_and_at_once(session: Session) -> None:
     made = placements(session)
     inputs = session.model.sample_inputs()
@@ -105,7 +114,7 @@ def test_a_server_moves_between_placements_under_load_and_no_request_is_lost(ses
         clients = [pool.submit(ask) for _ in range(2)]
         for placement in (made["last"], both, made["split"]):
             move(session, server, placement, in_flight=2, priority=-1)
-            assert [executor.in_flight for executor in server.executors] == [2] * len(placement.every)
+            assert [(one.in_flight, one.priority) for one in server.executors] == [(2, -2)] * len(placement.every)
         over.set()
         asked = sum(client.result() for client in clients)
         server.submit(batches[0]).result(60)

@@ -94,7 +94,7 @@ class RunOptions:
         return self.refine or self.on_loss is OnLoss.REPLACE
 
     def of_server(self, placement: Placement, priority: int = 0) -> dict[str, Any]:
-        """Return the options of :meth:`placeit.Session.serve` for a placement; with a priority where a server can have one."""
+        """Return the options of :meth:`placeit.Session.serve` for a placement and a priority."""
         return {
             "queue": self.queue,
             "max_batch": self._rows(tuned=placement.serving is not None),
@@ -103,7 +103,7 @@ class RunOptions:
             "refine": self.refine,
             "on_loss": self.on_loss.value,
             "state_memory": self.state_memory,
-            "priority": 0 if self.moves else priority,
+            "priority": priority,
         }
 
     def _rows(self, *, tuned: bool) -> int | Literal["auto"] | None:

@@ -57,6 +57,7 @@ class Executor(PlanExecutor):
         plan: what to run.
         programs: one for each segment that runs something, in the order of ``plan.programs``.
         in_flight: how many requests may be in flight at once.
+        priority: of the segments of several executors that wait for a device, the lowest number goes first.
 
     Raises:
         DeviceError: there is no room for buffers.
@@ -64,9 +65,16 @@ class Executor(PlanExecutor):
     """
 
     def __init__(
-        self, book: SegmentBook, pool: DevicePool, plan: Plan, programs: Sequence[Program], *, in_flight: int = 1
+        self,
+        book: SegmentBook,
+        pool: DevicePool,
+        plan: Plan,
+        programs: Sequence[Program],
+        *,
+        in_flight: int = 1,
+        priority: int = 0,
     ) -> None:
-        super().__init__(plan, in_flight, book.inputs)
+        super().__init__(plan, in_flight, book.inputs, priority)
         self.book, self.pool, self._has_state = book, pool, bool(book.model.stateful)
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
@@ -74,6 +82,7 @@ class Executor(PlanExecutor):
         self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
         self._wiring = Wiring(pool, plan, scheduler, in_flight)
         self._engine, self._workers, self._devices = self._wiring.engine, self._wiring.workers, self._wiring.devices
+        self._engine.priority = priority
         self._steps = EngineSteps(self._wiring, scheduler, book, plan, pool.cluster.names)
         self._slots = SlotTable(self._wiring, [Slot(book, pool, plan, self.programs, n) for n in range(in_flight)])
         self._run = self._single = EngineRun(self._engine)  # of all calls of times(), one after the other
@@ -101,10 +110,6 @@ class Executor(PlanExecutor):
         """Release a slot of a sequence; see :meth:`placeit.runtime.plan_executor.PlanExecutor.close_slot`."""
         with self._lock:
             self._slots.remove(slot)
-
-    def prioritize(self, priority: int) -> None:
-        """Set its priority: of the segments of several executors that wait for a device, the lowest number goes first."""
-        self._engine.priority = priority
 
     @property
     def native(self) -> bool:

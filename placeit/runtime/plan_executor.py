@@ -45,6 +45,7 @@ class PlanExecutor(ServingLoop):
         plan: what to run.
         in_flight: how many requests may be in flight at once.
         inputs: of the model, by name.
+        priority: of several executors whose work waits for a device, the one with the lowest number goes first.
 
     Attributes:
         uncounted: seconds that the last :meth:`times` took, divided by the seconds that it returned; 1 for one request.
@@ -54,8 +55,9 @@ class PlanExecutor(ServingLoop):
         UsageError: ``in_flight`` is below 1.
     """
 
-    def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec]) -> None:
+    def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec], priority: int = 0) -> None:
         super().__init__(plan, in_flight, inputs)
+        self.priority = priority
         self.uncounted, self.inner = 1.0, 0.0
         self._timed_on: Sequence[Sample] = ()  # requests that times() runs, if there are several
 

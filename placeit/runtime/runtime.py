@@ -161,6 +161,5 @@ class Runtime:
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
-        executor = Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight)
-        executor.prioritize(priority)
-        return executor
+        own = cast("list[Program]", programs)
+        return Executor(self.book, self.pool, plan, own, in_flight=in_flight, priority=priority)

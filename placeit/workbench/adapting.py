@@ -244,7 +244,7 @@ class Adapter(Attendant):
         here = [name for one in left for name, _ in self._said(one.plan)]
         why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
         try:
-            executor = self._planning.open(better.plan)
+            executor = self._planning.open(better.plan, better.priority)
         except FAILURES as error:
             _LOG.warning("A placement on %s was left out: %s", ", ".join(better.devices), error)
             self._server.history.happened("left out", str(error))

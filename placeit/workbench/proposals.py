@@ -28,13 +28,15 @@ class Proposals:
     Args:
         session: a profiled session.
         in_flight: most requests in flight at once; None for as many as a plan needs.
+        priority: of their segments; 0 or less, added to the one of servers.
 
     Raises:
         UsageError: costs are not known.
     """
 
-    def __init__(self, session: Workbench, in_flight: int | None) -> None:
+    def __init__(self, session: Workbench, in_flight: int | None, priority: int = 0) -> None:
         self._session, self._in_flight, self._costs = session, in_flight, session.costs
+        self._priority = SERVING_PRIORITY + priority
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
 
@@ -101,7 +103,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan, to be compared with the incumbent, and to serve in its place."""
-        return to_serve(functools.partial(self._session.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
+        return to_serve(functools.partial(self._session.executor, priority=self._priority), plan, self._in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
         """Check the outputs of an executor, by two runs on the devices that serve. Raises ExecutionError if they are wrong."""

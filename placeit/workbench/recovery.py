@@ -45,6 +45,7 @@ class Better:
         saved: predicted share of the time of a request that it would save.
         price: expected seconds to compile and load the segments that are missing.
         decided_s: seconds to find it.
+        priority: of the executor in whose place it could run, or of the others beside it.
     """
 
     plan: Plan
@@ -52,6 +53,7 @@ class Better:
     saved: float
     price: float
     decided_s: float
+    priority: int
 
 
 Said: TypeAlias = Sequence[tuple[str, float]]
@@ -101,7 +103,7 @@ class Recovery:
             try:
                 plan = self._plan(_without(taken | unable.keys(), gone))
                 decided = perf_counter()
-                executor = self._executor(plan)
+                executor = self._executor(plan, lost.priority)
             except PlaceitError as error:
                 if isinstance(error, DeviceError):
                     if self._runtime.pool.lost().keys() != gone.keys():
@@ -114,8 +116,8 @@ class Recovery:
                 raise failure_of(f"{reasons} The model cannot be placed on what is left", error) from why
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
-    def _executor(self, plan: Plan) -> PlanExecutor:
-        return to_serve(functools.partial(self._runtime.executor, priority=SERVING_PRIORITY), plan, self._in_flight)
+    def _executor(self, plan: Plan, priority: int) -> PlanExecutor:
+        return to_serve(functools.partial(self._runtime.executor, priority=priority), plan, self._in_flight)
 
     def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
         """Plan the model on the devices that are not named in ``without``. Raises InfeasibleError if they cannot run it.
@@ -153,7 +155,7 @@ class Recovery:
         """Find out whether the device on which a request has failed is at fault, and lost: then sample inputs fail, too."""
         if executor.gone is not None or not error.device:
             return
-        trial = functools.partial(self._try, executor.plan)
+        trial = functools.partial(self._try, executor.plan, executor.priority)
         try:
             trial()
         except NoRoomError:
@@ -176,10 +178,10 @@ class Recovery:
         """Declare a device lost, on which a segment of an executor has been running for some seconds."""
         if executor.gone is None:
             why = ExecutionError(f"a segment has been running there for {seconds:.0f} s, far longer than it should take.")
-            executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan)))
+            executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan, executor.priority)))
 
-    def _try(self, plan: Plan) -> None:
-        self.open(plan).close()
+    def _try(self, plan: Plan, priority: int) -> None:
+        self.open(plan, priority).close()
 
     def said(self, plan: Plan) -> Said:
         """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""
@@ -205,11 +207,12 @@ class Recovery:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
         price = max(_LEAST_PRICE_S, self._runtime.compiler.takes([plan]))
-        return Better(plan, _devices(plan), saved, price, perf_counter() - begin)
+        priority = next((one.priority for one in (executor, *others) if one is not None), SERVING_PRIORITY)
+        return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)
 
-    def open(self, plan: Plan) -> PlanExecutor:
+    def open(self, plan: Plan, priority: int) -> PlanExecutor:
         """Compile a plan, and run it a few times. Raises PlaceitError."""
-        executor, inputs = self._executor(plan), self._runtime.model.sample_inputs()
+        executor, inputs = self._executor(plan, priority), self._runtime.model.sample_inputs()
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
             for request in range(executor.in_flight):

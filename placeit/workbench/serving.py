@@ -88,7 +88,13 @@ def _check_context(prepared: Prepared) -> None:
 
 
 def adapting(
-    session: Workbench, placements: abc.Sequence[Prepared], *, in_flight: int | None, queue: int, state_memory: float | None
+    session: Workbench,
+    placements: abc.Sequence[Prepared],
+    *,
+    in_flight: int | None,
+    queue: int,
+    state_memory: float | None,
+    priority: int,
 ) -> Server:
     """Start a server that places the model anew when devices are lost, and moves when devices come back or become slow.
 
@@ -97,7 +103,7 @@ def adapting(
         DeviceError: a device exists in simulation only, or has no room.
     """
     recovery = Recovery(session.runtime, session.costs, in_flight)
-    made = executors(placements, in_flight)
+    made = executors(placements, in_flight, priority)
     server = Server(made, queue=queue, replace=recovery, state_memory=state_memory, steps=steps(session))
     server.attend(Adapter(server, recovery))
     return server
@@ -142,6 +148,7 @@ def refining(
     in_flight: int | None,
     queue: int,
     state_memory: float | None,
+    priority: int,
 ) -> Server:
     """Start a server that looks for a better placement, within limits, by a small share of the requests.
 
@@ -151,9 +158,9 @@ def refining(
     """
     if len(placements) > 1:
         raise UsageError("A placement with replicas is not refined: one replica would have to be compared with all of them.")
-    proposals = Proposals(session, in_flight)
+    proposals = Proposals(session, in_flight, priority)
     session.reference.output_check()  # prepared before the server starts, as it runs the reference
-    server = Server(executors(placements, in_flight), queue=queue, state_memory=state_memory)
+    server = Server(executors(placements, in_flight, priority), queue=queue, state_memory=state_memory)
     server.attend(Refiner(server, proposals, limits))
     return server
 

@@ -140,7 +140,7 @@ def server(bench: Bench) -> Iterator[Server]:
 
     with ExitStack() as stack:
         recovery = Recovery(bench.runtime, bench.costs, None)
-        made = stack.enter_context(Server([bench.runtime.executor(bench.plan(0))], replace=recovery))
+        made = stack.enter_context(Server([bench.runtime.executor(bench.plan(0), priority=-3)], replace=recovery))
         made.attend(Adapter(made, recovery))
         asked = stack.enter_context(beside(ask))
         stack.callback(over.set)
@@ -162,10 +162,12 @@ def test_a_device_that_is_lost_and_comes_back_is_used_again_without_a_request_lo
     until(lambda: server.replacements)
     assert server.replacements[0].devices == ("b",)
     assert "a is lost" in server.replacements[0].why
+    assert [one.priority for one in server.executors] == [-3]
     lost.there = True
     until(lambda: len(server.replacements) == 2)
     assert server.replacements[1].devices == ("a",)
     assert server.replacements[1].why == "a is back."
+    assert [one.priority for one in server.executors] == [-3]
     assert bench.device(0) is not lost
     assert bench.runtime.pool.lost() == {}
     assert [(device.name, device.up, device.returns) for device in server.stats().devices] == [("a", True, 1), ("b", True, 0)]

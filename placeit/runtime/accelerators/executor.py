@@ -78,7 +78,7 @@ class StreamExecutor(PlanExecutor):
     ) -> None:
         if in_flight < 1 or ahead < 1:
             raise UsageError(f"'in_flight' and 'ahead' must be at least 1; got {in_flight} and {ahead}.")
-        super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()})
+        super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()}, priority)
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
         self._there = accelerator.turn()  # held while this executor uses the accelerator
