@@ -49,6 +49,14 @@ BODIES = {
         a = If (chosen) <then_branch = yes () => (float[1, t, 4] p) { p = Relu (h) },
                          else_branch = no () => (float[1, t, 4] q) { q = Neg (h) }>
     """,
+    "If_of_ranks": """
+        size = Shape (h)
+        texts = Gather (size, zero)
+        single = Equal (texts, one)
+        chosen = Squeeze (single)
+        a = If (chosen) <then_branch = yes () => (float[t, 4] p) { p = Squeeze (h, zero) },
+                         else_branch = no () => (float[1, t, 4] q) { q = Identity (h) }>
+    """,
     "Resize_scales": 'image = Unsqueeze (h, zero) a = Resize <mode="linear"> (image, , scales)',
     "Resize_fixed": 'image = Unsqueeze (h, zero) a = Resize <mode="nearest"> (image, , , fixed)',
     "Reshape_zero": "a = Reshape (h, zeros_two)",

@@ -85,13 +85,27 @@ def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
 
 
 def fix_shapes(model: Any) -> None:
-    """Replace every ``ShapeOf`` whose value is known, so that everything computed from it is constant."""
+    """Replace every ``ShapeOf`` whose value is known, so that everything computed from it is constant.
+
+    The condition of an ``If`` is also known if it depends only on sizes that are not open. Cut off from them, the ``If`` could
+    have either branch, and OpenVINO compiles none whose branches differ in rank.
+    """
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ShapeOf" and node.get_input_partial_shape(0).is_static:
             shape = list(node.get_input_shape(0))
             constant = openvino.op.Constant(node.get_output_element_type(0), openvino.Shape([len(shape)]), shape)
             constant.set_friendly_name(node.get_friendly_name())
             openvino.utils.replace_node(node, constant)
+        elif node.get_type_name() == "If" and (chosen := _known_condition(node.input_value(0))) is not None:
+            node.input(0).replace_source_output(openvino.opset13.constant(chosen).output(0))
+
+
+def _known_condition(value: Any) -> bool | None:
+    """Return the condition of an ``If`` as far as OpenVINO can infer it from shapes; None if it is not known."""
+    ops = openvino.opset13
+    size = ops.reshape(ops.convert(value, "i64"), ops.constant([1]), special_zero=False)
+    inferred = ops.broadcast(ops.constant(0.0), size).get_output_partial_shape(0)  # it has as many elements as the value says
+    return bool(inferred.to_shape()[0]) if inferred.is_static else None
 
 
 def separate_transposed(model: Any) -> None:
