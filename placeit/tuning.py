@@ -287,8 +287,8 @@ class _Trial:
 
 def _in_precision(session: Session, precision: str) -> Session:
     """Return a session of the same model on the same devices in another precision."""
-    limits = Constraints(session.setup.pins, session.setup.memory)
     names, setup = session.cluster.names, session.setup
+    limits = Constraints(setup.pins, setup.memory, texts=1 if setup.texts is None else setup.texts.count)
     return Session(session.model, names, precision=precision, constraints=limits, cache=setup.cache, policy=setup.policy)
 
 

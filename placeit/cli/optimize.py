@@ -42,6 +42,7 @@ Examples:
   placeit optimize model.onnx -d CPU@0,CPU@1 --objective throughput --in-flight 8
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
+  placeit optimize FOLDER --context 2048 --texts 8 --devices CPU@0,CPU@1
   placeit optimize model.onnx --start placement.json --output better.json
   placeit optimize model.onnx --budget 10m --resume search.jsonl
   placeit optimize model.onnx --devices CPU --compare-precisions
@@ -107,8 +108,16 @@ def optimize(
     ] = None,
     memory: Annotated[
         list[str] | None,
-        typer.Option("--memory", metavar="DEVICE=SIZE", help="Memory limit for weights, as in CPU@0=2GB; repeatable."),
+        typer.Option(
+            "--memory", metavar="DEVICE=SIZE", help="Memory limit for weights and states, as in CPU@0=2GB; repeatable."
+        ),
     ] = None,
+    texts: Annotated[
+        int,
+        typer.Option(
+            "--texts", metavar="N", min=1, help="Texts of a decoder's --context whose states have to fit beside the weights."
+        ),
+    ] = 1,
     start: Annotated[
         list[Path] | None,
         typer.Option(
@@ -198,7 +207,7 @@ def optimize(
     if policy is not None:
         placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
     check_placers(placer or ())
-    constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance)
+    constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance, texts)
     cluster = discover(
         reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
     )

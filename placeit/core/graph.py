@@ -106,6 +106,8 @@ class OpGraph:
         edge_tensor: ``int32[E]``, the tensor that moves along each edge.
         content: digest of the ops' computations (:mod:`placeit.backends.digest`); empty if only the kinds are known.
         shared: weights that several ops read. Each of these ops counts them in ``param_bytes``.
+        state_bytes: ``float64[V]``, memory that the states which an op reads take beside weights; None if there are none. It
+            depends on the texts that are to be kept, and is no part of the graph's identity.
     """
 
     names: tuple[str, ...]
@@ -121,6 +123,7 @@ class OpGraph:
     edge_tensor: NDArray[np.int32]
     content: str = ""
     shared: Shared = ()
+    state_bytes: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -152,6 +155,11 @@ class OpGraph:
     def bytes_once(self) -> NDArray[np.float64]:
         """``float64[V]``, ``param_bytes`` with each shared weight counted only for the first op that reads it."""
         return counted_once(self.param_bytes, self.shared)
+
+    @cached_property
+    def held_once(self) -> NDArray[np.float64]:
+        """``float64[V]``, memory that ops take where they are placed: :attr:`bytes_once` and ``state_bytes``."""
+        return self.bytes_once if self.state_bytes is None else self.bytes_once + self.state_bytes
 
     @cached_property
     def output_shapes(self) -> tuple[tuple[int, ...] | None, ...]:

@@ -48,8 +48,8 @@ class Problem:
         cut: ``float64[E, D]``, seconds that a device spends on a tensor because it crosses the device's border (a layout
             conversion, a store that fusion would have spared). Charged to the producer once per tensor that has a remote
             consumer, and to each consumer once per tensor that comes from elsewhere.
-        param_bytes: ``float64[V]``, memory that an op's weights take where it is placed. Of several ops that read a weight, the
-            first counts it.
+        param_bytes: ``float64[V]``, memory that an op's weights, and the states that it reads, take where it is placed. Of
+            several ops that read a weight, the first counts it.
         memory: ``float64[D]``, bytes that a device holds; ``inf`` if unbounded.
         conflicts: ``bool[D, D]``, symmetric: devices that never run at the same time, because they share hardware (``CPU@0-1``
             and ``CPU@0``). False on the diagonal.
@@ -232,7 +232,7 @@ class Problem:
         return digest.hexdigest()[:32]
 
     def held(self, placements: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the bytes of weights that each device holds under placements, ``int[B, V] -> float64[B, D]``."""
+        """Return the bytes of weights and states that each device holds under placements, ``int[B, V] -> float64[B, D]``."""
         return held_bytes(self.param_bytes, self.shared, placements, self.devices)
 
     def comm(self, edge: int) -> NDArray[np.float64]:

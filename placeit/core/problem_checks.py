@@ -220,11 +220,14 @@ def keys(
 
 
 def room(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence[str]) -> None:
-    """Check that devices can hold the bytes of weights that they are to hold, ``float64[D]`` each. Raises PlacementError."""
+    """Check that devices can hold the bytes of weights and states that they are to hold, ``float64[D]`` each.
+
+    Raises PlacementError.
+    """
     over = np.flatnonzero(used > memory)
     if len(over):
         d = int(over[0])
         raise PlacementError(
-            f"{names[d]} has {about_bytes(memory[d])} of memory; the ops placed there need {about_bytes(used[d])} for their "
-            "weights."
+            f"{names[d]} has {about_bytes(memory[d])} of memory; the ops placed there need {about_bytes(used[d])} for "
+            "weights and states."
         )

@@ -47,14 +47,16 @@ class Load(Stage):
 
 
 def _check_room(session: Workbench) -> None:
-    """Raise InfeasibleError if the weights cannot fit into the memory of the devices, as far as a quick check can tell."""
-    model, cluster = session.model, session.cluster
-    if model.graph.bytes_once.sum() <= min(device.memory_bytes for device in cluster.devices):
+    """Raise InfeasibleError if weights and states cannot fit into the memory of the devices, as far as a check can tell."""
+    model, cluster, texts = session.model, session.cluster, session.setup.texts
+    if model.graph.held_once.sum() <= min(device.memory_bytes for device in cluster.devices):
         return
     able = session.placing.able()
     if cluster.executable and not session.setup.expected:
         able &= supported_ops(model, cluster)
     check_room(session.grouping, able, cluster)
+    if texts is not None:
+        texts.check_room(session.grouping, able, cluster)
 
 
 class Profile(Stage):

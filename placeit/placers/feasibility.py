@@ -11,9 +11,10 @@ from placeit.core.errors import InfeasibleError
 from placeit.core.problem import Problem
 from placeit.planning.room import of_one_op, too_little
 
-__all__ = ["fits", "has_room", "pack", "random_placements", "repair"]
+__all__ = ["FEWER_STEPS", "PACKING_STEPS", "fits", "has_room", "pack", "packed", "random_placements", "repair"]
 
-_PACKING_STEPS, _FEWER_STEPS = 200_000, 2_000
+PACKING_STEPS, FEWER_STEPS = 200_000, 2_000
+"""Steps of packing: until no placement is taken to fit, and for a guess at what would fit."""
 _MORE = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)  # times the memory that is there, which are tried where nothing fits
 
 
@@ -94,18 +95,18 @@ def pack(problem: Problem) -> NDArray[np.int32]:
         InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard). The message
             says how much more memory is enough.
     """
-    if (found := _packed(problem, _PACKING_STEPS)) is not None:
+    if (found := packed(problem, PACKING_STEPS)) is not None:
         return found
     size, names, memory = problem.param_bytes, problem.device_names, problem.memory
     why, advice = of_one_op(problem.op_names, size, problem.feasible, names, memory), ""
     for factor in _MORE if not why else ():
-        if _packed(replace(problem, memory=memory * factor), _FEWER_STEPS) is not None:
+        if packed(replace(problem, memory=memory * factor), FEWER_STEPS) is not None:
             advice = f"With {factor:g} times the memory of each device, they would fit."
             break
     raise InfeasibleError(too_little(size, names, memory, why, *([advice] if advice else [])))
 
 
-def _packed(problem: Problem, steps: int) -> NDArray[np.int32] | None:
+def packed(problem: Problem, steps: int) -> NDArray[np.int32] | None:
     """Return a placement that fits into memory, as :func:`pack` does; None if none was found in a number of steps."""
     tied: list[list[int]] = [[] for _ in range(len(problem))]  # weights that each op reads with others
     own, total = problem.param_bytes.copy(), problem.param_bytes.copy()

@@ -36,8 +36,8 @@ class Single:
         devices = np.array(problem.single_devices, np.int32)
         if not len(devices):
             raise InfeasibleError(
-                f"None of the devices {', '.join(problem.device_names)} can run all {len(problem)} ops and hold their "
-                f"{about_bytes(problem.param_bytes.sum())} of weights; place the graph on several devices."
+                f"None of the devices {', '.join(problem.device_names)} can run all {len(problem)} ops and hold the "
+                f"{about_bytes(problem.param_bytes.sum())} of weights and states; place the graph on several devices."
             )
         devices = devices[np.argsort(problem.compute.sum(axis=0)[devices], kind="stable")]
         return best(cost, np.repeat(devices[:, None], len(problem), axis=1), evaluations, deadline)

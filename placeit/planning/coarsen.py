@@ -90,7 +90,8 @@ def coarsen(
     group takes at most this share of the model's work, or 4/3 of the work of its heaviest op. It takes at most this share of
     the weights (or of the smallest device's memory, if that is less), or 17/16 of the weights of its largest op. The work of
     an op is its floating-point operations and the bytes that it writes. Two groups are not joined either if a device's
-    ``memory`` holds the largest op of both but not all their weights, or if each holds a set that stays together.
+    ``memory`` holds the largest op of both but not all their weights, or if each holds a set that stays together. If the
+    weights and the states do not all fit into the smallest memory, states count as weights.
 
     Then, to keep the bound, groups joined by an edge are merged two at a time: first the pair with the fewest operations
     together (with ``largest``, the smallest share of work and of weights, added up), and among equals the one with the most
@@ -117,7 +118,10 @@ def coarsen(
     if largest is not None and not largest > 0:
         raise UsageError(f"The largest share of a group must be above 0; got {largest}.")
     work = graph.flops + _sum_by(graph.tensor_op, graph.tensor_bytes, len(graph))
-    merger = Merger(graph, None if largest is None else _share(work) + _share(graph.param_bytes))
+    held = graph.param_bytes
+    if graph.state_bytes is not None and graph.held_once.sum() > min(memory, default=np.inf):
+        held = held + graph.state_bytes
+    merger = Merger(graph, None if largest is None else _share(work) + _share(held))
     sets = [list(names) for names in keep_together]
     for names in (*sets, *map(list, pairs)):
         unknown = [name for name in names if name not in graph.index]
@@ -126,7 +130,7 @@ def coarsen(
         merger.join_convex({graph.index[name] for name in names})
     if co_locate and largest is not None:
         kept = [merger.find(graph.index[names[0]]) for names in sets if names]
-        merger.co_locate(_Limits(merger.owner(), kept, work, graph.param_bytes, largest, memory).join)
+        merger.co_locate(_Limits(merger.owner(), kept, work, held, largest, memory).join)
     elif co_locate:
         merger.co_locate()
     if max_groups is not None:
@@ -217,6 +221,7 @@ def _group_graph(graph: OpGraph, group_of: NDArray[np.int32], count: int) -> OpG
     tensor_port = np.empty(len(tensors), np.int32)
     tensor_port[made.edge] = np.arange(len(tensors)) - made.ptr[tensor_op[made.edge]]
     param_bytes, shared = merged(graph.param_bytes, graph.shared, group_of, count)
+    states = graph.state_bytes
     return OpGraph(
         names=tuple(graph.names[v] for v in first.tolist()),
         kinds=tuple(graph.kinds[v] for v in heaviest.tolist()),
@@ -230,6 +235,7 @@ def _group_graph(graph: OpGraph, group_of: NDArray[np.int32], count: int) -> OpG
         edges=np.column_stack([tensor_op[index], moves[:, 1]]).astype(np.int32),
         edge_tensor=index.reshape(-1).astype(np.int32),
         shared=shared,
+        state_bytes=None if states is None else _sum_by(group_of, states, count),
     ).verify()
 
 

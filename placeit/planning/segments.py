@@ -17,6 +17,7 @@ from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.core.problem import Problem
 from placeit.core.units import milliseconds
+from placeit.core.weights import held_bytes
 from placeit.planning.coarsen import Grouping
 from placeit.planning.profiled import Profiled
 from placeit.simulator.simulate import Schedule, schedule
@@ -174,7 +175,7 @@ class Plan:
 
     def memory_left(self, groups: OpGraph, cluster: Cluster) -> dict[str, float]:
         """Return the bytes that devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
-        used = np.bincount(self.group_devices, groups.bytes_once, len(cluster)).tolist()
+        used = held_bytes(groups.bytes_once, groups.shared, self.group_devices[None], len(cluster))[0].tolist()
         return {device.name: device.memory_bytes - weights for device, weights in zip(cluster.devices, used, strict=True)}
 
 
@@ -258,7 +259,7 @@ class Segmenter:
             costs.latency,
             edge_tensor=graph.edge_tensor,
             cut=ends.mean(axis=1) * moved[:, None],
-            param_bytes=graph.bytes_once,
+            param_bytes=graph.held_once,
             shared=graph.shared,
             memory=np.array([device.memory_bytes for device in costs.cluster.devices]),
             conflicts=costs.conflicts,

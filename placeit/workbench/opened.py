@@ -316,6 +316,8 @@ class Workbench:
             )
         elif segmenter is None:
             segmenter = self.segmenter
+        if self.setup.texts is not None:
+            self.setup.texts.check(self.grouping.graph, groups[self.grouping.group_of], self.cluster)
         groups = segmenter.problem().check(groups)
         return segmenter.plan(groups) if of is None else segmenter.merged(of, groups)
 

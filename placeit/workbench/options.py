@@ -60,6 +60,7 @@ class Constraints:
             a group whose ops are pinned to several devices is split.
         memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
         max_groups: most groups that placers decide about.
+        texts: texts of a decoder's longest length, for whose states every placement has room beside the weights.
         tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
             and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of tensors sent between
             nodes (0.1 for int8), and for quantised models :func:`placeit.measuring.check.tolerance_of_rounding` more.
@@ -72,6 +73,7 @@ class Constraints:
     memory: Mapping[str, float | str] = field(default_factory=dict)
     max_groups: int = 96
     tolerance: float | None = None
+    texts: int = 1
 
     def __post_init__(self) -> None:
         check_tolerance(self.tolerance)

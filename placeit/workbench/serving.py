@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections import Counter, abc
+from collections import abc
 from dataclasses import replace
 from time import perf_counter
 from typing import Literal, TypeAlias
@@ -13,20 +13,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from placeit.backends.base import Arrays
-from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
-from placeit.core.units import about_bytes
 from placeit.devices.meters import Sampler
 from placeit.measuring.check import OutputDifference, other_inputs
-from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.batching import Joining, why_fixed
-from placeit.serving.convoy import MASK
 from placeit.serving.load_run import RateReport, keep_busy, offer
 from placeit.serving.padding import Padding
 from placeit.serving.refinement import Limits
 from placeit.serving.replica import Replacement
-from placeit.serving.sequences import OF_DEVICE
 from placeit.serving.server import Server
 from placeit.serving.stepping import Steps
 from placeit.workbench.adapting import Adapter
@@ -45,13 +41,7 @@ Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[obje
 
 
 def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None, priority: int = 0) -> list[PlanExecutor]:
-    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.prepared.Prepared.to_serve`.
-
-    Raises:
-        PlacementError: the state of a decoder's longest text does not fit in the memory of a device.
-    """
-    for one in placements:
-        _check_context(one)
+    """Compile the executors of a placement and its replicas; see :meth:`placeit.workbench.prepared.Prepared.to_serve`."""
     found: list[PlanExecutor] = []
     with contextlib.ExitStack() as stack:
         for one in placements:
@@ -59,32 +49,6 @@ def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None, 
             stack.callback(found[-1].close)
         stack.pop_all()
     return found
-
-
-def _check_context(prepared: Prepared) -> None:
-    """Raise PlacementError if a device has no room for the state of a decoder's longest text, and say how long texts may be."""
-    home, plan = prepared.home, prepared.plan
-    model, groups = home.model, home.grouping.groups
-    mask = next((spec for spec in model.inputs if spec.name == MASK and spec.limits is not None), None)
-    if mask is None or mask.limits is None:
-        return
-    group_of = dict(zip(model.graph.names, home.grouping.group_of.tolist(), strict=True))
-    each = Counter[str]()  # bytes of a token, by device name
-    for state in model.states:
-        sizes = state.limits or [(size, size) for size in state.shape]
-        if state.op in group_of and sum(low < high for low, high in sizes[1:]) == 1:
-            device = plan.problem.device_names[plan.group_devices[group_of[state.op]]]
-            each[device] += BufferSpec(tuple(high for low, high in sizes if low == high), state.dtype).nbytes
-    most, left = mask.limits[-1][1], plan.memory_left(groups, home.cluster)
-    room = {device: max(0.0, OF_DEVICE * free) for device, free in left.items()}
-    fits = {device: room[device] // size for device, size in each.items()}
-    tight = min(fits, key=lambda device: fits[device], default=None)
-    if tight is not None and fits[tight] < most:
-        raise PlacementError(
-            f"{model.path} is placed for texts of {most} tokens. Their state takes {about_bytes(most * each[tight])} on "
-            f"{tight}, which has room for {about_bytes(room[tight])} of state beside the weights there: texts of at most "
-            f"{fits[tight]:.0f} tokens fit. Place the model for a shorter --context, or more of it on other devices."
-        )
 
 
 def adapting(

@@ -26,6 +26,7 @@ from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.drivers import drive
 from placeit.workbench.options import Constraints, Inputs, Policy
+from placeit.workbench.texts import Texts
 
 __all__ = ["Setup"]
 
@@ -42,6 +43,7 @@ class Setup:
         tolerance: largest relative error of right outputs.
         pins: device names by op names or globs of them.
         memory: bytes of the devices whose memory is limited, by name.
+        texts: the longest texts of a decoder, for whose states placements have room; None for other models.
         expected: devices of nodes that need not be there yet, each with the device that it is taken to be like.
         cache: where measured costs are kept; None if nowhere.
         compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
@@ -57,6 +59,7 @@ class Setup:
     tolerance: float
     pins: Mapping[str, str]
     memory: Mapping[str, float]
+    texts: Texts | None
     expected: Mapping[str, str]
     cache: Cache | None
     compiling: Compiling
@@ -107,6 +110,9 @@ class Setup:
             loaded = loaded.with_inputs(given.arrays)
         cluster = drive(cluster, loaded)
         loaded = loaded.prepared(cluster, graph)
+        texts = Texts.of(loaded, constraints.texts)
+        if texts is not None:
+            loaded = replace(loaded, graph=texts.counted(loaded.graph))
         placing = Placing.of(
             loaded.graph,
             cluster.names,
@@ -124,6 +130,7 @@ class Setup:
             _tolerance(loaded, cluster, precision) if constraints.tolerance is None else constraints.tolerance,
             pins,
             limited,
+            texts,
             expected,
             Cache() if cache == "default" else cache,
             Compiling(),

@@ -206,7 +206,7 @@ def _of(
     held: dict[str, float] = {}
     for plan, _ in plans:
         names = plan.problem.device_names
-        each = held_bytes(groups.bytes_once, groups.shared, plan.group_devices[None], len(names))[0]
+        each = held_bytes(groups.held_once, groups.shared, plan.group_devices[None], len(names))[0]
         held |= {name: float(size) for name, size in zip(names, each, strict=True) if size}
     serving = placement.serving or Serving(depth)
     return Option(name, replace(placement, serving=serving), tuple(replicas), replicas[0].scale * host, held, plain)
