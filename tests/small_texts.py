@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,12 @@ TEMPLATE = (
 )
 
 
-def write_folder(folder: Path, *, bytes_known: int = 256, exact: bool = False) -> Path:
+def write_folder(folder: Path, *, bytes_known: int = 256, exact: bool = False, seed: int = 0) -> Path:
     """Write a decoder of two layers that knows 256 tokens, and a tokenizer that knows the first bytes of them.
 
     If it is ``exact``, its caches have all bits, so that the steps in which a prompt comes do not change what follows.
     """
-    model = build_decoder(replace(TINY, vocabulary=256), beam_idx=True)
+    model = build_decoder(replace(TINY, vocabulary=256), beam_idx=True, seed=seed)
     if exact:
         model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
     import_openvino().save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
@@ -58,11 +58,11 @@ def served(
     state_memory: float | None = None,
     context: int = CONTEXT,
     memory: Mapping[str, float] = {},
+    logits: Literal["last", "all"] = "last",
 ) -> Iterator[tuple[Session, Server]]:
     """Serve the decoder of a folder or a file, in as many parts as there are devices."""
-    with Session(
-        model, devices, inputs=Inputs(context=context, batch=batch), constraints=Constraints(memory=memory), cache=None
-    ) as session:
+    inputs = Inputs(context=context, batch=batch, logits=logits)
+    with Session(model, devices, inputs=inputs, constraints=Constraints(memory=memory), cache=None) as session:
         groups, parts = len(session.grouping.groups), len(session.cluster.devices)
         part = np.arange(groups) * parts // groups
         segments = part[session.grouping.group_of].astype(np.int32)

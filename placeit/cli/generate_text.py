@@ -6,20 +6,20 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from placeit.cli.command import write_result
+from placeit.cli.command import was_given, write_result
 from placeit.cli.nodes import OnLoss, OnLossOption
-from placeit.cli.options import CheckedOptions
+from placeit.cli.options import CheckedOptions, Logits
 from placeit.cli.placements import RematchOption, known, naming, to_run
 from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import StateMemoryError
+from placeit.core.errors import StateMemoryError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report.text import NOTHING, facts, rate, shortened
@@ -40,6 +40,7 @@ Examples:
   placeit generate-text FOLDER "What is a graph?" --chat -p placement.json
   placeit generate-text FOLDER "Once upon a time" "In a hole" "Far away" -p placement.json --tokens 100
   placeit generate-text FOLDER --prompts prompts.txt --texts 4 -p placement.json --json
+  placeit generate-text FOLDER "Once upon a time" -p placement.json --draft SMALL_FOLDER --draft-device CPU@3
   placeit generate-text FOLDER "A list:" -p placement.json --temperature 0.8 --top-p 0.9 --seed 1 --stop ";"
 """
 
@@ -75,11 +76,27 @@ class TextOptions:
         ),
     ] = None
 
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft",
+            metavar="FOLDER",
+            help="Small decoder with the same tokens: it proposes tokens, which the model checks in one run, as long as this "
+            "is measured to be faster. Needs --logits all.",
+            show_default=False,
+        ),
+    ] = None
+    draft_device: Annotated[
+        str | None, typer.Option("--draft-device", metavar="NAME", help="Device of the draft; default: the model's first.")
+    ] = None
+
     def wanted(self) -> Wanted:
         """Return the options, checked. Raises UsageError."""
         from placeit.text.generating import Wanted
         from placeit.text.sampling import Sampling
 
+        if self.draft is None and self.draft_device is not None:
+            raise UsageError("--draft-device is the device of a draft: give its folder with --draft.")
         return Wanted(self.tokens, self.stop or (), Sampling(self.temperature, self.top_p, self.top_k, self.seed))
 
 
@@ -145,6 +162,8 @@ def generate_text(
     from placeit.text.generating import AT_ONCE, TextModel
 
     wanted, asked = text.wanted(), prompts.read()
+    if text.draft is not None and placement is None and not was_given("logits"):
+        options = replace(options, logits=Logits.ALL)
     what = to_run(options, placement, rematch)
     with contextlib.ExitStack() as stack:
         session, chosen = stack.enter_context(what.open())
@@ -153,6 +172,12 @@ def generate_text(
         with naming(what.path):
             server = stack.enter_context(session.serve(chosen, on_loss=on_loss.value))
         model = TextModel(server, session.model)
+        if text.draft is not None:
+            device = text.draft_device or session.cluster.names[0]
+            draft = CheckedOptions(text.draft, devices=device, context=model.context, precision=options.precision)
+            small, whole = stack.enter_context(to_run(draft, None, None).open())
+            proposing = TextModel(stack.enter_context(small.serve(whole)), small.model)
+            model = TextModel(server, session.model, model.tokenizer, proposing)
         encode = model.tokenizer.encode
         every = [
             _Text(one, model.tokenizer.chat([{"role": "user", "content": one}]) if prompts.chat else encode(one))
@@ -173,12 +198,18 @@ def generate_text(
         "tokens": tokens,
         "seconds": took,
         "tokens_per_s": tokens / took,
+        "draft": _draft(model),
         "steps": {str(rows): runs for rows, runs in sorted(stats.steps.items())},
         "alone": alone,
         "interrupted": interrupted,
     }
     shown = _nothing_more if terminal.quiet else partial(_summary, data=data)
     return Output(data, shown, INTERRUPTED if interrupted else int(failed))
+
+
+def _draft(model: TextModel) -> dict[str, Any] | None:
+    draft = model.draft
+    return None if draft is None else {"proposed": draft.proposed, "kept": draft.kept, "pays": draft.pays}
 
 
 def _one(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, head: Mapping[str, Any]) -> Output:
@@ -195,7 +226,8 @@ def _one(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, head
     if live:
         write_result("\n")
     speed = {"first_token_s": first - begin, "tokens_per_s": (text.count - 1) / took if text.count > 1 else None}
-    return Output({**head, **text.to_dict(), **speed}, _nothing_more, answer=text.text)
+    data = {**head, **text.to_dict(), **speed, "draft": _draft(model)}
+    return Output(data, _nothing_more, answer=text.text)
 
 
 def _generate(
@@ -241,6 +273,7 @@ def _summary(console: Console, data: Mapping[str, Any]) -> None:
     why = ", ended by Ctrl-C" if data["interrupted"] else f", {failed} failed" if failed else ""
     steps, runs = sum(int(rows) * count for rows, count in data["steps"].items()), sum(data["steps"].values())
     joined = f"{steps / runs:.3g} texts in a step, on average" if runs else NOTHING
+    draft = data["draft"]
     facts(
         console,
         {
@@ -248,6 +281,7 @@ def _summary(console: Console, data: Mapping[str, Any]) -> None:
             "tokens": str(data["tokens"]),
             "tokens per second": rate(data["tokens_per_s"]),
             "joined steps": joined if data["alone"] is None else f"none, as {data['alone']}",
+            **({} if draft is None else {"proposed tokens": f"{draft['proposed']}, of which {draft['kept']} were right"}),
         },
     )
 

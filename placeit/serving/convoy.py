@@ -30,7 +30,10 @@ Row: TypeAlias = dict[str, NDArray[Any]]
 
 
 def step_inputs(
-    tokens: ArrayLike, past: int, specs: Mapping[str, TensorSpec] | Mapping[str, BufferSpec]
+    tokens: ArrayLike,
+    past: int,
+    specs: Mapping[str, TensorSpec] | Mapping[str, BufferSpec],
+    hidden: Sequence[int] = (),
 ) -> dict[str, NDArray[np.generic]]:
     """Return the inputs of a decoder for a step of one text.
 
@@ -38,10 +41,13 @@ def step_inputs(
         tokens: ``int[N]``, tokens of the step.
         past: number of tokens of the text before them.
         specs: the decoder's inputs, by name; those that are not in :data:`KNOWN` are left out.
+        hidden: columns of the state that hold no token of the text, beside the columns of the ``past`` tokens.
     """
     step = np.asarray(tokens)[None]
     end = past + step.shape[1]
-    every = step, np.ones((1, end)), np.arange(past, end)[None], np.zeros(1), np.zeros(step.shape)
+    mask = np.ones((1, end + len(hidden)))
+    mask[0, [*hidden]] = 0
+    every = step, mask, np.arange(past, end)[None], np.zeros(1), np.zeros(step.shape)
     return {name: value.astype(specs[name].dtype) for name, value in zip(KNOWN, every, strict=True) if name in specs}
 
 

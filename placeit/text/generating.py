@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,8 +23,10 @@ from placeit.core.errors import PlaceitError, QueueFullError, UsageError
 from placeit.serving.convoy import KNOWN, step_inputs
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.serving.server import Answer, Outputs, Server
+from placeit.text.drafting import Draft
 from placeit.text.prefixes import Prefixes
 from placeit.text.sampling import Sampler, Sampling
+from placeit.text.stops import Stops
 from placeit.text.tokenizer import Tokenizer
 
 __all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
@@ -86,6 +89,7 @@ class TextModel:
         server: runs the decoder.
         model: the decoder.
         tokenizer: its tokenizer; None for the one in the folder of the model's file, or in the folder above.
+        draft: a small decoder, which proposes tokens that this model checks in one run; None to compute each token by itself.
 
     Attributes:
         tokenizer: its tokenizer.
@@ -94,13 +98,17 @@ class TextModel:
         vocabulary: number of different tokens.
         prefixes: the states of beginnings that prompts share.
         stepping: the texts whose prompts have been read.
+        draft: proposes tokens; None without a draft.
 
     Raises:
-        UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row.
+        UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row; or
+            the draft does not fit it.
         FileError, ModelError: the tokenizer cannot be read.
     """
 
-    def __init__(self, server: Server, model: Model, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, server: Server, model: Model, tokenizer: Tokenizer | None = None, draft: TextModel | None = None
+    ) -> None:
         inputs = {spec.name: spec for spec in model.inputs}
         logits = next((spec for spec in model.outputs if spec.name == _LOGITS), None)
         unknown = [name for name, spec in inputs.items() if name not in KNOWN or len(spec.shape) > len(("batch", "tokens"))]
@@ -111,13 +119,24 @@ class TextModel:
                 f"{model.path} does not generate text: it is no decoder with state, input_ids and {_LOGITS} of rank "
                 f"{rank}.{more}"
             )
-        self._server, self._inputs = server, inputs
+        self.server, self._inputs = server, inputs
         self.step = _longest(model.path, inputs["input_ids"])
         self.context = _longest(model.path, inputs.get("attention_mask", inputs["input_ids"]))
         self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
         self.prefixes = Prefixes(server, self.read)
         self.stepping = set[object]()
+        self.draft = None if draft is None else self._draft_by(draft, model)
+
+    def _draft_by(self, small: TextModel, model: Model) -> Draft:
+        if model.logits != "all":
+            raise UsageError(f"{model.path} computes the logits of the last token of a step alone: place it with --logits all.")
+        if small.tokenizer.vocabulary != self.tokenizer.vocabulary:
+            raise UsageError(f"The tokens of {small.tokenizer.folder} are not the tokens of {model.path}: give another draft.")
+        why = [one.why for one in (*small.server.stepping, *self.server.stepping) if one.why is not None]
+        if why:  # joined steps have shown that the mask hides columns of the state
+            raise UsageError(f"A draft needs decoders whose steps can be joined, and they cannot, as {why[0]}.")
+        return Draft(small.server.sequence(), small.read, small.context, min(small.vocabulary, self.vocabulary))
 
     def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
         """Return the most tokens that may follow a prompt.
@@ -187,7 +206,7 @@ class TextModel:
             while coming or running:
                 while coming and len(running) < at_once:
                     number, one = coming.popleft()
-                    running[number] = _Text(number, self, self._server, prompts[number], one, made)
+                    running[number] = _Text(number, self, self.server, prompts[number], one, made)
                     running[number].submit()
                 number, piece = made.get()
                 if piece is None:
@@ -222,21 +241,23 @@ class TextModel:
             found.append(replace(wanted, most=most, sampling=sampling))
         return found
 
-    def read(self, sequence: ServedSequence, tokens: Sequence[int], past: int) -> list[Answer]:
+    def read(self, sequence: ServedSequence, tokens: Sequence[int], past: int, hidden: Sequence[int] = ()) -> list[Answer]:
         """Submit tokens that follow ``past`` others in a sequence; return the answers, of which the last has the next logits.
+
+        Columns of the state that are ``hidden`` hold tokens that were read and taken back.
 
         A long prompt is submitted in chunks, which several devices compute at the same time, and between which other texts have
         their steps.
         """
         longest = min(self.step, _CHUNK) if sequence.at_once > 1 or self.stepping else self.step
         return [
-            sequence.submit(self.inputs_of(tokens[first : first + longest], past + first))
+            sequence.submit(self.inputs_of(tokens[first : first + longest], past + first, hidden))
             for first in range(0, len(tokens), longest)
         ]
 
-    def inputs_of(self, tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
-        """Return the inputs of the decoder for tokens that follow ``past`` others."""
-        return step_inputs(tokens, past, self._inputs)
+    def inputs_of(self, tokens: Sequence[int], past: int, hidden: Sequence[int] = ()) -> dict[str, NDArray[np.generic]]:
+        """Return the inputs of the decoder for tokens that follow ``past`` others, and ``hidden`` columns of the state."""
+        return step_inputs(tokens, past, self._inputs, hidden)
 
 
 _Made: TypeAlias = SimpleQueue[tuple[int, Piece | Exception | None]]
@@ -266,7 +287,7 @@ class _Text:
         self, number: int, model: TextModel, server: Server, prompt: Sequence[int], wanted: Wanted, made: _Made
     ) -> None:
         self._number, self._model, self._server, self._made = number, model, server, made
-        self._sampler, self._stops, self._most = Sampler(wanted.sampling), _Stops(wanted.stop), wanted.most
+        self._sampler, self._stops, self._most = Sampler(wanted.sampling), Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
         self._tokens, self._past, self.count, self._losses = list(prompt), 0, 0, 0
         self._turn = threading.Lock()
@@ -274,6 +295,10 @@ class _Text:
         self._answers: list[Answer] = []  # of the step in flight, or of the prompt's chunks
         self._paused = self._closed = False
         self._sequence: ServedSequence | None = None
+        self._hidden: list[int] = []  # columns of the state with tokens that were taken back
+        self._proposed: Sequence[int] = ()  # in the step in flight
+        self._drafts = True
+        self._begun = 0.0  # the step in flight
 
     def submit(self) -> None:
         """Submit the next step, on the thread of the reader.
@@ -285,14 +310,34 @@ class _Text:
             if self._sequence is None:
                 self._sequence, self._past = self._model.prefixes.begin(self._tokens)
             elif self._sequence.line.lost is not None:
-                self._sequence.reset()
-                self._past = 0
+                self._read_anew(self._sequence)
             self._submit(self._sequence)
         except PlaceitError as error:
             self._made.put((self._number, error))
 
+    def _read_anew(self, sequence: ServedSequence) -> None:
+        sequence.reset()
+        self._past, self._hidden = 0, []
+
     def _submit(self, sequence: ServedSequence) -> None:
-        self._answers = self._model.read(sequence, self._tokens[self._past :], self._past)
+        room, draft = self._model.context - len(self._tokens) - len(self._hidden), self._model.draft
+        if room < 0:  # for what is hidden
+            self._read_anew(sequence)
+            self._drafts = False
+        self._begun, most = perf_counter(), min(room, (self._most or 0) - self.count - 1)
+        drafts = self._drafts and len(self._model.stepping) == 1 and self._past == len(self._tokens) - 1
+        if draft is None or not drafts or not draft.proposes(self._tokens, most, partial(self._continue, sequence)):
+            self._read(sequence, ())
+
+    def _continue(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
+        """Have tokens checked that a draft has proposed; on a thread of the draft's server."""
+        if not self._closed:
+            with self._passing_on_errors(sequence):
+                self._read(sequence, proposed)
+
+    def _read(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
+        tokens, self._proposed = [*self._tokens[self._past :], *proposed], proposed
+        self._answers = self._model.read(sequence, tokens, self._past, self._hidden)
         self._past = len(self._tokens)
         self._answers[-1].add_done_callback(partial(self._ended, sequence))
 
@@ -320,7 +365,7 @@ class _Text:
         """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
         if self._closed:
             return
-        try:
+        with self._passing_on_errors(sequence):
             for chunk in self._answers:
                 if chunk.done():  # or a chunk behind it was refused
                     chunk.result()
@@ -329,6 +374,11 @@ class _Text:
                 self._paused = goes_on and self._unread >= _AHEAD
             if goes_on and not self._paused:
                 self._submit(sequence)
+
+    @contextlib.contextmanager
+    def _passing_on_errors(self, sequence: ServedSequence) -> Iterator[None]:
+        try:
+            yield
         except QueueFullError:
             self._made.put((self._number, None))  # the reader waits for room
         except Exception as error:  # noqa: BLE001 (it is for the reader)
@@ -342,8 +392,25 @@ class _Text:
         self._made.put((self._number, piece))
 
     def _chosen(self, outputs: Outputs) -> bool:
-        """Choose the token after a step, and pass on its piece; return whether the text goes on."""
-        token = self._sampler.choose(np.asarray(outputs[_LOGITS])[0, -1])
+        """Choose the tokens after a step, and pass on their pieces; return whether the text goes on.
+
+        A step has logits after each token that was proposed. A proposal counts if it is the token that is chosen there.
+        """
+        first, count = len(self._tokens), len(self._proposed)
+        for place, proposed in enumerate((*self._proposed, None)):
+            if not self._goes_on_with(self._sampler.choose(np.asarray(outputs[_LOGITS])[0, place - count - 1])):
+                return False
+            if self._tokens[-1] != proposed:
+                break
+        kept, columns = len(self._tokens) - first - 1, first + len(self._hidden)
+        self._hidden += range(columns + kept, columns + count)
+        self._past = len(self._tokens) - 1
+        if self._model.draft is not None and self._drafts and len(self._model.stepping) == 1:
+            self._model.draft.took(count, kept, perf_counter() - self._begun)
+        return True
+
+    def _goes_on_with(self, token: int) -> bool:
+        """Pass on the piece of the next token; return whether the text goes on."""
         self.count, self._losses = self.count + 1, 0
         self._model.stepping.add(self)
         if token in self._model.tokenizer.ends:
@@ -371,29 +438,3 @@ def _longest(path: Path, tokens: TensorSpec) -> int:
             "--context."
         )
     return most
-
-
-class _Stops:
-    """Texts before which a text ends: it holds back what may be the beginning of one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._held = stops, ""
-
-    def pass_on(self, text: str) -> tuple[str, bool]:
-        """Take the next part of a text; return the part that can be passed on, and whether the text ends there."""
-        self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            return self._held[: min(found)], True
-        kept = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
-        return text, False
-
-    def rest(self) -> str:
-        """Return what is held back, at the end of a text."""
-        return self._held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that is a beginning of another."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -49,6 +49,11 @@ class Tokenizer:
         self._config = self._read("tokenizer_config.json")
         self.ends = frozenset(self._ends())
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Number of each token that it knows, by the token's text."""
+        return dict(self._tokenizer.get_vocab())
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, with the special tokens that begin a text or, if ``special`` is false, without them.
 

@@ -33,6 +33,18 @@ def test_the_text_is_printed_alone_on_standard_output(cli: Any, folder: Path) ->
     assert all(wanted in (char, "?") or char == "?" for char, wanted in zip(shown, said["text"], strict=False))
 
 
+def test_a_draft_proposes_tokens_and_the_text_is_the_same(cli: Any, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, exact=True)
+    asked = ("generate-text", folder, "Once", "-d", "CPU@0", "--context", 64, "--json")
+    alone, drafted = (json.loads(cli(*asked, *more).stdout) for more in (["--logits", "all"], ["--draft", folder]))
+    assert (alone["text"], alone["draft"]) == (drafted["text"], None)
+    assert drafted["draft"]["kept"] == drafted["draft"]["proposed"] > 0
+    check_schema(drafted, "placeit.generate-text/1")
+    check_schema(json.loads(cli(*asked, "Twice", "--draft", folder).stdout), "placeit.generate-text/1")
+    assert "place it with --logits all" in cli(*asked, "--logits", "last", "--draft", folder).stderr
+    assert "give its folder with --draft" in cli(*asked, "--draft-device", "CPU@0").stderr
+
+
 def test_a_message_is_answered_and_the_answer_drawn_by_a_seed(cli: Any, folder: Path) -> None:
     asked = ("generate-text", folder, "Hi", "-d", "CPU@0", "--context", 64, "--tokens", 8, "--json", "--chat")
     one, other = (json.loads(cli(*asked, "--temperature", 1, "--seed", 5).stdout) for _ in range(2))
