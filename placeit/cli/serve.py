@@ -89,7 +89,6 @@ def serve(
     from placeit.serve.network import NetworkServer
     from placeit.serve.repository import Repository
     from placeit.serve.sources import Planned
-    from placeit.workload.entries import Workload
 
     models = models or []
     if not models and coming.repository is None:
@@ -108,23 +107,25 @@ def serve(
         here = contextvars.copy_context()  # what was given, and the devices that models share, for models that come later
 
         def opener(source: Source, name: str, version: str) -> Opened:
+            if progress is not None:
+                progress(f"opening {name or source.path}", 0.0)
             if isinstance(source, Planned):
-                return here.copy().run(_planned, source, name, more, running)
+                return here.copy().run(_planned, source, name, more, running, progress)
             return here.copy().run(_bundle, source.path, name, version, rematch, running, ray_address)
 
         repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
         stack.callback(repository.close)
         fixed = []
-        for given in models:
-            if is_workload(Path(given)):
-                reach_nodes(devices or Workload.load(given).used(), ray_address)
-                repository.open_plan(Path(given))
-            elif placement is None and devices is None:
-                repository.open(*_named(given))
-            else:
-                with terminal.progress() as progress:
+        with terminal.progress() as progress:
+            for given in models:
+                if is_workload(Path(given)):
+                    repository.open_plan(Path(given), lambda plan: reach_nodes(devices or plan.used(), ray_address))
+                elif placement is None and devices is None:
+                    repository.open(*_named(given))
+                else:
                     fixed.append(_model(given, placement, more, rematch, running, stack, progress)[0])
-        repository.open_folder()
+            repository.open_folder()
+        progress = None  # of models that come later, nothing is shown
         for model in (*fixed, *repository.models):
             for line in _joined(model):
                 typer.echo(line, err=True)
@@ -191,7 +192,7 @@ def _model(
     rematch: str | None,
     running: RunOptions,
     stack: contextlib.ExitStack,
-    progress: Progress | None = None,
+    progress: Progress | None,
     priority: int = 0,
 ) -> tuple[ServedModel, Session]:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
@@ -217,14 +218,14 @@ def _model(
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences()), session
 
 
-def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions) -> Opened:
+def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions, progress: Progress | None) -> Opened:
     """Open a model of a placed workload, and serve it."""
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
     with contextlib.ExitStack() as stack, naming_model(source.entry):
         given, options = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}
-        model, session = _model(given, source.file, options, None, running, stack, priority=source.priority)
+        model, session = _model(given, source.file, options, None, running, stack, progress, source.priority)
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from placeit.serve.refusal import RefusedError, Status, invalid
 from placeit.serve.served_model import ServedModel, is_name
 from placeit.serve.service import Service
 from placeit.serve.sources import Key, Opened, Opener, Outcome, Planned, Source, planned
+from placeit.workload.entries import Workload
 
 __all__ = ["Repository", "known"]
 
@@ -89,9 +90,11 @@ class Repository:
         model = self._open(Source(path), name, "1")
         self._given[model.name, model.version] = Source(path)
 
-    def open_plan(self, path: Path) -> None:
-        """Open the models of a placed workload. Raises PlaceitError."""
-        self._plans[path] = stamp(path), planned(path)
+    def open_plan(self, path: Path, reach: Callable[[Workload], object]) -> None:
+        """Open the models of a placed workload, once ``reach`` has connected to its nodes. Raises PlaceitError."""
+        before, workload = stamp(path), Workload.load(path)
+        self._plans[path] = before, planned(workload)
+        reach(workload)
         for key, source in self._plans[path][1].items():
             self._open(source, *key)
 
@@ -135,7 +138,7 @@ class Repository:
         now = stamp(path)
         if now != before:
             try:
-                models = planned(path)
+                models = planned(Workload.load(path))
             except PlaceitError as error:
                 _LOG.error("The models of %s stay as they are: %s", path, error)
             self._plans[path] = now, models

@@ -95,18 +95,10 @@ class Planned(Source):
         return lambda: before.save(self.file)
 
 
-def planned(path: Path) -> dict[Key, Planned]:
-    """Return the models of a placed workload.
-
-    Raises:
-        FileError, WorkloadError: the file cannot be read, or has an error.
-        UsageError: a model has no placement.
-    """
-    workload = Workload.load(path).placed()
-    return {
-        (entry.name, "1"): Planned(entry.model, entry, priority)
-        for entry, priority in zip(workload, workload.priorities, strict=True)
-    }
+def planned(workload: Workload) -> dict[Key, Planned]:
+    """Return the models of a placed workload. Raises UsageError if one has no placement."""
+    every = zip(workload.placed(), workload.priorities, strict=True)
+    return {(entry.name, "1"): Planned(entry.model, entry, priority) for entry, priority in every}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from placeit.backends import load
+from placeit.cli.terminal import Lines
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.workload.entries import Workload
@@ -91,6 +92,22 @@ def test_the_models_of_a_placed_workload_are_served_by_their_names(
         status, answer = process.ask(path=f"/v2/models/{name}/infer", body=ZEROS)
         assert (status, answer["model_name"]) == (200, name)
     assert [(one["name"], one["succeeded"]) for one in process.end()["models"]] == [("one", 1), ("two", 1)]
+
+
+def test_a_plan_is_read_once_and_each_model_is_shown_while_it_is_opened(
+    cli: Any, models: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = plan(models, "first", models, cores, one=cores[0], two=cores[0]), list[object]()
+    (models / "two" / "model.onnx").write_bytes(b"damaged")
+    load_workload = Workload.load
+    monkeypatch.setattr(Workload, "load", lambda given: read.append(given) or load_workload(given))
+    monkeypatch.setattr(Lines, "EVERY", 0.0)
+    done = cli("serve", path, "-d", ",".join(cores))
+    assert (done.exit_code, read) == (1, [path])
+    assert [line.partition(": ")[2] for line in done.stderr.splitlines() if "opening" in line] == [
+        "opening one, 0 %",
+        "opening two, 0 %",
+    ]
 
 
 def on(model: Path, devices: Sequence[str], device: str, path: Path) -> None:
