@@ -157,7 +157,9 @@ ZOO: Mapping[str, Callable[[], Made]] = {
         for kind in ("Bert", "Roberta", "Electra", "MPNet", "RoFormer")
     },
     **{
-        kind.lower(): functools.partial(_transformers, kind, {"input_ids": _ids()}, use_cache=False, **_SMALL)
+        kind.lower(): functools.partial(
+            _transformers, kind, {"input_ids": _ids()}, use_cache=False, num_key_value_heads=4, **_SMALL
+        )
         for kind in ("Llama", "Qwen2", "Mistral")
     },
     "gpt2": functools.partial(

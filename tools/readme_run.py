@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
 from examples.models import export_model
+from tests.browser import open_browser, open_page
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -29,7 +23,6 @@ CLUSTER = """devices:
   right: {runs_on: CPU@1}
 links: [{between: [left, right], bandwidth: 10 Gbit/s, latency: 50 us}]
 """
-READY = "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents.every((one) => one.is_idle)"
 SECTIONS = {"timeline": "report-timeline.png", "graph": "report-graph.png"}
 
 
@@ -45,31 +38,21 @@ def main() -> None:
         said = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
         print(said)
         (ROOT / "build" / "report.txt").write_text(said, encoding="utf-8")
-        photograph((folder / "report.html").as_uri())
+        photograph(folder / "report.html")
 
 
-def photograph(page: str) -> None:
+def photograph(page: Path) -> None:
     """Write a picture of each of the sections of a page."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        "--window-size=1100,900",
-    ):
-        options.add_argument(argument)
-    with webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver"))) as browser:
-        light: dict[str, Any] = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
-        browser.get(page)
-        WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(READY))
+    browser = open_browser()
+    try:
+        open_page(browser, page, width=1100)
         for section, picture in SECTIONS.items():
-            area = browser.find_element(By.CSS_SELECTOR, f"#{section} .picture").rect
+            area = browser.find_element("css selector", f"#{section} .picture").rect
             shot = {"clip": {**area, "scale": 1}, "captureBeyondViewport": True}
             data = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
             (IMAGES / picture).write_bytes(base64.b64decode(data))
+    finally:
+        browser.quit()
 
 
 if __name__ == "__main__":

@@ -196,5 +196,7 @@ def test_a_page_is_no_wider_than_the_window_and_takes_its_colours(browse: Callab
     )
     assert cut[0] == 0, "an entry of a legend is cut"
     assert width < 1280 or cut[1] == 0, "a table is wider than the page"
+    titles = [one.text for one in page.execute_script(_ALL + "return found.filter((one) => one.matches('.title'));")]
+    assert "Best single device, CPU@0: 20.5 ms" in titles
     red = int(page.execute_script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
     assert (red < 64) == dark

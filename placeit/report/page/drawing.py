@@ -10,6 +10,7 @@ from bokeh.models import (
     BoxZoomTool,
     Button,
     CustomJS,
+    Div,
     FixedTicker,
     HoverTool,
     Legend,
@@ -20,13 +21,14 @@ from bokeh.models import (
     ResetTool,
     Row,
     SaveTool,
+    UIElement,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
 
-__all__ = ["hover", "legend_below", "plot", "rows", "stacked", "time_unit", "zoom_buttons"]
+__all__ = ["hover", "legend_below", "plain_text", "plot", "rows", "stacked", "time_unit", "zoom_buttons"]
 
-_LABEL = 24  # pixels of an axis label
+_LABEL, _TITLE = 24, 24  # pixels of an axis label, and of a title
 _LEGEND = """
 .bk-grid { display: flex; flex-wrap: wrap; width: fit-content; max-width: min(1080px, 100vw - 130px); }
 .bk-item .bk-label { color: var(--ink) !important; }
@@ -105,8 +107,24 @@ def legend_below(picture: figure, items: Sequence[LegendItem] = ()) -> None:
     picture.add_layout(legend, "below")
 
 
+def plain_text(text: str, **options: Any) -> Div:
+    """Return a text without markup, in lines as wide as the page."""
+    return Div(text=text, render_as_text=True, disable_math=True, **options)
+
+
 def stacked(pictures: Sequence[figure], label: str) -> GridPlot:
-    """Return pictures with one x axis above each other, with one toolbar; ``label`` names the axis."""
+    """Return pictures with one x axis above each other, with one toolbar; ``label`` names the axis.
+
+    Titles are texts above the pictures, which would cut them on narrow pages.
+    """
     pictures[-1].xaxis.axis_label = label
     pictures[-1].height += _LABEL
-    return gridplot(list(pictures), ncols=1, sizing_mode="stretch_width", merge_tools=True, toolbar_options={"logo": None})
+    parts: list[UIElement] = []
+    for one in pictures:
+        one.title.visible = False
+        one.height -= _TITLE
+        parts += [
+            plain_text(one.title.text, sizing_mode="stretch_width", css_classes=["title"], styles={"font-weight": "600"}),
+            one,
+        ]
+    return gridplot(parts, ncols=1, sizing_mode="stretch_width", merge_tools=True, toolbar_options={"logo": None})

@@ -12,7 +12,6 @@ from bokeh.models import (
     ColumnDataSource,
     CustomJS,
     DataTable,
-    Div,
     LegendItem,
     NumberFormatter,
     Range1d,
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from placeit.profiler.recording import Recording
 from placeit.report.kernels import kernels, kinds
 from placeit.report.layers import draw
-from placeit.report.page.drawing import hover, legend_below, plot
+from placeit.report.page.drawing import hover, legend_below, plain_text, plot
 from placeit.report.page.section import Picture, Section, Table
 from placeit.report.shown import OpRow, device_names, name_of, op_rows
 from placeit.report.style import BETWEEN, GREY, looks, shortened
@@ -183,7 +182,7 @@ def graph(recording: Recording) -> Section | None:
     picture.add_tools(hover(told, [marks]))
     _legend(picture, recording, listed)
 
-    details = _text(_NOTHING, sizing_mode="stretch_width", css_classes=["details"], stylesheets=[_DETAILS_STYLE])
+    details = plain_text(_NOTHING, sizing_mode="stretch_width", css_classes=["details"], stylesheets=[_DETAILS_STYLE])
     shown = CustomJS(args={"ops": source, "groups": of_groups, "details": details, "nothing": _NOTHING}, code=_DETAILS)
     source.selected.js_on_change("indices", shown)
     parts_of = {"frame": picture, "xs": picture.x_range, "ops": source, "marks": marks, "names": labels}
@@ -194,7 +193,9 @@ def graph(recording: Recording) -> Section | None:
     picture.js_on_change("inner_width", sizes)
 
     box = TextInput(placeholder="Search ops by name or kind", width=300, name="search", html_attributes={"role": "search"})
-    said = _text("", width=120, css_classes=["found"], html_attributes={"aria-live": "polite"}, styles={"align-self": "center"})
+    said = plain_text(
+        "", width=120, css_classes=["found"], html_attributes={"aria-live": "polite"}, styles={"align-self": "center"}
+    )
     ranges = {"xs": picture.x_range, "ys": picture.y_range}
     box.js_on_change("value_input", CustomJS(args={"input": box, "ops": source, "told": said, **ranges}, code=_SEARCH))
     whole = Button(label="Show all", width=84, height=30)
@@ -216,10 +217,6 @@ def graph(recording: Recording) -> Section | None:
     ]
     parts += _spent(recording)
     return Section("graph", "Task graph and ops", texts, parts)
-
-
-def _text(text: str, **options: Any) -> Div:
-    return Div(text=text, render_as_text=True, disable_math=True, **options)
 
 
 def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.float32]:
