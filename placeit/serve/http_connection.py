@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["Connection", "Crowd", "drop", "leaving"]
@@ -98,6 +99,39 @@ class _Joining:
         self._transport.close()
 
 
+class _Parser:
+    """A parser that declines every wish to go on in another protocol, as Java's clients have it for HTTP/2.
+
+    httptools takes the head of such a request for its end. So the head is parsed again without the wish, with what follows it.
+
+    Args:
+        connection: hears of the requests.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._parser = connection, HttpRequestParser(connection)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the parser has besides."""
+        return getattr(self._parser, name)
+
+    @property
+    def declines(self) -> bool:
+        """True at the end of a head that is to be parsed again."""
+        return bool(self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT")
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse bytes. Raises HttpParserError, or HttpParserUpgrade for the method CONNECT."""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            if not self.declines:
+                raise
+            head = self._connection.head_without_upgrade(self._parser.get_method(), self._parser.get_http_version())
+            self._parser = HttpRequestParser(self._connection)
+            self.feed_data(head + data[upgrade.args[0] :])
+
+
 def leaving(scope: Any) -> asyncio.Future[None]:
     """Return a future that ends when the client of a request, whose body has been read, has disconnected."""
     connection: Connection = scope[_OF_SCOPE]
@@ -125,6 +159,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, patience_s: float, most_bytes: int, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._declining = _Parser(self)
+        self.parser = cast("Any", self._declining)
         self._patience_s, self._most, self._crowd = patience_s, most_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -185,13 +221,22 @@ class Connection(HttpToolsProtocol):
         self._bytes, self._in_head, self._begun = 0, True, True
         self._await_request()
 
+    def head_without_upgrade(self, method: bytes, version: str) -> bytes:
+        """Return the head of the request that is being parsed, without a wish to go on in another protocol."""
+        kept = (name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
+        return b"".join([method, b" ", self.url, b" HTTP/", version.encode(), b"\r\n", *kept, b"\r\n"])
+
     def on_headers_complete(self) -> None:
         """Record that the body of a request follows."""
+        if self._declining.declines:
+            return
         self._in_head = self._begun = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Stop the time limit of a request, which has arrived."""
+        if self._declining.declines:
+            return
         self._cancel()
         self._crowd.wait(self, waits=False)
         self._bytes, self._in_head = 0, True

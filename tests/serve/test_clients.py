@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from typing import Any
 
 import numpy as np
@@ -259,3 +260,18 @@ def test_answers_of_http_come_in_one_piece_and_without_a_body_too(network: Calla
         line, found = ask(infer, "Content-Length: 2", "Connection: close", sent=b"{}")
         assert (line, b"error" in found) == (b"HTTP/1.1 400 Bad Request", True)
         assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_clients_that_offer_http2_are_answered_over_http1(network: Callable[..., NetworkServer], *, chunked: bool) -> None:
+    """As Java's client and ``curl --http2`` do, in each request."""
+    made = network()
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+    body = json.dumps(asking()).encode()
+    with contextlib.closing(HTTPConnection("127.0.0.1", made.port, timeout=60)) as client:
+        for _ in range(2):
+            client.request("POST", "/v2/models/types/infer", iter([body]) if chunked else body, offer, encode_chunked=chunked)
+            answer = client.getresponse()
+            assert (answer.status, json.load(answer)["model_name"]) == (200, "types")
+            client.request("GET", "/v2/health/ready", headers=offer)
+            assert json.load(client.getresponse()) == {"ready": True}
