@@ -213,6 +213,8 @@ class NetworkServer:
                 )
                 stack.push_async_callback(rpc.stop, options.patience_s)
                 address = f"{_host(options.host)}:{options.grpc_port}"
+                if options.grpc_port:  # gRPC would log that the port is taken, without a reason
+                    _bound(options.host, options.grpc_port, "gRPC").close()
                 try:
                     if self._rpc_credentials is None:
                         self.grpc_port = rpc.add_insecure_port(address)
@@ -311,22 +313,23 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     """Return a socket that listens at a port. Raises UsageError."""
     if not 0 <= port <= 65535:
         raise UsageError(f"There is no port {port}: ports are numbers from 1 to 65535, and 0 stands for any that is free.")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is given
+        family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.socket(family, kind, number)  # asyncio sets TCP_NODELAY only if the protocol is given
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
+            found.bind(place)
             found.listen(_BACKLOG)
         except BaseException:
             found.close()
             raise
     except OSError as error:
-        raise UsageError(f"HTTP cannot be served at {_host(host)}:{port}: {error.strerror}. Choose another one.") from error
+        address = f"{_host(host)}:{port}"
+        raise UsageError(f"{protocol} cannot be served at {address}: {error.strerror}. Choose another one.") from error
     return found
 
 
