@@ -45,6 +45,10 @@ class DeviceError(PlaceitError):
     ops: tuple[str, ...] = ()
 
 
+class HangsError(DeviceError):
+    """The compiler of a device hangs: nothing more is compiled there, whichever ops it is."""
+
+
 class NoRoomError(DeviceError):
     """A device has too little free memory."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import ctypes
 import os
 import threading
 import weakref
@@ -14,7 +15,7 @@ from typing import Generic, TypeVar
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["CHECK_S", "EXITING", "Gate", "Job", "Worker", "apart", "within"]
+__all__ = ["CHECK_S", "EXITING", "Gate", "Job", "Worker", "apart", "exit_without_libraries", "within"]
 
 T = TypeVar("T")
 
@@ -88,15 +89,24 @@ class Job(Generic[T]):
 def apart(job: Callable[[], T], check: Callable[[], object] = lambda: None) -> T:
     """Run a job on a new thread, and return its result or raise its exception; call ``check`` twice a second until then.
 
-    This is for jobs that must not be left half done: a signal handler raises in the thread that waits here, and the job goes on
-    to its end.
+    This is for jobs that must not be left half done: a signal handler, or ``check``, raises in the thread that waits here, and
+    the job goes on to its end.
     """
     piece = Job(job)
     worker = Worker("placeit apart")
     worker.submit(piece)
-    piece.wait(check)
+    try:
+        piece.wait(check)
+    finally:
+        worker.lane.close()  # the thread ends with the job
     worker.close()
     return piece.result()
+
+
+def exit_without_libraries() -> None:
+    """Have the process exit without the exit functions of C and C++ libraries, which a thread that never ends may be using."""
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)
 
 
 def within(seconds: float, job: Callable[[], None]) -> bool:

@@ -105,7 +105,7 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
         device = max((cluster.devices[d] for d in some), key=lambda one: len(one.cores))
         if device.core_set:
             device = next((one for one in plain_devices(cluster) if driven_by_openvino(one)), device)
-        if weights > device.memory_bytes:
+        if weights > device.memory_bytes or not problem.feasible[:, some].any():
             continue
         able = bool(problem.feasible[:, some].all())
         if able:

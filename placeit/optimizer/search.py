@@ -33,7 +33,7 @@ from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits, repair
 from placeit.planning.segments import Plan
-from placeit.profiler.support import refuses_ops, warn_of_refused
+from placeit.profiler.support import refused_ops, refuses_ops, warn_of_refused
 
 __all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
@@ -136,7 +136,7 @@ class Search(Races):
         if not isinstance(why, DeviceError) or not refuses_ops(why) or not self.is_placed(one):
             return
         device, index = self.problem.device_names.index(why.device), self.session.model.graph.index
-        groups = self.session.grouping.group_of[[index[op] for op in why.ops]]
+        groups = self.session.grouping.group_of[[index[op] for op in refused_ops(self.session.model, why)]]
         refused = {(group, device) for group in groups.tolist()}
         compute = self.problem.compute.copy()
         compute[groups, device] = np.inf

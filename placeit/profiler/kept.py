@@ -47,6 +47,7 @@ def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str
         "programs": [device.program_key for device in runtime.devices],
         "precision": runtime.precision,
         "inputs": runtime.model.given_digest,
+        "refused": sorted(map(list, runtime.model.refused)),
         "freed memory": freed_memory_is_kept(),
     }
 

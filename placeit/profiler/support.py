@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +11,20 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, InfeasibleError, NoRoomError
+from placeit.core.errors import DeviceError, HangsError, InfeasibleError, NoRoomError
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.runtime.devices.kinds import device_kind
 
-__all__ = ["divided_by_support", "refuses_ops", "supported", "supported_ops", "warn_of_refused", "without_refused"]
+__all__ = [
+    "divided_by_support",
+    "refused_ops",
+    "refuses_ops",
+    "supported",
+    "supported_ops",
+    "warn_of_refused",
+    "without_refused",
+]
 
 _log = logging.getLogger("placeit")
 
@@ -90,7 +98,7 @@ def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model
     Raises:
         DeviceError: the given one, if it is not about such ops, or no other device supports them.
     """
-    fresh = {(error.device, op) for op in error.ops if op in model.graph.index} - model.refused
+    fresh = {(error.device, op) for op in refused_ops(model, error) if op in model.graph.index} - model.refused
     if not fresh:
         raise error
     refusing = replace(model, refused=model.refused | fresh)
@@ -104,7 +112,14 @@ def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model
 
 def refuses_ops(error: BaseException) -> bool:
     """Return whether an error says that a device did not compile some ops, for another reason than a lack of memory."""
+    if isinstance(error, HangsError):
+        return True
     return isinstance(error, DeviceError) and bool(error.device and error.ops) and not isinstance(error, NoRoomError)
+
+
+def refused_ops(model: Model, error: DeviceError) -> Sequence[str]:
+    """Return the ops that a device did not compile: all ops of the model if its compiler hangs."""
+    return model.graph.names if isinstance(error, HangsError) else error.ops
 
 
 def warn_of_refused(error: DeviceError, cluster: Cluster) -> None:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from placeit.core.address import Address
 from placeit.core.cluster import Device
+from placeit.core.threads import Gate
 from placeit.devices.names import hardware_kind
 
 __all__ = ["Compiled", "Compiling"]
@@ -19,6 +21,7 @@ _PROGRAM_S = {"inductor:CPU": 15.0}
 """Seconds that each program takes besides its ops, by kind of device: a child process starts, and calls a C++ compiler."""
 _LOADING_S = 0.1  # seconds to load a program from disk, before any was loaded
 _PRIOR_OPS, _PRIOR_PROGRAMS = 4, 2  # weight of these guesses, in ops and in programs
+_PATIENCE_S, _PATIENCE_TIMES = 300.0, 10.0  # a compiler hangs that takes more than both: seconds, and times the estimate
 
 
 @dataclass
@@ -44,11 +47,13 @@ class Compiling:
     Attributes:
         kinds: counts by :meth:`kind`.
         deadline: when compilers that take many seconds are given up, by :func:`placeit.core.clock.now`.
+        hung: by address of a device whose compiler hangs, the gate that opens if it ends after all, and a message about it.
         progress: called as ``progress(what, share)`` while a thread waits for segments to be compiled; None for no reports.
     """
 
     def __init__(self) -> None:
         self.kinds: dict[str, Compiled] = {}
+        self.hung: dict[Address, tuple[Gate, str]] = {}
         self.progress: Callable[[str, float], object] | None = None
         self.deadline = math.inf
         self._ops: dict[str, int] = {}
@@ -97,6 +102,10 @@ class Compiling:
             return takes
         loading = (_PRIOR_PROGRAMS * _LOADING_S + max(0.0, one.seconds - compiling)) / (_PRIOR_PROGRAMS + one.from_disk)
         return min(loading, takes)
+
+    def patience(self, device: Device, seconds: float) -> float:  # noqa: ARG002
+        """Return for how many seconds a device may compile before it counts as hanging, by the estimated seconds."""
+        return max(_PATIENCE_S, _PATIENCE_TIMES * seconds)
 
     @contextlib.contextmanager
     def until(self, deadline: float) -> Iterator[None]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, HangsError
 
-__all__ = ["MayBeRefused", "naming_ops"]
+__all__ = ["MayBeRefused", "about", "naming_ops"]
 
 _INTRODUCED = re.compile(r"(?:[Oo]peration:?|[Nn]ode|[Oo]p|[Nn]ame:|[Ii]d:)\s+['\"]?([^\s'\",]+)")
 _TOKEN = re.compile(r"[^\s'\",()=]+")
@@ -36,16 +36,20 @@ def naming_ops(ops: Sequence[str], *, whole: bool) -> Iterator[None]:
     try:
         yield
     except DeviceError as error:
-        if error.ops:
+        if error.ops or isinstance(error, HangsError):
             raise
         named = _named(str(error), ops)
         if named or whole:
             error.ops = named
             raise
-        about = f"the op '{ops[0]}'" if len(ops) == 1 else f"the {len(ops)} ops '{ops[0]}' to '{ops[-1]}'"
-        failure = type(error)(f"{str(error).rstrip('.')}. The segment has {about}.")
+        failure = type(error)(f"{str(error).rstrip('.')}. The segment has {about(ops)}.")
         failure.ops = tuple(ops)
         raise failure from error.__cause__
+
+
+def about(ops: Sequence[str]) -> str:
+    """Return words for the ops of a segment, which are in topological order."""
+    return f"the op '{ops[0]}'" if len(ops) == 1 else f"the {len(ops)} ops '{ops[0]}' to '{ops[-1]}'"
 
 
 def _named(message: str, ops: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,9 @@ from typing import TypeAlias
 
 from placeit.core import clock
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError, HangsError
 from placeit.core.memory import Use
-from placeit.core.threads import Gate, apart
+from placeit.core.threads import CHECK_S, Gate, Job, apart, exit_without_libraries
 from placeit.devices.host import memory_bytes
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.background import in_background
@@ -23,7 +24,7 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram
 from placeit.runtime.devices.base import CompilesSlowly, KeepsPrograms, KeptOnDisk, OneAtATime, Program, SegmentSource
 from placeit.runtime.programs import Programs
-from placeit.runtime.refused import naming_ops
+from placeit.runtime.refused import about, naming_ops
 from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["SegmentCompiler"]
@@ -153,12 +154,41 @@ class SegmentCompiler:
     def _compile(self, batch: _Batch, segment: Segment) -> tuple[Program | StreamProgram, float]:
         if batch.given_up.is_open:
             raise ExecutionError("Compiling this segment was given up.")
-        compile_one = self._compiler(segment.device)
         begin, whole = clock.now(), len(segment.groups) == len(self.book.grouping.groups)
         with self.pool.on(segment.device), naming_ops(self.book.op_names(segment), whole=whole):
-            program = compile_one(self.source(segment))
+            self._refuse_hung(segment)
+            job = Job(functools.partial(self._compiler(segment.device), self.source(segment)))
+            if in_background():  # which has to use this thread, as its CPU time counts
+                job()
+            else:
+                apart(job, self._watch(segment, job.ended))
+            program = job.result()
         batch.done += 1
         return program, clock.now() - begin
+
+    def _watch(self, segment: Segment, ended: Gate) -> Callable[[], None]:
+        """Return a function to call twice a second while a segment is compiled. It raises HangsError once the compiler hangs.
+
+        Calls are counted, as time may pass while this process is stopped.
+        """
+        device, looks, names = self.pool.cluster.devices[segment.device], itertools.count(1), self.book.op_names(segment)
+
+        def watch() -> None:
+            seconds = next(looks) * CHECK_S
+            if seconds > self.compiling.patience(device, self._takes(segment)):
+                what, of = f"{device.name} hangs: it has not compiled a segment within {seconds:.0f} s.", about(names)
+                advice = f"Update its driver, or choose devices without it. The segment has {of}."
+                self.compiling.hung[device.where] = ended, f"{what} {advice}"
+                exit_without_libraries()
+                self._refuse_hung(segment)
+
+        return watch
+
+    def _refuse_hung(self, segment: Segment) -> None:
+        """Raise HangsError if the compiler of a segment's device hangs, which may hold locks."""
+        hung = self.compiling.hung.get(self.pool.cluster.devices[segment.device].where)
+        if hung is not None and not hung[0].is_open:
+            raise HangsError(hung[1])
 
     def _compiler(self, device: int) -> Callable[[SegmentSource], Program | StreamProgram]:
         """Return the function that compiles for a device, and gives up at the deadline if it takes many seconds."""

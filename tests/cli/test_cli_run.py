@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -280,3 +281,23 @@ def test_a_run_needs_a_placement_or_devices(cli: Any, tiny: Path) -> None:
     result = cli("run", tiny)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "error: Give --placement; or 'placeit run' takes --devices alone" in result.stderr
+
+
+HANGING = """
+import sys
+import threading
+from placeit.cli import main
+from placeit.runtime.compiling import Compiling
+from placeit.runtime.devices.openvino import OpenVinoDevice
+
+OpenVinoDevice.compile = lambda *_: threading.Event().wait()
+Compiling.patience = lambda *_: 0.0
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_whose_compiler_hangs_ends_with_an_error(tiny: Path, cores: Sequence[str]) -> None:
+    command = [sys.executable, "-c", HANGING, "run", str(tiny), "--devices", cores[0]]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"error: {cores[0]} hangs: it has not compiled a segment .*\n", done.stderr), done.stderr

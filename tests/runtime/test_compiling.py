@@ -141,6 +141,11 @@ def test_it_is_said_what_is_compiled_while_somebody_waits() -> None:
     assert 0 <= share < 1
 
 
+def test_a_compiler_may_take_far_longer_than_expected() -> None:
+    gpu = CLUSTER.devices[1]
+    assert [Compiling().patience(gpu, seconds) for seconds in (0.0, 30.0, 100.0)] == [300.0, 300.0, 1000.0]
+
+
 def test_what_cannot_be_compiled_is_not_counted() -> None:
     def fails() -> None:
         raise DeviceError("no kernel")
