@@ -184,8 +184,9 @@ class TextModel:
 
         Yield a piece for each token, with the index of its text. Texts begin in the order of the prompts, and a text that is
         shorter ends earlier. A text whose state is lost, as a device fails or a node is lost, has it computed anew from its
-        tokens, and goes on. A text that fails ends with a piece that has the error (nothing is left that runs it, or
-        there is no memory for its state), and the other texts go on. Closing the iterator ends all texts.
+        tokens, and goes on. A text that fails ends with a piece that has the error, and the other texts go on: its prompt is
+        empty or too long, or has a token that the model does not know; nothing is left that runs it; or there is no memory
+        for its state. Closing the iterator ends all texts.
 
         Args:
             prompts: the tokens of each.
@@ -193,8 +194,7 @@ class TextModel:
             at_once: most texts that are generated at the same time.
 
         Raises:
-            UsageError: a prompt is empty or too long, or has a token that the model does not know, and no text has begun; or
-                ``at_once`` is less than 1.
+            UsageError: ``at_once`` is less than 1.
         """
         if at_once < 1:
             raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
@@ -206,6 +206,9 @@ class TextModel:
             while coming or running:
                 while coming and len(running) < at_once:
                     number, one = coming.popleft()
+                    if isinstance(one, UsageError):
+                        yield number, Piece("", 0, "error", one)
+                        continue
                     running[number] = _Text(number, self, self.server, prompts[number], one, made)
                     running[number].submit()
                 number, piece = made.get()
@@ -228,18 +231,15 @@ class TextModel:
             for text in running.values():
                 text.close(wait=waits)
 
-    def _each_wanted(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> list[Wanted]:
-        """Return what is wanted of each text, with its number of tokens and its seed. Raises UsageError."""
-        found = []
+    def _each_wanted(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Iterator[Wanted | UsageError]:
+        """Yield what is wanted of each text, with its number of tokens and its seed, or why its prompt cannot be continued."""
         for number, prompt in enumerate(prompts):
-            try:
-                most = self.room(prompt, wanted)
-            except UsageError as error:
-                raise error if len(prompts) == 1 else UsageError(f"Prompt {number + 1}: {error}") from None
             seed = wanted.sampling.seed
             sampling = replace(wanted.sampling, seed=None if seed is None else seed + number)
-            found.append(replace(wanted, most=most, sampling=sampling))
-        return found
+            try:
+                yield replace(wanted, most=self.room(prompt, wanted), sampling=sampling)
+            except UsageError as error:
+                yield error
 
     def read(self, sequence: ServedSequence, tokens: Sequence[int], past: int, hidden: Sequence[int] = ()) -> list[Answer]:
         """Submit tokens that follow ``past`` others in a sequence; return the answers, of which the last has the next logits.

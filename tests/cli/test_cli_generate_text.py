@@ -117,7 +117,14 @@ def test_several_prompts_that_cannot_be_continued_are_refused_in_a_sentence(
     assert "give a prompt, or a file of prompts with --prompts" in refusal()
     assert "give all of them in one way" in refusal("Once", "--prompts", tmp_path / "none.txt")
     assert "'--texts'" in refusal("Once", "Twice", "--texts", 0)
-    assert "Prompt 2: The prompt has 17 tokens" in refusal("Once", "x" * 17, "Twice")
+
+
+def test_a_prompt_that_is_too_long_or_empty_is_told_and_the_others_are_continued(cli: Any, folder: Path) -> None:
+    result = cli("generate-text", folder, "Once", "x" * 17, "", "Twice", "-d", "CPU@0", "--context", 16, "--tokens", 3)
+    assert result.exit_code == 1
+    assert "Text 2 of 4 has failed: The prompt has 17 tokens" in result.stderr
+    assert "Text 3 of 4 has failed: The prompt has no tokens" in result.stderr
+    assert "2 of 4, 2 failed" in result.stdout
 
 
 def test_a_text_that_fails_is_told_and_the_others_are_printed(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,10 +91,13 @@ def test_a_text_that_fails_ends_with_its_error_and_the_others_go_on(model, opene
     assert opened[1].stats().sequences == 0
 
 
-def test_a_prompt_that_is_refused_is_named_before_any_text_begins(model):
-    prompts = [model.tokenizer.encode(text) for text in ("Once", "x" * 65)]
-    with pytest.raises(UsageError, match=r"Prompt 2: The prompt has 65 tokens"):
-        next(model.generate_all(prompts))
+def test_a_prompt_that_cannot_be_continued_has_an_error_and_the_other_texts_go_on(model):
+    prompts = [[], model.tokenizer.encode("Once"), [5] * 65, [300], model.tokenizer.encode("Twice")]
+    found = dict(model.generate_all(prompts, Wanted(6, sampling=GREEDY), at_once=2))
+    assert [found[number].end for number in range(5)] == ["error", "length", "error", "error", "length"]
+    assert [found[number].tokens for number in range(5)] == [0, 6, 0, 0, 6]
+    for number, says in ((0, "has no tokens"), (2, "has 65 tokens"), (3, "the token 300")):
+        assert says in str(found[number].error)
     with pytest.raises(UsageError, match="at least 1"):
         next(model.generate_all(prompts[:1], at_once=0))
 

@@ -10,14 +10,15 @@ from typing import Any
 from placeit.backends.openvino.inputs import OpenSizesError, Resolved, Sizes, resolve_shapes
 from placeit.backends.openvino.last_logits import TOKENS
 from placeit.core.errors import UsageError
-from placeit.core.sizes import SizeRange
+from placeit.core.sizes import LARGEST, SizeRange
 
-__all__ = ["resolve_sizes"]
+__all__ = ["check_positions", "resolve_sizes"]
 
 _OF_STEP = frozenset((*TOKENS, "token_type_ids", "position_ids"))  # inputs with a value for each token of a step
 _SUGGESTED = 1024  # tokens, in messages
 _SHORTEST = 2  # tokens: a prompt, and one that follows
 _ROWS = SizeRange(1, 64, (1,))  # texts in a step: one at a time, or the texts that a server joins
+_SAME_NUMBER = frozenset(("Convert", "Reshape", "Squeeze", "Unsqueeze"))  # ops that leave a position what it is
 _BEAMS = "beam_idx"  # input that says which row of the state each row of a step continues
 
 
@@ -52,14 +53,49 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: 
         raise
 
 
+def check_positions(path: Path, model: Any) -> None:
+    """Raise UsageError if texts may have more tokens than a decoder has learned positions; it would compute with other memory.
+
+    Args:
+        path: the file, for messages.
+        model: an ``openvino.Model`` whose inputs have their final shapes.
+    """
+    inputs = {name: port for port in model.inputs for name in port.get_names()}
+    if not inputs.keys() >= {"attention_mask", "position_ids"}:
+        return
+    longest = inputs["attention_mask"].get_partial_shape()[-1].get_max_length()
+    ports = [(inputs["position_ids"], 0)]
+    for port, before in ports:
+        for reader in port.get_target_inputs():
+            node, kind = reader.get_node(), reader.get_node().get_type_name()
+            if kind in _SAME_NUMBER and reader.get_index() == 0:
+                ports.append((node.output(0), before))
+            elif kind == "Add" and (other := node.input_value(1 - reader.get_index()).get_node()).get_type_name() == "Constant":
+                if other.data.size == 1:
+                    ports.append((node.output(0), before + int(other.data.reshape(())[()])))
+            elif kind == "Gather" and reader.get_index() == 1 and node.get_input_partial_shape(0).is_static:
+                axis = node.input_value(2).get_node()
+                rows = (
+                    node.get_input_shape(0)[int(axis.data.reshape(())[()])] if axis.get_type_name() == "Constant" else longest
+                )
+                if longest > rows - before:
+                    raise UsageError(
+                        f"{path} knows {rows - before} positions, and texts are to have {longest} tokens: give at most "
+                        f"--context {rows - before}."
+                    )
+
+
 def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) -> dict[str, tuple[int | SizeRange, ...]]:
     """Return the shapes of the inputs whose meaning is known by their names.
 
     A placement is sought for texts of half prompt and half answer: a prompt, and as many steps of a token as it has tokens.
     A range for the batch holds only if the model leaves the batch of all these inputs open; else the batch is 1.
     """
-    if context < _SHORTEST:
-        raise UsageError(f"A context has at least {_SHORTEST} tokens, one of a prompt and one that follows; got {context}.")
+    if not _SHORTEST <= context <= LARGEST:
+        raise UsageError(
+            f"A context has at least {_SHORTEST} tokens, one of a prompt and one that follows, and at most {LARGEST}; got "
+            f"{context}."
+        )
     prompt = context // 2
     times = (1, context - prompt)
     step, text = SizeRange(1, context, (prompt, 1), times), SizeRange(1, context, (prompt, prompt + 1), times)

@@ -22,7 +22,7 @@ from placeit.backends.onnx_file import (
     read_plain,
     unusual_parts,
 )
-from placeit.backends.openvino.context import resolve_sizes
+from placeit.backends.openvino.context import check_positions, resolve_sizes
 from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
@@ -122,6 +122,7 @@ def _read(path: Path, sizes: Sizes, state: StateOption, logits: LogitsOption) ->
     model, typical = found.model, found.sizes.typical
     keep_caches(model, found.caches, path, batch=sizes.batch)
     fix_initial_states(model)
+    check_positions(path, model)
     if logits == "last":
         keep_last_logits(model)
     fix_shapes(model)
