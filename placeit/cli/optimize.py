@@ -16,8 +16,8 @@ from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import check_placers, complete_agents, complete_placers, duration
-from placeit.cli.workload import is_workload, optimize_workload
-from placeit.core.errors import PlaceitError
+from placeit.cli.workload import is_workload, only_rate, optimize_workload
+from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
 from placeit.optimizer.portfolio import DEFAULT_PLACERS, MOST_POINTS
@@ -47,6 +47,7 @@ Examples:
   placeit optimize model.onnx --budget 10m --resume search.jsonl
   placeit optimize model.onnx --devices CPU --compare-precisions
   placeit optimize workload.yaml --devices CPU@0,CPU@1
+  placeit optimize placed.yaml --start placed.yaml --rate detector=30 --predict
 """
 
 
@@ -73,12 +74,12 @@ def optimize(
     ] = None,
     objective: ObjectiveOption = "latency",
     rate: Annotated[
-        float | None,
+        list[str] | None,
         typer.Option(
             "--rate",
-            metavar="PER_SECOND",
+            metavar="[NAME=]PER_SECOND",
             help="Arrival rate. For latency: the pace at which runs are measured. For throughput: which share of the requests "
-            "is served, and how long they take.",
+            "is served, and how long they take. Of a workload: another rate of a model than in the file; repeatable.",
         ),
     ] = None,
     in_flight: Annotated[
@@ -163,6 +164,12 @@ def optimize(
             "--pareto", help="Also list the placements that trade latency for energy, and write each beside the answer."
         ),
     ] = False,
+    predict: Annotated[
+        bool,
+        typer.Option(
+            "--predict", help="Do not measure a workload's models together; the prediction decides. For devices that serve."
+        ),
+    ] = False,
     options: CheckedOptions,
     terminal: Terminal,
 ) -> Output:
@@ -180,7 +187,11 @@ def optimize(
     latencies. They are placed together, so that all limits are kept while all of them are served.
     """
     if is_workload(options.model):
-        return optimize_workload(options, output, budget or _BUDGET_S, memory or (), start or (), seed, terminal)
+        told: dict[str, Any] = {"memory": memory or (), "start": start or (), "rates": rate or ()}
+        return optimize_workload(options, output, budget or _BUDGET_S, predict=predict, seed=seed, terminal=terminal, **told)
+    if predict:
+        raise UsageError(f"--predict is about workloads, and {options.model} is one model: leave it out.")
+    number = only_rate(rate)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
     points = (
@@ -221,7 +232,7 @@ def optimize(
             budget=Budget(budget, resume),
             candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
-            rate=rate,
+            rate=number,
             in_flight=in_flight,
             progress=progress,
             on_event=progress.event if isinstance(progress, SearchView) else None,

@@ -41,7 +41,7 @@ Examples:
   placeit serve cats=a.placeit dogs=b.placeit --queue 128
   placeit serve model.onnx --placement placement.json --no-grpc
   placeit serve app.placeit --max-batch 16 --batch-delay 2ms
-  placeit serve workload.placed.yaml -d CPU@0,CPU@1
+  placeit serve workload.placed.yaml -d CPU@0,CPU@1 --follow-rates
   placeit serve --repository bundles --watch --control
   placeit serve decoder.placeit --state-memory 2GB --sequence-idle 5m --recompute
   placeit serve app.placeit --shared-memory
@@ -113,7 +113,15 @@ def serve(
                 return here.copy().run(_planned, source, name, more, running, progress)
             return here.copy().run(_bundle, source.path, name, version, rematch, running, ray_address)
 
-        repository = Repository(opener, coming.repository, control=coming.control, watch=coming.watch)
+        words = [("-d", devices), ("--ray-address", ray_address)]
+        repository = Repository(
+            opener,
+            coming.repository,
+            control=coming.control,
+            watch=coming.watch,
+            devices=[word for option, value in words if value is not None for word in (option, value)],
+            follow=coming.follow_rates,
+        )
         stack.callback(repository.close)
         fixed = []
         with terminal.progress() as progress:

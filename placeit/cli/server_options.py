@@ -140,6 +140,13 @@ class RepositoryOptions:
     control: Annotated[
         bool, typer.Option("--control", help="Let clients load and unload bundles, by /v2/repository/models/NAME/load.")
     ] = False
+    follow_rates: Annotated[
+        bool,
+        typer.Option(
+            "--follow-rates",
+            help="Place a workload anew when requests arrive at other rates than it was placed for, and move what that moves.",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True)

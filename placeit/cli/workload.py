@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["is_workload", "optimize_workload"]
 
 _OF_ONE_MODEL = (
-    *("placer", "policy", "objective", "rate", "in_flight", "pin", "resume", "record", "page", "live"),
+    *("placer", "policy", "objective", "in_flight", "pin", "resume", "record", "page", "live"),
     *("compare_precisions", "pareto", "input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
 )
 """Options of 'placeit optimize' that a workload does not take."""
@@ -39,8 +39,11 @@ def optimize_workload(
     options: CheckedOptions,
     output: Path | None,
     budget: float,
+    *,
     memory: Sequence[str],
     start: Sequence[Path],
+    rates: Sequence[str],
+    predict: bool,
     seed: int,
     terminal: Terminal,
 ) -> Output:
@@ -52,7 +55,7 @@ def optimize_workload(
 
     if given := [f"--{name.replace('_', '-')}" for name in _OF_ONE_MODEL if was_given(name)]:
         raise UsageError(f"{given[0]} is about one model, and {options.model} is a workload: leave it out.")
-    workload = Workload.load(options.model)
+    workload = Workload.load(options.model).at(_rates(rates))
     path = output or options.model.with_name(f"{options.model.stem}.placed.yaml")
     if len(start) > 1:
         raise UsageError("One plan of a workload serves at a time: give --start once.")
@@ -66,6 +69,7 @@ def optimize_workload(
             budget=budget,
             seed=seed,
             start=before,
+            measure=not predict,
             progress=progress,
             precision=options.precision.value,
             constraints=Constraints({}, parse_caps(memory), options.max_groups, options.tolerance),
@@ -77,6 +81,28 @@ def optimize_workload(
     answer = f"{'nothing' if found.chosen is None else found.chosen.name}: {found.reason}"
     shown = partial(_show, found=found, path=path, devices=options.devices)
     return Output({"schema": "placeit.workload/1", **found.to_dict(), **written}, shown, code, files, answer)
+
+
+def only_rate(given: Sequence[str] | None) -> float | None:
+    """Return the rate of a single model. Raises UsageError."""
+    if not given:
+        return None
+    try:
+        (rate,) = map(float, given)
+    except ValueError:
+        raise UsageError(f"--rate is {', '.join(given)}: give one number of requests per second.") from None
+    return rate
+
+
+def _rates(given: Sequence[str]) -> dict[str, float]:
+    rates = {}
+    for one in given:
+        name, _, rate = one.rpartition("=")
+        try:
+            rates[name] = float(rate)
+        except ValueError:
+            raise UsageError(f"--rate is '{one}': give NAME=PER_SECOND, such as detector=20.") from None
+    return rates
 
 
 def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | None) -> None:

@@ -131,7 +131,7 @@ class NetworkServer:
         self._rpc_bytes = int(min(options.most_bytes, most))  # gRPC may keep this much of each call
         metrics = registry_of(lambda: [(_labels(model), model.server.stats()) for model in self._service.models])
         metrics.register(TritonMetrics(self._service.models))
-        metrics.register(_Replaced(self._service))
+        metrics.register(_Planned(self._service))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)
         app = application(
@@ -240,19 +240,29 @@ def _labels(model: ServedModel) -> dict[str, str]:
     return {"model": model.name, "version": model.version}
 
 
-class _Replaced:
-    """Collector of the models whose files were replaced, which prometheus-client asks."""
+class _Planned:
+    """Collector of what models differ in from their files and plans, which prometheus-client asks."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metric."""
-        about = "1 if the file of the model was replaced after it was loaded."
-        metric = GaugeMetricFamily("placeit_model_replaced", about, labels=["model", "version"])
+        """Return the metrics."""
+        replaced, planned, arriving = (
+            GaugeMetricFamily(f"placeit_{name}", about, labels=["model", "version"])
+            for name, about in (
+                ("model_replaced", "1 if the file of the model was replaced after it was loaded."),
+                ("planned_rate", "Requests per second that the model was placed for."),
+                ("arrival_rate", "Requests per second that arrived in the last minute."),
+            )
+        )
         for model in self._service.models:
-            metric.add_metric([*_labels(model).values()], float(model.replaced))
-        yield metric
+            labels, rates = [*_labels(model).values()], model.rates
+            replaced.add_metric(labels, float(model.replaced))
+            if rates is not None:
+                planned.add_metric(labels, rates.planned)
+                arriving.add_metric(labels, math.nan if rates.rate is None else rates.rate)
+        yield from (replaced, planned, arriving)
 
 
 async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:

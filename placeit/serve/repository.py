@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 from placeit.backends.bundle.files import SUFFIX, stamp
 from placeit.core.errors import PlaceitError, PlacementError, UsageError
+from placeit.core.files import read_text
+from placeit.serve.rates import RateWatch, replanning, run
 from placeit.serve.refusal import RefusedError, Status, invalid
 from placeit.serve.served_model import ServedModel, is_name
 from placeit.serve.service import Service
@@ -48,14 +53,25 @@ class Repository:
         control: whether clients may load and unload models.
         watch: whether to load what comes or changes, and to unload what goes. Otherwise, changes of files are only logged.
         every_s: seconds between two looks at the files.
+        devices: options of ``placeit optimize`` that name the devices; empty for the ones of placements.
+        follow: whether to place workloads anew when rates change; otherwise, the command for that is logged.
 
     Attributes:
         control: whether clients may load and unload models.
     """
 
     def __init__(
-        self, opener: Opener, folder: Path | None = None, *, control: bool = False, watch: bool = False, every_s: float = 1.0
+        self,
+        opener: Opener,
+        folder: Path | None = None,
+        *,
+        control: bool = False,
+        watch: bool = False,
+        every_s: float = 1.0,
+        devices: Sequence[str] = (),
+        follow: bool = False,
     ) -> None:
+        self._devices, self._follow_rates, self._replanned = devices, follow, asyncio.Lock()
         self._opener, self._folder, self.control, self._watch, self._every_s = opener, folder, control, watch, every_s
         self._given: dict[Key, Source] = {}  # outside of the folder
         self._plans: dict[Path, tuple[object, dict[Key, Planned]]] = {}  # models of workloads, and stamps of the files
@@ -152,11 +168,12 @@ class Repository:
     # -- on the thread of the event loop -------------------------------------------------------------------------------------
 
     async def serve(self, service: Service) -> None:
-        """Watch the files of the models of a service, until this is cancelled."""
+        """Watch the files and the rates of the models of a service, until this is cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             try:
                 await self._look(service)
+                self._compare(service)
                 self._said = ""
             except Exception as error:  # noqa: BLE001 (the next look may go well)
                 why = f"{type(error).__name__}: {error}"
@@ -197,6 +214,52 @@ class Repository:
                     await self._load(service, key, source)
                 except Exception as error:  # noqa: BLE001 (the others are followed)
                     self._failed(key, source, error)
+
+    def _compare(self, service: Service) -> None:
+        """Compare the rates of requests with the plans, and log, or follow, the ones that have changed."""
+        now = time.monotonic()
+        for path, (_, sources) in self._plans.items():
+            watched, news = dict[str, RateWatch](), list[str]()
+            for key, source in sources.items():
+                model, planned = service.models.find(*key), source.entry.rate
+                if model is None or planned is None:
+                    continue
+                if model.rates is None or model.rates.planned != planned:
+                    model.rates = RateWatch(planned, model.server.stats().arrived, now)
+                elif model.rates.due(now) and model.rates.look(model.server.stats().arrived, now):
+                    news.append(f"'{key[0]}' arrive at {model.rates.rate:.3g} per second, and it was placed for {planned:.3g}")
+                watched[key[0]] = model.rates
+            rates = {name: rate for name, one in watched.items() if (rate := one.left) is not None}
+            if news and not self._follow_rates:
+                words = replanning(path, rates, path.with_suffix(".next.yaml"), self._devices)
+                _LOG.warning(
+                    "Requests for %s. To place the workload anew, run '%s', and then 'placeit apply %s --to' this server, "
+                    "if it has --control.",
+                    ", for ".join(news),
+                    shlex.join(words),
+                    path.with_suffix(".next.yaml"),
+                )
+            elif news:
+                _LOG.warning("Requests for %s. The workload is placed anew.", ", for ".join(news))
+                self._task(self._replan(service, path, rates))
+
+    async def _replan(self, service: Service, path: Path, rates: Mapping[str, float]) -> None:
+        """Place a workload anew for other rates, in a separate process, and move the models that this moves."""
+        try:
+            async with self._replanned, contextlib.AsyncExitStack() as stack:
+                output = Path(stack.enter_context(TemporaryDirectory()), "next.yaml")
+                await run(replanning(path, rates, output, self._devices))
+                placements = {entry.name: read_text(entry.placement or output) for entry in Workload.load(output)}
+                await stack.enter_async_context(self._turn)
+                Workload.load(path).at(rates).save(path)
+                sources = await asyncio.to_thread(self._sources)
+                done = [
+                    f"{name} {await self._place(service, (name, '1'), sources[name, '1'], placements[name])}"
+                    for name in placements
+                ]
+                _LOG.warning("The workload %s was placed anew: %s.", path, ", ".join(done))
+        except Exception as error:  # noqa: BLE001 (what serves goes on)
+            _LOG.error("The workload %s stays as it is placed: %s", path, error)
 
     async def load(self, service: Service, name: str, parameters: Mapping[str, object]) -> Outcome:
         """Load all versions of a model, or load them anew, even if the client leaves.

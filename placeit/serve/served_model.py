@@ -14,6 +14,7 @@ from placeit.backends.base import TensorSpec
 from placeit.core.errors import UsageError
 from placeit.core.sizes import fits
 from placeit.serve.client_sequences import IDLE_S, Sequences
+from placeit.serve.rates import RateWatch
 from placeit.serve.refusal import invalid
 from placeit.serve.tensors import DATATYPES, sent_as, taken
 from placeit.serving.answers import Answer
@@ -106,6 +107,7 @@ class ServedModel:
         versions: all versions that are served under its name.
         accepted: number of requests that were accepted and have not ended.
         replaced: whether its file was replaced after it was opened.
+        rates: watches the rate of its requests; None if it was not placed for one.
 
     Raises:
         UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
@@ -136,6 +138,7 @@ class ServedModel:
                 )
         self.name, self.server, self.version = name, server, version
         self.versions, self.accepted, self.replaced, self.text = [version], 0, False, text
+        self.rates: RateWatch | None = None
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
         self.sequences = Sequences(server, idle_s, recompute=recompute)

@@ -14,6 +14,7 @@ import yaml
 
 from placeit.core.errors import UsageError, WorkloadError
 from placeit.core.files import write_text
+from placeit.core.nearest import nearest
 from placeit.core.placement import Placement
 from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
@@ -168,10 +169,16 @@ class Workload:
         counts = [Placement.load(entry.placement).counts() for entry in self.placed() if entry.placement is not None]
         return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
 
-    def scaled(self, factor: float) -> Workload:
+    def scaled(self, factor: float) -> Self:
         """Return it with all rates multiplied by a factor."""
-        entries = (one if one.rate is None else replace(one, rate=one.rate * factor) for one in self.entries)
-        return replace(self, entries=tuple(entries))
+        return self.at({entry.name: factor * entry.rate for entry in self if entry.rate is not None})
+
+    def at(self, rates: Mapping[str, float]) -> Self:
+        """Return it with other rates of some models, by name. Raises UsageError if there is no such model with a rate."""
+        known = [entry.name for entry in self if entry.rate is not None]
+        if unknown := [name for name in rates if name not in known]:
+            raise UsageError(f"The workload has no model '{unknown[0]}' with a rate{nearest(unknown[0], known)}.")
+        return replace(self, entries=tuple(replace(entry, rate=rates.get(entry.name, entry.rate)) for entry in self))
 
     def placements(self, path: Path) -> list[Path]:
         """Return the files of the models' placements beside a file of the placed workload."""

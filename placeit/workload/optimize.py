@@ -195,6 +195,7 @@ def optimize_workload(
     budget: float | str = 60.0,
     seed: int = 0,
     start: Workload | str | Path | None = None,
+    measure: bool = True,
     progress: Progress | None = None,
     precision: str = "f32",
     constraints: Constraints = Constraints(),
@@ -216,7 +217,9 @@ def optimize_workload(
         budget: seconds, or a text such as ``2m``.
         seed: of the searches and the arrivals.
         start: the placed workload that serves now, or its file: it is measured as well, and a model moves only if that keeps
-            more limits, or saves 5 % of the weighted latency for each model that moves. None if nothing serves.
+            more limits, or saves 5 % of the weighted latency for each model that moves. If it is the file of the workload
+            itself, its placements are not kept, but where to start from. None if nothing serves.
+        measure: whether to measure the mix; if not, as while something else uses the devices, the prediction decides.
         progress: told the current activity, and how far it is.
         precision: inference precision of every device.
         constraints: rules for the placements of each model; the memory of a device holds for the sum of all models.
@@ -233,6 +236,8 @@ def optimize_workload(
     """
     workload = Workload.of(workload)
     before = None if start is None else Workload.of(start).placed()
+    if before is not None and before.path is not None and before.path == workload.path:
+        workload = replace(workload, entries=tuple(replace(entry, placement=None) for entry in workload))
     served = {} if before is None else {entry.name: entry.placement for entry in before}
     if len(workload) > _MODELS:
         raise WorkloadError(f"{_MODELS} models at most are placed by measuring; the workload has {len(workload)}. Divide it.")
@@ -258,7 +263,7 @@ def optimize_workload(
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False
-        if cluster.executable:
+        if cluster.executable and measure:
             until = begin + seconds
             points, turns, interrupted = measured(sessions, workload, options, ways, until=until, seed=seed, progress=progress)
         every = [

@@ -19,6 +19,7 @@ from placeit.backends import load
 from placeit.cli.terminal import Lines
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import read_cluster, write_cluster
+from placeit.serve.rates import replanning
 from placeit.workload.entries import Workload
 from tests.cli.test_cli_serve import Serving, serving
 from tests.schema_check import check_schema
@@ -108,6 +109,26 @@ def test_a_plan_is_read_once_and_each_model_is_shown_while_it_is_opened(
         "opening one, 0 %",
         "opening two, 0 %",
     ]
+
+
+def test_a_workload_is_placed_anew_for_other_rates_from_where_it_serves(cli: Any, models: Path, cores: Sequence[str]) -> None:
+    path, output = plan(models, "first", models, cores, one=cores[0], two=cores[0]), models / "next.yaml"
+    words = replanning(path, {"one": 50.0}, output, ["-d", ",".join(cores)])
+    done = cli(*words[1:], "--budget", "2s", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["turns"] == 0
+    assert [entry.rate for entry in Workload.load(output)] == [50.0, 9.0]
+    for words, message in (
+        (["--rate", "onee=3"], "no model 'onee' with a rate (did you mean 'one'?)"),
+        (["--rate", "3"], "no model '' with a rate"),
+        (["--rate", "one=fast"], "--rate is 'one=fast': give NAME=PER_SECOND"),
+    ):
+        assert message in " ".join(cli("optimize", path, *words).stderr.split())
+    done = cli("optimize", models / "one" / "model.onnx", "--predict")
+    assert "--predict is about workloads" in done.stderr
+    done = cli("optimize", models / "one" / "model.onnx", "--rate", "fast")
+    assert "--rate is fast: give one number of requests per second" in done.stderr
 
 
 def on(model: Path, devices: Sequence[str], device: str, path: Path) -> None:
