@@ -267,3 +267,14 @@ def test_each_module_that_shares_a_compiled_graph_keeps_its_weights_and_buffers_
             assert counter.seen == 0
     finally:
         torch._dynamo.reset()
+
+
+def test_torch_compile_leaves_a_placed_part_of_a_larger_module_as_it_is() -> None:
+    part, x = nn.Linear(4, 4), torch.randn(2, 4)
+    try:
+        with optimize(part, CORES[0], example=(x,), budget=0.1, cache=None) as placed, torch.no_grad():
+            compiled = torch.compile(nn.Sequential(nn.ReLU(), placed.module), backend="eager")
+            for sign in (1, -1):
+                torch.testing.assert_close(compiled(sign * x), part((sign * x).relu()))
+    finally:
+        torch._dynamo.reset()

@@ -75,6 +75,11 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Name the dialog of the search. Raises PluginError if a page makes a browser fetch something from elsewhere."""
     if found := FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} loads {found[0]}: put it into docs/.")
+    return on_post_template(output)
+
+
+def on_post_template(output: str, **_: Any) -> str:
+    """Name the dialog of the search, which is also on the page for addresses that do not exist."""
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 

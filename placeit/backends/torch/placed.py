@@ -75,6 +75,11 @@ class PlacedModule(torch.nn.Module):
                 number, text or truth value that differs from the example's.
             ExecutionError: a device failed.
         """
+        if torch.compiler.is_compiling():  # torch.compile would trace the executor
+            return torch.compiler.disable(self._called)(*args, **kwargs)
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
         call = self._in_order(args, kwargs)
         leaves, spec = pytree.tree_flatten(call)
         if spec != self._takes:
