@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -13,6 +16,7 @@ import placeit
 from placeit import Constraints, Session
 from placeit.backends.onnx.load import load
 from placeit.backends.onnx.reading import read_onnx
+from placeit.backends.openvino import reader
 from placeit.backends.openvino.graph import constants
 from placeit.backends.openvino.inputs import Sizes
 from placeit.core.errors import InfeasibleError, ModelError
@@ -56,19 +60,54 @@ def merged_decoder(folder: Path, *, turned: bool = False, width: int = WIDTH) ->
     return path
 
 
-@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("weights", ["copied", "external", "mapped"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("width", [16, WIDTH])
-def test_branches_compute_with_the_weights_that_they_share(tmp_path, width, turned, external):
+def test_branches_compute_with_the_weights_that_they_share(tmp_path, width, turned, weights, monkeypatch):
     path, weight = merged_decoder(tmp_path, turned=turned, width=width), WEIGHT[:width, :width]
-    if external:  # OpenVINO maps such weights, and all that read one have it in the same memory
+    monkeypatch.setattr(reader, "_LARGE", 1 if weights == "mapped" else math.inf)
+    if weights == "external":  # OpenVINO maps such weights, and all that read one have it in the same memory
         onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=16)
     model = load(path)
+    assert model.mapped == (weights == "mapped")
     compiled = openvino_core().compile_model(model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     x = np.random.default_rng(1).standard_normal((1, width)).astype(np.float32)
     for which, inner in ((True, np.maximum(x, 0) @ weight), (False, -x @ (weight.T if turned else weight))):
         found = compiled.create_infer_request().infer({"x": x, "which": np.array(which)})[0]
         np.testing.assert_allclose(found, inner @ weight, rtol=1e-4, atol=1e-5)
+
+
+PRODUCTS = {
+    "as it is": "{0} = MatMul ({1}, w)",
+    "transposed": "{0} = Gemm <transB = 1> ({1}, w)",
+    "with three dimensions": "{0}_w = Unsqueeze (w, zero) {0}_x = MatMul ({1}, {0}_w) {0} = Squeeze ({0}_x, zero)",
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("width", [16, WIDTH])
+@pytest.mark.parametrize(("first", "second"), [*permutations(PRODUCTS, 2)])
+def test_ops_of_one_graph_or_branch_may_read_a_weight_in_two_ways(tmp_path, first, second, width, inside):
+    steps = f"{PRODUCTS[first].format('a', 'x')} {PRODUCTS[second].format('b', 'a')}"
+    if inside:
+        then = f"then_branch = then () => (float[1,{width}] b) {{ {steps} }}"
+        steps = f"c = If (which) <{then}, else_branch = other () => (float[1,{width}] d) {{ d = Neg (x) }}>"
+    else:
+        steps += " c = Where (which, b, x)"
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        model (float[1,{width}] x, bool which) => (float[1,{width}] y) <int64[1] zero = {{0}}> {{ {steps} y = Identity (c) }}
+    """
+    model, weight = onnx.parser.parse_model(text), WEIGHT[:width, :width]
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "model.onnx")
+    compiled = openvino_core().compile_model(load(tmp_path / "model.onnx").ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    x = np.random.default_rng(1).standard_normal((1, width)).astype(np.float32)
+    expected = x
+    for way in (first, second):
+        expected = expected @ (weight.T if way == "transposed" else weight)
+    found = compiled.create_infer_request().infer({"x": x, "which": np.array(True)})[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_weight_that_branches_and_other_ops_read_is_in_memory_once(tmp_path):

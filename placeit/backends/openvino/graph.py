@@ -19,6 +19,7 @@ from placeit.core.telemetry import import_openvino
 
 __all__ = [
     "ARRANGING",
+    "KEEPS_WEIGHT",
     "build_graph",
     "constant_nodes",
     "constants",
@@ -41,6 +42,8 @@ _HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "R
 _LIGHT = 1 << 16  # most bytes of weights of an op that only scales or shifts
 ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Kinds of ops between a state and the attention that reads it."""
+KEEPS_WEIGHT = frozenset(("Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Kinds of ops that pass their first input on, if that is a weight."""
 _NO_TENSOR = frozenset(("Result", "Assign"))
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
 _GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -109,7 +112,7 @@ def _known_condition(value: Any) -> bool | None:
 
 
 def separate_transposed(model: Any) -> None:
-    """Copy a square weight for ops that read it transposed, if other ops read it as stored.
+    """Copy a square weight for ops that read it transposed, if other ops read it as stored, also inside of other ops.
 
     OpenVINO's CPU plugin identifies the weights that it has reordered by address and shape, and confuses a square one with its
     transpose (2026.4).
@@ -118,15 +121,13 @@ def separate_transposed(model: Any) -> None:
         model: an ``openvino.Model``; it is changed.
     """
     readers: dict[int, dict[bool, list[tuple[Any, Any, list[Any]]]]] = {}
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "MatMul":
-            continue
+    for node in _products(model):
         source, between = node.input_value(1).get_node(), list[Any]()
-        while source.get_type_name() in ("Convert", "Transpose"):
+        while source.get_type_name() in KEEPS_WEIGHT:
             between.append(source)
             source = source.input_value(0).get_node()
-        shape = list(source.get_output_shape(0)) if source.get_type_name() == "Constant" else []
-        if len(shape) == 2 and shape[0] == shape[1] > 1:
+        shape = node.get_input_partial_shape(1)
+        if source.get_type_name() == "Constant" and len(shape) > 1 and shape[-1] == shape[-2] and shape[-1] != 1:
             turns = sum(map(swaps, between)) + bool(node.get_attributes()["transpose_b"])
             of = readers.setdefault(source.data.ctypes.data, {False: [], True: []})
             of[turns % 2 == 1].append((node, source, between))
@@ -135,29 +136,35 @@ def separate_transposed(model: Any) -> None:
             _read_copy(of[True])
 
 
+def _products(model: Any) -> list[Any]:
+    """Return the ``MatMul`` nodes of a model and of the models inside its ops."""
+    nodes = model.get_ordered_ops()
+    own = [node for node in nodes if node.get_type_name() == "MatMul"]
+    return own + [product for node in nodes for body in bodies(node) for product in _products(body)]
+
+
 def swaps(node: Any) -> bool:
     """Return whether a node is a ``Transpose`` that changes the order of dimensions, as far as that is known."""
     if node.get_type_name() != "Transpose":
         return False
     order = node.input_value(1).get_node()
-    return bool(order.get_type_name() != "Constant" or list(order.get_vector()) != [0, 1])
+    return bool(order.get_type_name() != "Constant" or list(order.get_vector()) != sorted(order.get_vector()))
 
 
 def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
-    """Make products read a copy of their constant, also through copies of the nodes between."""
-    ops = openvino.opset13
-    constant = next(iter(readers))[1]
-    tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
-    tensor.data[...] = constant.data
-    copy = openvino.op.Constant(tensor)
-    copy.set_friendly_name(f"{constant.get_friendly_name()}/copy")
-    for product, _, between in readers:
-        value = copy.output(0)
+    """Make products read a copy of the memory of their constants, also through copies of the nodes between."""
+    first = next(iter(readers))[1]
+    tensor = openvino.Tensor(first.get_element_type(), first.get_output_shape(0))
+    tensor.data[...] = first.data
+    create, copies = openvino.utils.node_factory.NodeFactory("opset13").create, dict[str, Any]()
+    for product, constant, between in readers:
+        name = constant.get_name()
+        if name not in copies:
+            copies[name] = openvino.op.Constant(tensor)
+            copies[name].set_friendly_name(f"{constant.get_friendly_name()}/copy")
+        value = copies[name].output(0)
         for node in reversed(between):
-            if node.get_type_name() == "Convert":
-                made = ops.convert(value, node.get_output_element_type(0).get_type_name())
-            else:
-                made = ops.transpose(value, node.input_value(1))
+            made = create(node.get_type_name(), [value, *node.input_values()[1:]], node.get_attributes())
             made.set_friendly_name(f"{node.get_friendly_name()}/copy")
             value = made.output(0)
         product.input(1).replace_source_output(value)

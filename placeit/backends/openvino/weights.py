@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from placeit.backends.openvino.flops import bodies
-from placeit.backends.openvino.graph import constant_nodes, constants, swaps
+from placeit.backends.openvino.graph import KEEPS_WEIGHT, constant_nodes, constants, swaps
 from placeit.backends.openvino.view import View
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -67,14 +67,13 @@ def share_equal(model: Any) -> None:
 
     The converter copies a weight of an ONNX file into each branch of an ``If`` that reads it. Constants that are in the same
     memory take it once, and compiled once: OpenVINO's CPU plugin finds a weight that it has reordered by its address and shape.
-    It confuses a matrix with its transpose, so weights that are read in another way are copied.
+    It confuses a matrix with its transpose, so weights that are read in another way are in memory once each.
 
     Args:
         model: an ``openvino.Model``; it is changed.
     """
     if not any(True for node in model.get_ops() for _ in bodies(node)):
         return
-    _separate(model)
     equal: dict[Hashable, list[Any]] = {}
     for constant in constants(model):
         if constant.get_byte_size() >= LARGE and has_address(constant):
@@ -89,18 +88,6 @@ def share_equal(model: Any) -> None:
         tensor.data[...] = same[0].data
         for constant in same:
             _replace(constant, openvino.op.Constant(tensor))
-
-
-def _separate(model: Any) -> None:
-    """Copy weights of any size whose memory others read in another way, as they may in a file that is mapped."""
-    ways: dict[int, frozenset[tuple[str, int, bool]]] = {}
-    for constant in constants(model):
-        if has_address(constant):
-            uses = frozenset(_uses(constant))
-            if ways.setdefault(constant.data.ctypes.data, uses) != uses:
-                tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
-                tensor.data[...] = constant.data
-                _replace(constant, openvino.op.Constant(tensor))
 
 
 def own_weights(model: Any) -> None:
@@ -137,7 +124,7 @@ def _uses(node: Any, *, turned: bool = False) -> Iterator[tuple[str, int, bool]]
     for reader in node.output(0).get_target_inputs():
         by, port = reader.get_node(), reader.get_index()
         kind = by.get_type_name()
-        if kind in ("Convert", "Transpose"):
+        if kind in KEEPS_WEIGHT:
             yield from _uses(by, turned=turned != swaps(by))
         else:
             yield kind, port, turned != (kind == "MatMul" and by.get_attributes()[f"transpose_{'ab'[port]}"])
