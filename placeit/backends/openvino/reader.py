@@ -339,8 +339,6 @@ def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -
         return None
     with contextlib.suppress(*FAILURES, ModelError, FileError, OSError):  # it is read as it is then
         proto = read_plain(path, in_place=True)
-        if any(attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute):
-            return None  # the CPU plugin confuses a weight with its transpose, which two branches would read in one memory
         with front_end_source(proto, links=True) as file:
             return _converted(front_end, front_end.load(file), path, sizes, state)
     return None
