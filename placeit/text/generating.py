@@ -331,13 +331,15 @@ class _Text:
 
     def _continue(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
         """Have tokens checked that a draft has proposed; on a thread of the draft's server."""
-        if not self._closed:
-            with self._passing_on_errors(sequence):
-                self._read(sequence, proposed)
+        with self._passing_on_errors(sequence):
+            self._read(sequence, proposed)
 
     def _read(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
         tokens, self._proposed = [*self._tokens[self._past :], *proposed], proposed
-        self._answers = self._model.read(sequence, tokens, self._past, self._hidden)
+        with self._turn:
+            if self._closed:
+                return
+            self._answers = self._model.read(sequence, tokens, self._past, self._hidden)
         self._past = len(self._tokens)
         self._answers[-1].add_done_callback(partial(self._ended, sequence))
 
@@ -352,7 +354,8 @@ class _Text:
 
     def close(self, *, wait: bool = True) -> None:
         """End the text, and release its state; ``wait`` for the step that runs, unless the caller is a thread of the server."""
-        self._closed = True
+        with self._turn:
+            self._closed = True
         self._model.stepping.discard(self)
         left = [answer for answer in self._answers if not answer.cancel()]
         if wait and not self._server.is_here:

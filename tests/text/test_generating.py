@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,30 @@ def test_a_text_ends_with_the_context_and_its_state_is_released(model, opened):
     next(pieces)
     pieces.close()
     assert opened[1].stats().sequences == 0
+
+
+def test_a_text_that_is_closed_while_a_token_is_chosen_submits_nothing_more(model, opened, monkeypatch):
+    chosen, chooses, closed = [], threading.Event(), threading.Event()
+
+    class Waiting(Sampler):
+        def choose(self, logits):
+            chosen.append(super().choose(logits))
+            if len(chosen) == 3:
+                chooses.set()
+                closed.wait()
+            return chosen[-1]
+
+    before = opened[1].stats().outcomes
+    with monkeypatch.context() as changed:
+        changed.setattr("placeit.text.generating.Sampler", Waiting)
+        text = model.generate([5, 6], Wanted(20, sampling=GREEDY))
+        next(text)
+        chooses.wait()
+    text.close()
+    closed.set()
+    assert whole(model.generate([7], Wanted(2, sampling=GREEDY)))[1].tokens == 2  # on the same thread of the server
+    after = opened[1].stats().outcomes
+    assert after == before | {"succeeded": before["succeeded"] + 5}
 
 
 @pytest.mark.parametrize(("prompt", "wanted"), [("", {}), ("x" * 65, {}), ("x" * 60, {"most": 10})])
