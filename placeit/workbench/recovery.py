@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, ExecutionError, NoRoomError, PlaceitError
 from placeit.placers.best_list import BestList
+from placeit.placers.feasibility import FEWER_STEPS, packed
 from placeit.placers.local_search import starts
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.calls import failure_of
@@ -129,6 +130,8 @@ class Recovery:
             able = np.array([name not in without for name in costs.cluster.names])
             segmenter = Segmenter(self._runtime.grouping, costs.where(np.isfinite(costs.core) & able))
             problem = segmenter.problem()
+            if packed(problem, FEWER_STEPS) is None:  # shorter texts are better than none
+                problem = replace(problem, param_bytes=segmenter.graph.bytes_once)
             found = BestList().place(problem, segmenter.seconds, seed=0, evaluations=None, deadline=begin + _DECIDES_S / 2)
             first = [found, *starts(problem), *([] if here is None else [here])]
             best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from placeit.serving.stepping import Steps
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampling
 from placeit.workbench.recovery import Recovery
+from placeit.workbench.texts import Texts
 from tests.serving.test_adapting import Bench
 from tests.small_texts import write_folder
 
@@ -34,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(bench: Bench, *, replaced: bool = True) -> Server:
-    replace = Recovery(bench.runtime, bench.costs, None) if replaced else None
-    return Server([bench.runtime.executor(bench.plan(0))], replace=replace, steps=Steps.of(bench.model, 1e-3))
+    recovery = Recovery(bench.runtime, bench.costs, None) if replaced else None
+    return Server([bench.runtime.executor(bench.plan(0))], replace=recovery, steps=Steps.of(bench.model, 1e-3))
 
 
 def texts(server: Server, bench: Bench, then: Callable[[], object] = int) -> tuple[list[str], list[str]]:
@@ -57,6 +59,22 @@ def test_a_device_that_is_lost_costs_texts_time_and_no_token(bench: Bench) -> No
         assert [replacement.devices for replacement in server.replacements] == [("b",)]
         assert max(server.stats().steps) > 1
         assert texts(server, bench) == expected
+
+
+def test_devices_without_room_for_the_longest_text_take_over_where_no_others_are_left(folder: Path) -> None:
+    model = load(folder / "openvino_model.xml", context=256)
+    texts_of = Texts.of(model, 1)
+    assert texts_of is not None
+    bench = Bench(replace(model, graph=texts_of.counted(model.graph)))
+    room = [replace(device, memory_bytes=size) for device, size in zip(bench.costs.cluster.devices, (1e9, 150e3), strict=True)]
+    bench.costs = replace(bench.costs, cluster=replace(bench.costs.cluster, devices=tuple(room)))
+    weights, states = model.graph.bytes_once.sum(), texts_of.bytes().sum()
+    assert weights < 150e3 < weights + states
+    with served(bench) as server:
+        bench.device(0).lose()
+        assert texts(server, bench)[1] == [""] * len(PROMPTS)
+        assert [replacement.devices for replacement in server.replacements] == [("b",)]
+    bench.runtime.close()
 
 
 def test_texts_go_on_with_their_states_where_a_server_moves_to_other_devices(bench: Bench) -> None:
