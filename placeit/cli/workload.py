@@ -25,7 +25,7 @@ __all__ = ["is_workload", "optimize_workload"]
 
 _OF_ONE_MODEL = (
     *("placer", "policy", "objective", "in_flight", "pin", "resume", "record", "page", "live"),
-    *("compare_precisions", "pareto", "input_shape", "batch", "state", "context", "logits", "trust", "inputs"),
+    *("compare_precisions", "pareto", "input_shape", "batch", "state", "context", "texts", "logits", "trust", "inputs"),
 )
 """Options of 'placeit optimize' that a workload does not take."""
 
