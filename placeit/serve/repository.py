@@ -218,7 +218,7 @@ class Repository:
     def _compare(self, service: Service) -> None:
         """Compare the rates of requests with the plans, and log, or follow, the ones that have changed."""
         now = time.monotonic()
-        for path, (_, sources) in self._plans.items():
+        for path, (_, sources) in self._plans.items() if not self._replanned.locked() else ():
             watched, news = dict[str, RateWatch](), list[str]()
             for key, source in sources.items():
                 model, planned = service.models.find(*key), source.entry.rate
@@ -229,7 +229,7 @@ class Repository:
                 elif model.rates.due(now) and model.rates.look(model.server.stats().arrived, now):
                     news.append(f"'{key[0]}' arrive at {model.rates.rate:.3g} per second, and it was placed for {planned:.3g}")
                 watched[key[0]] = model.rates
-            rates = {name: rate for name, one in watched.items() if (rate := one.left) is not None}
+            rates = {name: float(f"{rate:.3g}") for name, one in watched.items() if (rate := one.left) is not None}
             if news and not self._follow_rates:
                 words = replanning(path, rates, path.with_suffix(".next.yaml"), self._devices)
                 _LOG.warning(
