@@ -42,6 +42,7 @@ _BUILTIN = {
     "estimate": Command("Predict what a model takes, without running it.", "placeit.cli.estimate:estimate"),
     "profile": Command("Measure the costs of ops on each device.", "placeit.cli.profile:profile"),
     "optimize": Command("Find the fastest placement by measuring.", "placeit.cli.optimize:optimize"),
+    "plan": Command("Assign the models of a fleet to its nodes.", "placeit.cli.plan:plan"),
     "placers": Command("List placers and their options.", "placeit.cli.placers:placers"),
     "run": Command("Run a placement, or a bundle, and measure it.", "placeit.cli.run:run"),
     "serve": Command("Serve models over HTTP and gRPC.", "placeit.cli.serve:serve"),

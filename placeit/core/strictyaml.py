@@ -57,8 +57,14 @@ class StrictYaml:
             raise self.error(f"{self.path} is empty.")
         return node
 
-    def mapping(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
-        """Return values by key. Raises :attr:`error` for a key that is not in ``known``, if given, or that occurs twice."""
+    def mapping(
+        self, node: Node, entry: str, known: Sequence[str] | None = None, needed: Sequence[str] = ()
+    ) -> dict[str, Node]:
+        """Return values by key.
+
+        Raises:
+            PlaceitError: a key is not in ``known``, if given, or occurs twice, or a key of ``needed`` is missing.
+        """
         self._check_tag(node)
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, f"{entry} is not a mapping (key: value)")
@@ -71,6 +77,8 @@ class StrictYaml:
                 hint = nearest(key, known) or f"; known: {', '.join(known)}"
                 self.fail(key_node, f"{entry} has the unknown key '{key}'{hint}")
             fields[key] = value
+        if missing := next((key for key in needed if key not in fields), None):
+            self.fail(node, f"{entry} has no '{missing}'")
         return fields
 
     def items(self, node: Node, entry: str) -> list[Node]:

@@ -116,9 +116,7 @@ class _Reader(StrictYaml):
         self.real: dict[str, Address] = {}
 
     def cluster(self, check: bool) -> Cluster:
-        top = self.mapping(self.root(), "the file", ("devices", "links", "default_link"))
-        if "devices" not in top:
-            self.fail(None, "the file has no 'devices'")
+        top = self.mapping(self.root(), "the file", ("devices", "links", "default_link"), ("devices",))
         entries = self.mapping(top["devices"], "'devices'")
         if not entries:
             self.fail(top["devices"], "'devices' is empty; a cluster needs at least one")
@@ -191,7 +189,7 @@ class _Reader(StrictYaml):
         links: dict[tuple[str, str], Link] = {}
         for number, node in enumerate(self.items(nodes, "'links'") if nodes is not None else ()):
             entry = f"links[{number}]"
-            fields = self.mapping(node, f"'{entry}'", ("between", "from", "to", *_LINK_KEYS, "measured"))
+            fields = self.mapping(node, f"'{entry}'", ("between", "from", "to", *_LINK_KEYS, "measured"), _LINK_KEYS)
             measured = "measured" in fields and self.flag(fields["measured"], f"'{entry}.measured'")
             for a, b in self.pairs(node, entry, fields, described):
                 if (a, b) in links:
@@ -199,9 +197,10 @@ class _Reader(StrictYaml):
                 if measured and (described[a] or described[b]):
                     self.fail(fields["measured"], f"'{entry}.measured': the link {a} -> {b} exists in simulation only")
                 origin = "described" if described[a] or described[b] else "measured" if measured else "emulated"
-                links[a, b] = self.link(node, entry, fields, origin)
+                links[a, b] = self.link(entry, fields, origin)
         if default is not None:
-            shared = self.link(default, "default_link", self.mapping(default, "'default_link'", _LINK_KEYS), "emulated")
+            fields = self.mapping(default, "'default_link'", _LINK_KEYS, _LINK_KEYS)
+            shared = self.link("default_link", fields, "emulated")
         for a, b in ((a, b) for a in described for b in described if a != b and (a, b) not in links):
             simulated = described[a] or described[b]
             if default is not None:
@@ -232,9 +231,6 @@ class _Reader(StrictYaml):
             self.fail(node, f"'{entry}' links '{a}' to itself")
         return [(a, b), (b, a)] if "between" in fields else [(a, b)]
 
-    def link(self, node: Node, entry: str, fields: Mapping[str, Node], origin: str) -> Link:
-        for key in _LINK_KEYS:
-            if key not in fields:
-                self.fail(node, f"'{entry}' has no '{key}'")
+    def link(self, entry: str, fields: Mapping[str, Node], origin: str) -> Link:
         bandwidth = self.quantity(fields["bandwidth"], f"'{entry}.bandwidth'", "bandwidth")
         return Link(bandwidth, self.quantity(fields["latency"], f"'{entry}.latency'", "time"), origin)

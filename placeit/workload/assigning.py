@@ -12,12 +12,14 @@ from placeit.simulator.waiting import most_busy
 from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
-__all__ = ["WAYS", "Assignment", "Planner", "Way"]
+__all__ = ["PARTS", "WAYS", "Assignment", "Planner", "Way"]
 
 Way: TypeAlias = Literal["joint", "round robin", "best fit", "declared", "each alone"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-_PARTS = 4  # most nodes that a model is split over
+PARTS = 4
+"""Most nodes that a model is split over."""
+
 _FIRST, _KEPT, _MOST = 0.05, 0.2, 0.5  # share of the requests that may be late for which nodes are filled: see `Planner`
 _NEAR = 4  # sites with others below them that a site may send requests to
 _DECLARED = 0.7  # share of a node's time that is given away where loads are declared
@@ -118,28 +120,34 @@ class Planner:
         demand: the models, and where requests arrive.
         rates: ``float64[Q]``, typical requests per second of each source, for which prices are found.
         way: how nodes are chosen.
+
+    Attributes:
+        factor: the factor on all rates that no assignment can exceed (`capacity`).
+        price: ``float64[C]``, of a second of each class of nodes, from the same bound.
+        able: ``bool[M, C]``, classes whose nodes can run each model: on one node, or split over four at most.
+        least: ``float64[Q]``, seconds of a request of each source, alone, on the best node in reach; infinite without one.
     """
 
     def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64], way: Way = "joint") -> None:
         self.fleet, self.demand, self.way = fleet, demand, way
         memory = np.array([fleet.memory[fleet.node_class == c].min(initial=np.inf) for c in range(len(fleet.classes))])
         parts = np.maximum(np.ceil(demand.weights[:, None] / np.maximum(memory, 1e-9)), 1.0)
-        self._able = np.isfinite(demand.seconds) & (parts <= _PARTS)
-        self._parts = np.where(self._able, parts, 1).astype(np.int32)
+        self.able = np.isfinite(demand.seconds) & (parts <= PARTS)
+        self._parts = np.where(self.able, parts, 1).astype(np.int32)
         between = demand.hop[0] + demand.between[:, None] / demand.hop[1]
-        self._whole = np.where(self._able, demand.seconds + (self._parts - 1) * between, 1e9)
+        self._whole = np.where(self.able, demand.seconds + (self._parts - 1) * between, 1e9)
         self.factor, self.price = capacity(fleet, demand, rates)
         self._limits, self._late = demand.limits, demand.late
         self._weights = np.array([entry.weight for entry in demand.workload])
         self._near: dict[int, _Near] = {}
         self._now: Assignment | None = None
-        self._choices, self._saved, self._least = (np.zeros(len(demand.model)) for _ in range(3))
+        self.least, self._choices, self._saved, self._cheapest = (np.zeros(len(demand.model)) for _ in range(4))
         for source in range(len(demand.model)):
             near = self._nearby(int(demand.site[source]))
             uses = self._uses(source, near)
             able, home = uses.wait > 0, near.latency == 0
             cost = np.where(able, self.price[fleet.node_class[near.nodes]] * uses.part * uses.parts, np.inf)
-            self._choices[source], self._least[source] = able.sum(), cost.min(initial=np.inf)
+            self._choices[source], self._cheapest[source] = able.sum(), cost.min(initial=np.inf)
             if able.any():
                 self._saved[source] = cost[home].min(initial=np.inf) - cost[~home].min(initial=np.inf)
         self._turn = 0
@@ -214,7 +222,8 @@ class Planner:
         of = self.fleet.node_class[near.nodes]
         parts = self._parts[model, of]
         whole = self._whole[model, of] + 2 * near.latency + self.demand.sent[model] * near.per_byte
-        wait = np.where(self._able[model, of], (self._limits[model] - whole) / parts, -1.0)
+        self.least[source] = whole[self.able[model, of]].min(initial=np.inf)
+        wait = np.where(self.able[model, of], (self._limits[model] - whole) / parts, -1.0)
         return _Uses(parts, self.demand.seconds[model, of] / parts, wait, self.demand.weights[model] / parts)
 
     def _place(self, draft: _Draft, source: int, left: float, small: float, late: float, waste: float) -> float:
@@ -245,7 +254,7 @@ class Planner:
                 take = np.minimum(room[each], left)
                 idle = np.maximum(self.most(draft.wait[nodes[each]], draft.longest[nodes[each]], late) - most[each], 0.0)
                 cost = price[each] * (uses.part[each] + idle / take)
-                each, cost, take = (of[cost <= waste * self._least[source]] for of in (each, cost, take))
+                each, cost, take = (of[cost <= waste * self._cheapest[source]] for of in (each, cost, take))
                 if not len(each):
                     return left
                 memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes[each]], 1e-9))
@@ -297,7 +306,7 @@ class _Draft:
     def __init__(self, planner: Planner, now: Assignment | None, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> None:
         self.alive, self._demand, count = alive, planner.demand, len(planner.fleet.names)
         none, no = np.empty(0), np.empty(0, np.int32)
-        now = now or Assignment(no, np.empty((0, _PARTS), np.int32), none, no, no, none, none, none)
+        now = now or Assignment(no, np.empty((0, PARTS), np.int32), none, no, no, none, none, none)
         kept = _still(now, rates, alive)
         lowest, highest = np.full(count, np.inf), np.zeros(count)
         np.minimum.at(lowest, *kept.spread(kept.instance, kept.wait))
@@ -364,7 +373,7 @@ class _Draft:
         instance = np.concatenate((kept.instance, new[:, 1].astype(np.int32)))
         rate, wait = np.concatenate((kept.rate, new[:, 2])), np.concatenate((kept.wait, new[:, 3]))
         _, first, same = np.unique(source.astype(np.int64) << 32 | instance, return_index=True, return_inverse=True)
-        nodes = np.full((len(self._models), _PARTS), -1, np.int32)
+        nodes = np.full((len(self._models), PARTS), -1, np.int32)
         for number, place in enumerate(self._places):
             nodes[number, : len(place)] = place
         model = np.array(self._models, np.int32)

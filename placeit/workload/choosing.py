@@ -16,7 +16,7 @@ from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
 from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.entries import Entry, Workload
+from placeit.workload.entries import LARGEST, Entry, Workload, largest
 from placeit.workload.options import Option
 
 __all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "longer_limits", "rank"]
@@ -28,7 +28,6 @@ Rank: TypeAlias = tuple[float, float, float]
 
 _FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of all models, in a simulation
 _RARE = 0.05  # share of a device's time that more requests of a rare model than arrive may take in a simulation
-_LARGEST = 8.0  # factor on the rates that is tried
 
 
 class Predictor:
@@ -203,18 +202,11 @@ def _use(option: Option, entry: Entry) -> dict[str, float]:
 
 
 def largest_factor(predict: Predictor, choice: Choice) -> float:
-    """Return the largest factor on all rates at which all limits are kept with a choice, to about 2 %, at most 8; 0 if none.
+    """Return the largest factor on all rates at which all limits are kept with a choice (`largest`), at most `LARGEST`.
 
     With requests under way in place of a rate, that load stays as it is.
     """
-    low, high, factor = 0.0, _LARGEST, _LARGEST
-    while high > 1.02 * low and high > _LARGEST / 1000:
-        kept = all(point.kept for point in predict.of(predict.workload.scaled(factor))(choice))
-        if kept and factor == _LARGEST:
-            return factor
-        low, high = (factor, high) if kept else (low, factor)
-        factor = (low * high) ** 0.5 if low > 0 else high / 2
-    return low
+    return largest(lambda factor: all(point.kept for point in predict.of(predict.workload.scaled(factor))(choice)), LARGEST)
 
 
 def longer_limits(predict: Predictor, choice: Choice) -> dict[str, LatencyLimit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
 from placeit.simulator.load import check_rate
 
-__all__ = ["Entry", "Workload"]
+__all__ = ["LARGEST", "Entry", "LoadReader", "Workload", "largest"]
 
 _KEYS = (
     "model",
@@ -39,6 +39,8 @@ _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (pla
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # requests of one model that are under way
 _MODELS = 1000  # of a workload
+LARGEST = 8.0
+"""The largest factor on rates that is tried."""
 
 
 @dataclass(frozen=True)
@@ -214,29 +216,48 @@ def _relative(path: Path | None, file: Path) -> str | None:
     return None if path is None else os.path.relpath(path, file.parent)
 
 
-class _Reader(StrictYaml):
+def largest(kept: Callable[[float], bool], most: float) -> float:
+    """Return the largest factor that is kept, to about 2 %, ``most`` at most; 0 if none above a thousandth of that is."""
+    low, high, factor = 0.0, most, most
+    while high > 1.02 * low and high > most / 1000:
+        good = kept(factor)
+        if good and factor == most:
+            return factor
+        low, high = (factor, high) if good else (low, factor)
+        factor = (low * high) ** 0.5 if low > 0 else high / 2
+    return low
+
+
+class LoadReader(StrictYaml):
+    """Reader of numbers of requests, and limits on their latency."""
+
     error = WorkloadError
 
+    def number(self, node: Node, entry: str, what: str) -> float:
+        """Read a ``rate``, ``in_flight`` or ``weight``."""
+        value = self.quantity(node, entry, "number")
+        if value <= 0 or (what == "in_flight" and not value.is_integer()):
+            self.fail(node, f"{entry} is {value:g}; it must be {_NUMBERS[what]}")
+        return value
+
+    def limit(self, node: Node, entry: str) -> LatencyLimit:
+        """Read a limit, of which ``entry`` is the model."""
+        try:
+            return LatencyLimit.parse(self.text(node, f"'{entry}.latency_limit'"))
+        except UsageError as error:
+            self.fail(node, f"'{entry}.latency_limit': {str(error).rstrip('.')}")
+
+
+class _Reader(LoadReader):
     def entries(self) -> tuple[Entry, ...]:
-        top = self.mapping(self.root(), "the file", ("models",))
-        if "models" not in top:
-            self.fail(None, "the file has no 'models'")
+        top = self.mapping(self.root(), "the file", ("models",), ("models",))
         nodes = self.items(top["models"], "'models'")
         return tuple(self.entry(node, f"models[{number}]") for number, node in enumerate(nodes))
 
     def entry(self, node: Node, entry: str) -> Entry:
-        fields = self.mapping(node, f"'{entry}'", _KEYS)
-        if "model" not in fields:
-            self.fail(node, f"'{entry}' has no 'model'")
+        fields = self.mapping(node, f"'{entry}'", _KEYS, ("model",))
         model = self.file(fields["model"], f"'{entry}.model'")
-        numbers = {
-            key: self.quantity(fields[key], f"'{entry}.{key}'", "number")
-            for key in ("rate", "in_flight", "weight")
-            if key in fields
-        }
-        for key, value in numbers.items():
-            if value <= 0 or (key == "in_flight" and not value.is_integer()):
-                self.fail(fields[key], f"'{entry}.{key}' is {value:g}; it must be {_NUMBERS[key]}")
+        numbers = {key: self.number(fields[key], f"'{entry}.{key}'", key) for key in _NUMBERS if key in fields}
         try:
             return Entry(
                 name=self.text(fields["name"], f"'{entry}.name'") if "name" in fields else model.stem,
@@ -271,12 +292,6 @@ class _Reader(StrictYaml):
             if wrong := next((size for size in sizes if _SIZE.fullmatch(size) is None), None):
                 self.fail(node, f"{entry} of '{name}' has '{wrong}'; sizes are numbers, or ranges such as 1..64@8")
         return shapes
-
-    def limit(self, node: Node, entry: str) -> LatencyLimit:
-        try:
-            return LatencyLimit.parse(self.text(node, f"'{entry}.latency_limit'"))
-        except UsageError as error:
-            self.fail(node, f"'{entry}.latency_limit': {str(error).rstrip('.')}")
 
 
 _NUMBERS = {

@@ -45,7 +45,7 @@ class Sites:
             above = np.where(above < 0, -1, self.parent[above])
         if (above >= 0).any():
             circle = ", ".join(self.names[one] for one in np.flatnonzero(above >= 0)[:5])
-            raise WorkloadError(f"The links of the sites form a circle ({circle}): give one of them the parent -1.")
+            raise WorkloadError(f"The links of the sites form a circle ({circle}): let one of them have no parent.")
         if len(roots := np.flatnonzero(self.parent < 0)) > 1:
             one, other = (self.names[root] for root in roots[:2])
             raise WorkloadError(f"No link joins the sites '{one}' and '{other}': give one of them a parent.")

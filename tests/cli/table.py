@@ -11,6 +11,7 @@ from placeit.devices.host import allowed_cores
 from placeit.profiler.recording import write_recording
 from placeit.testing.problems import random_problem
 from tests.report.made_recordings import a_recording
+from tests.workload.fleets import FLEET
 
 __all__ = ["ROWS", "Row", "Words", "made", "named", "words"]
 
@@ -57,6 +58,7 @@ ROWS = (
         "'soon'",
         longer="--no-cache --budget 3 --placer heft",
     ),
+    Row("plan", "FLEET", "fleet.yaml more", "unexpected extra argument", silent=True),
     Row("placers", "heft annealing", "--batch 1", "No such option"),
     Row(
         "run",
@@ -131,6 +133,7 @@ def made(folder: Path, model: Path, placement: Path, devices: Sequence[str]) -> 
     boards = [f"{name}: {{runs_on: CPU@{core}, busy_power: 9 W, idle_power: 1 W}}" for name, core in cores]
     (folder / "boards.yaml").write_text(f"devices: {{{', '.join(boards)}}}\n")
     return {
+        "FLEET": [FLEET],
         "MODEL": [model],
         "PLACEMENT": [placement],
         "OTHER": [shutil.copy(placement, folder / "second.json")],

@@ -58,7 +58,7 @@ EVERY = np.ones(3, bool)
 @pytest.mark.parametrize(
     ("parent", "names", "message"),
     [
-        ((1, 2, 0), "abc", "circle .a, b, c.: give one of them the parent -1"),
+        ((1, 2, 0), "abc", "circle .a, b, c.: let one of them have no parent"),
         ((-1, 2, 1), "abc", "circle .b, c."),
         ((-1, -1), "ab", "No link joins the sites 'a' and 'b'"),
         ((-1, 0), "aa", "The site 'a' appears twice"),

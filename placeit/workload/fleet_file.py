@@ -1,0 +1,145 @@
+"""Fleet files: sites, classes of nodes, nodes, and models with their requests, as YAML. See ``docs/scale.md``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placeit.core.errors import UsageError, WorkloadError
+from placeit.core.files import read_text
+from placeit.core.nearest import nearest
+from placeit.core.strictyaml import Node
+from placeit.workload.entries import Entry, LoadReader, Workload
+from placeit.workload.fleet import Demand, Fleet, Sites
+
+__all__ = ["read_fleet"]
+
+_LINK = ("latency", "bandwidth")
+_SITE_LINK = (1e-4, 1e9 / 8)  # seconds, and bytes per second, between nodes of one site: Gigabit Ethernet
+_NODES = 100_000  # of a fleet
+_PARTS = ("sites", "classes", "nodes", "models")
+_MODEL = ("name", "seconds", "memory", "request", "rates")
+
+
+def read_fleet(path: str | Path) -> tuple[Fleet, Demand, NDArray[np.float64]]:
+    """Read a fleet file; files of measured seconds are relative to its folder.
+
+    Returns:
+        The nodes; the models, and where their requests arrive; and the requests per second of each source, ``float64[Q]``.
+
+    Raises:
+        FileError: a file cannot be read.
+        WorkloadError: the file has an error; the message names the file, and the line and the key if it is about one.
+    """
+    reader = _Reader(Path(path))
+    top = reader.mapping(reader.root(), "the file", (*_PARTS, "site_link"), _PARTS)
+    try:
+        fleet = reader.fleet(*(reader.filled(top[key], f"'{key}'") for key in _PARTS[:3]))
+        return fleet, *reader.demand(top["models"], top.get("site_link"), fleet)
+    except (UsageError, WorkloadError) as error:
+        raise WorkloadError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+
+
+class _Reader(LoadReader):
+    def filled(self, node: Node, entry: str, known: Collection[str] | None = None) -> dict[str, Node]:
+        """Return values by key, at least one."""
+        found = self.mapping(node, entry, None if known is None else [*known])
+        if not found:
+            self.fail(node, f"{entry} is empty")
+        return found
+
+    def one_of(self, node: Node, entry: str, names: Collection[str]) -> int:
+        """Return the number of a name among others."""
+        name = self.text(node, entry)
+        if name not in names:
+            self.fail(node, f"{entry} is '{name}', which the file does not describe{nearest(name, names)}")
+        return [*names].index(name)
+
+    def link(self, fields: Mapping[str, Node], entry: str) -> tuple[float, float]:
+        latency = self.quantity(fields["latency"], f"'{entry}.latency'", "time")
+        return latency, self.quantity(fields["bandwidth"], f"'{entry}.bandwidth'", "bandwidth")
+
+    def fleet(self, sites: Mapping[str, Node], classes: Mapping[str, Node], nodes: Mapping[str, Node]) -> Fleet:
+        memory = []
+        for name, node in classes.items():
+            fields = self.mapping(node, f"'classes.{name}'", ("memory",), ("memory",))
+            memory.append(self.quantity(fields["memory"], f"'classes.{name}.memory'", "memory"))
+        names, site, of = list[str](), list[int](), list[int]()
+        for name, node in nodes.items():
+            fields = self.mapping(node, f"'nodes.{name}'", ("site", "class", "count"), ("site", "class"))
+            count = self.quantity(fields["count"], f"'nodes.{name}.count'", "number") if "count" in fields else 1.0
+            if not count.is_integer() or not 1 <= count <= _NODES - len(names):
+                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has whole nodes, {_NODES} at most")
+            names += [f"{name}-{number + 1}" for number in range(int(count))] if "count" in fields else [name]
+            site += [self.one_of(fields["site"], f"'nodes.{name}.site'", sites)] * int(count)
+            of += [self.one_of(fields["class"], f"'nodes.{name}.class'", classes)] * int(count)
+        where = np.array(of, np.int32)
+        return Fleet(self.sites(sites), names, np.array(site, np.int32), [*classes], where, np.array(memory)[where])
+
+    def sites(self, nodes: Mapping[str, Node]) -> Sites:
+        parent, links = list[int](), list[tuple[float, float]]()
+        for name, node in nodes.items():
+            up = ("parent", *_LINK)
+            fields = self.mapping(node, f"'sites.{name}'", up, up if self.mapping(node, f"'sites.{name}'") else ())
+            parent.append(self.one_of(fields["parent"], f"'sites.{name}.parent'", nodes) if fields else -1)
+            links.append(self.link(fields, f"sites.{name}") if fields else (0.0, math.inf))
+        latency, bandwidth = np.array(links).T
+        return Sites([*nodes], np.array(parent, np.int32), latency, bandwidth)
+
+    def demand(self, models: Node, link: Node | None, fleet: Fleet) -> tuple[Demand, NDArray[np.float64]]:
+        hop = _SITE_LINK if link is None else self.link(self.mapping(link, "'site_link'", _LINK, _LINK), "site_link")
+        entries, sizes = list[Entry](), list[list[float]]()
+        nodes, sources = self.items(models, "'models'"), list[tuple[int, int, float]]()
+        if not nodes:
+            self.fail(models, "'models' is empty")
+        seconds = np.full((len(nodes), len(fleet.classes)), np.inf)
+        for number, node in enumerate(nodes):
+            entry = f"models[{number}]"
+            fields = self.mapping(node, f"'{entry}'", (*_MODEL, "between", "latency_limit", "weight"), _MODEL)
+            fields.setdefault("between", fields["request"])
+            sizes.append([self.quantity(fields[key], f"'{entry}.{key}'", "memory") for key in ("memory", "request", "between")])
+            for name, value in self.filled(fields["seconds"], f"'{entry}.seconds'", fleet.classes).items():
+                seconds[number, fleet.classes.index(name)] = self.seconds(value, f"'{entry}.seconds.{name}'")
+            own = self.filled(fields["rates"], f"'{entry}.rates'", fleet.sites.names)
+            rates = [self.number(value, f"'{entry}.rates.{name}'", "rate") for name, value in own.items()]
+            sources += zip([number] * len(own), map(fleet.sites.names.index, own), rates, strict=True)
+            name = self.text(fields["name"], f"'{entry}.name'")
+            limit = self.limit(fields["latency_limit"], entry) if "latency_limit" in fields else None
+            weight = self.number(fields["weight"], f"'{entry}.weight'", "weight") if "weight" in fields else 1.0
+            try:
+                entries.append(Entry(name, Path(name), rate=sum(rates), limit=limit, weight=weight))
+            except UsageError as error:
+                self.fail(node, str(error).rstrip("."))
+        model, site, every = (np.array(column) for column in zip(*sources, strict=True))
+        weights, sent, between = np.array(sizes).T
+        return Demand(Workload(tuple(entries)), seconds, weights, sent, between, model, site, hop), every
+
+    def seconds(self, node: Node, entry: str) -> float:
+        """Read the seconds of a request: a time, or a file of a measured one."""
+        said = self.text(node, entry)
+        if said.endswith(".json"):
+            return _measured(self.path.parent / said)
+        value = self.quantity(node, entry, "time")
+        if value == 0:
+            self.fail(node, f"{entry} is zero; it must be positive. Leave out a class that cannot run the model")
+        return value
+
+
+def _measured(path: Path) -> float:
+    """Return the seconds of a request in what ``placeit run --json`` or ``placeit profile --json`` has printed."""
+    try:
+        data = json.loads(read_text(path))
+        found = [one["whole_model_s"] for one in data["devices"]] if "groups" in data else [data["latency_s"]["median"]]
+        if len(found) == 1 and data.get("failed") is None and 0 < float(found[0]) < math.inf:
+            return float(found[0])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise WorkloadError(
+        f"{path} does not have the time of a model on one device: write it by 'placeit run MODEL -d DEVICE --json', or by "
+        "'placeit profile'."
+    )
