@@ -13,11 +13,11 @@ from collections import defaultdict
 
 import numpy as np
 
+from benchmarks._fleet_day import Day, simulate_day
 from benchmarks._fleet_problems import STEP_S, Problem, problem
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
 from placeit.workload.assigning import WAYS, Planner, Way
-from placeit.workload.fleet_day import Day, simulate_day
 
 _SIZES = {(100, 10): (0.1, 0.3, 0.5, 0.7, 0.9), (1000, 100): (0.03, 0.1, 0.3, 0.5, 0.7, 0.9), (10_000, 1000): (0.1, 0.7)}
 QUICK = {(100, 10): (0.3,)}

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.simulator.waiting import most_busy
+from placeit.simulator.waiting import late_share, most_busy
 from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
@@ -164,6 +164,30 @@ class Planner:
         """Return the bytes per second on each site's link, ``float64[S]``, for requests per second of each flow."""
         links, size = self.links(now), rate * self.demand.sent[self.demand.model[now.source]]
         return total(links[links >= 0], np.repeat(size, (links >= 0).sum(axis=1)), len(self.fleet.sites.names))
+
+    def in_time(self, now: Assignment, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the requests per second of each flow that are answered within their limit, ``float64[F]``.
+
+        Each node serves the requests of all its models in the order of their arrival, one at a time, and refuses the ones that
+        would be late (`late_share`). A request of a split model has to be in time at each part. Of requests that a link has no
+        bandwidth for, a share is lost. Requests do not wait for links, which planners keep below 70 % of their bandwidth.
+
+        Args:
+            now: the assignment.
+            sent: ``float64[F]``, requests per second of each flow.
+        """
+        count = len(self.fleet.names)
+        part, nodes = now.part[now.instance], now.nodes[now.instance]
+        busy = total(*now.spread(now.instance, sent * part), count)
+        squares = total(*now.spread(now.instance, sent * part**2), count)
+        left = squares / np.maximum(2 * busy, 1e-300)  # mean remaining time of the request in service
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            late = late_share(busy[nodes], np.where(left[nodes] > 0, now.wait[:, None] / left[nodes], np.inf))
+        links = self.links(now)
+        through = np.minimum(1.0, self.fleet.sites.bandwidth / np.maximum(self.sent(now, sent), 1e-9))
+        through_all = np.where(links >= 0, through[links], 1.0).min(axis=1, initial=1.0)
+        served: NDArray[np.float64] = sent * through_all * np.where(nodes >= 0, 1.0 - late, 1.0).prod(axis=1)
+        return served
 
     def plan(self, rates: NDArray[np.float64], alive: NDArray[np.bool_]) -> Assignment:
         """Return an assignment for new rates, changed from the one before.

@@ -1,4 +1,4 @@
-"""What no assignment of a fleet can exceed: bounds by the time of nodes alone."""
+"""What no assignment of a fleet can exceed: a bound by the time of nodes alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from placeit.workload.fleet import Demand, Fleet
 
-__all__ = ["capacity", "least_late"]
+__all__ = ["capacity"]
 
 _STEPS = (4.0, 2.0, 1.4, 1.1, 1.02)  # factors by which prices are changed
 
@@ -49,26 +49,3 @@ def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[
                     if (found := factor(tried)) < best * (1 - 1e-9):
                         price, best, better = tried, found, True
     return best, price / price.max(initial=1e-300)
-
-
-def least_late(
-    fleet: Fleet, demand: Demand, rates: NDArray[np.float64], price: NDArray[np.float64], alive: NDArray[np.bool_]
-) -> float:
-    """Bound from below the requests per second that are late or refused, whatever the assignment.
-
-    Args:
-        fleet: the nodes.
-        demand: the models.
-        rates: ``float64[Q]``, requests per second of each source.
-        price: ``float64[C]``, of a second of each class, as from `capacity`; any prices give a bound.
-        alive: ``bool[N]``, nodes that can be used.
-    """
-    count = np.bincount(fleet.node_class[alive], minlength=len(fleet.classes))
-    seconds = np.where((count > 0) & (demand.seconds <= demand.limits[:, None]), demand.seconds, np.inf)
-    able = np.isfinite(seconds).any(axis=1)
-    total, cost = np.bincount(demand.model, rates, len(seconds))[able], (price * seconds[able]).min(axis=1)
-    order = np.argsort(cost)
-    # the requests that cost least, as far as the price of the nodes pays for them
-    paid, served = np.append(0.0, np.cumsum((cost * total)[order])), np.append(0.0, np.cumsum(total[order]))
-    most = float(np.interp(price @ count, paid, served))
-    return max(0.0, float(rates.sum()) - most)

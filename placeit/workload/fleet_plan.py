@@ -17,7 +17,6 @@ from placeit.core.units import about_bytes, milliseconds
 from placeit.workload.assigning import PARTS, Assignment, Planner
 from placeit.workload.entries import LARGEST, Workload, largest
 from placeit.workload.fleet import total
-from placeit.workload.fleet_day import served_in_time
 from placeit.workload.fleet_file import read_fleet
 
 __all__ = ["FleetPlan", "plan_fleet"]
@@ -121,7 +120,7 @@ class FleetPlan:
         demand, now, count = self.planner.demand, self.assigned, len(self.planner.demand.seconds)
         rate, lacking = (total(demand.model, each, count) for each in (self.rates, now.unplaced))
         model = demand.model[now.source]
-        in_time = total(model, served_in_time(self.planner, now, now.rate), count)
+        in_time = total(model, self.planner.in_time(now, now.rate), count)
         instances = np.bincount(now.model, minlength=count)
         return [
             {

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._fleet_day import least_late, simulate_day
 from placeit.core.errors import WorkloadError
 from placeit.core.problem import Problem
 from placeit.serving.latency import LatencyLimit
@@ -17,8 +18,7 @@ from placeit.simulator.load import poisson_arrivals
 from placeit.workload.assigning import WAYS, Planner, Way
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.fleet import Demand, Fleet, Sites
-from placeit.workload.fleet_bound import capacity, least_late
-from placeit.workload.fleet_day import served_in_time, simulate_day
+from placeit.workload.fleet_bound import capacity
 
 GIGABIT = 1e9 / 8
 
@@ -92,7 +92,7 @@ def test_one_model_on_one_node_is_placed_there_until_its_limit_would_be_broken()
     assert now.nodes.tolist() == [[0, -1, -1, -1]]
     assert now.rate.tolist() == [50.0]
     assert now.moves == 1
-    assert served_in_time(planner, now, now.rate).sum() > 0.95 * 50.0
+    assert planner.in_time(now, now.rate).sum() > 0.95 * 50.0
     again = planner.plan(rates * 10, alive)
     assert again.moves == 0
     assert 60.0 < again.rate.sum() < 100.0
@@ -184,10 +184,10 @@ def test_every_assignment_keeps_to_memory_links_and_nodes_and_accounts_for_every
         assert len(every) == len(now.model)
         assert set(now.instance.tolist()) == set(range(len(now.model)))
         before = every
-        late = now_rates.sum() - served_in_time(planner, now, now.rate).sum()
+        late = now_rates.sum() - planner.in_time(now, now.rate).sum()
         assert least_late(made, needs, now_rates, planner.price, up) <= late + 1e-6 * now_rates.sum()
         if way == "joint":
-            assert (served_in_time(planner, now, now.rate) >= 0.95 * now.rate * (1 - 1e-9)).all()
+            assert (planner.in_time(now, now.rate) >= 0.95 * now.rate * (1 - 1e-9)).all()
 
 
 def test_the_capacity_is_that_of_the_best_division_of_work() -> None:
@@ -215,7 +215,7 @@ def test_the_simulated_share_in_time_is_that_of_simulated_requests() -> None:
         float(((ended - arrived) > now.wait[flow] + now.part[now.instance[flow]]).mean())
         for flow, (arrived, _, ended) in enumerate(serve_streams(streams))
     ]
-    predicted = 1 - served_in_time(planner, now, now.rate) / now.rate
+    predicted = 1 - planner.in_time(now, now.rate) / now.rate
     assert predicted == pytest.approx(late, abs=0.03)
 
 

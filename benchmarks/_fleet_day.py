@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core import clock
-from placeit.simulator.waiting import late_share
-from placeit.workload.assigning import Assignment, Planner
-from placeit.workload.fleet import total
-from placeit.workload.fleet_bound import least_late
+from placeit.workload.assigning import Planner
+from placeit.workload.fleet import Demand, Fleet, total
 
-__all__ = ["Day", "served_in_time", "simulate_day"]
+__all__ = ["Day", "least_late", "simulate_day"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,30 +43,27 @@ class Day:
     most_sent: float
 
 
-def served_in_time(planner: Planner, now: Assignment, sent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the requests per second of each flow that are answered within their limit, ``float64[F]``.
-
-    Each node serves the requests of all its models in the order of their arrival, one at a time, and refuses those that would
-    be late (`late_share`). A request of a split model has to be in time at each part. Of requests that a link has no bandwidth
-    for, a share is lost. Requests do not wait for links, which planners keep below 70 % of their bandwidth.
+def least_late(
+    fleet: Fleet, demand: Demand, rates: NDArray[np.float64], price: NDArray[np.float64], alive: NDArray[np.bool_]
+) -> float:
+    """Bound from below the requests per second that are late or refused, whatever the assignment.
 
     Args:
-        planner: the planner of the assignment.
-        now: the assignment.
-        sent: ``float64[F]``, requests per second of each flow.
+        fleet: the nodes.
+        demand: the models.
+        rates: ``float64[Q]``, requests per second of each source.
+        price: ``float64[C]``, of a second of each class, as from `capacity`; any prices give a bound.
+        alive: ``bool[N]``, nodes that can be used.
     """
-    count = len(planner.fleet.names)
-    part, nodes = now.part[now.instance], now.nodes[now.instance]
-    busy = total(*now.spread(now.instance, sent * part), count)
-    squares = total(*now.spread(now.instance, sent * part**2), count)
-    left = squares / np.maximum(2 * busy, 1e-300)  # mean remaining time of the request in service
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        late = late_share(busy[nodes], np.where(left[nodes] > 0, now.wait[:, None] / left[nodes], np.inf))
-    links = planner.links(now)
-    through = np.minimum(1.0, planner.fleet.sites.bandwidth / np.maximum(planner.sent(now, sent), 1e-9))
-    through_all = np.where(links >= 0, through[links], 1.0).min(axis=1, initial=1.0)
-    in_time: NDArray[np.float64] = sent * through_all * np.where(nodes >= 0, 1.0 - late, 1.0).prod(axis=1)
-    return in_time
+    count = np.bincount(fleet.node_class[alive], minlength=len(fleet.classes))
+    seconds = np.where((count > 0) & (demand.seconds <= demand.limits[:, None]), demand.seconds, np.inf)
+    able = np.isfinite(seconds).any(axis=1)
+    total, cost = np.bincount(demand.model, rates, len(seconds))[able], (price * seconds[able]).min(axis=1)
+    order = np.argsort(cost)
+    # the requests that cost least, as far as the price of the nodes pays for them
+    paid, served = np.append(0.0, np.cumsum((cost * total)[order])), np.append(0.0, np.cumsum(total[order]))
+    most = float(np.interp(price @ count, paid, served))
+    return max(0.0, float(rates.sum()) - most)
 
 
 def simulate_day(
@@ -108,7 +103,7 @@ def simulate_day(
         planned, left = (total(now.source, now.rate * which, len(arriving)) for which in (np.ones(len(lives)), lives))
         admitted = arriving * planned / np.maximum(planned + now.unplaced, 1e-300)
         sent = now.rate * lives * (admitted / np.maximum(left, 1e-300))[now.source]
-        done = served_in_time(planner, now, sent)
+        done = planner.in_time(now, sent)
         arrived += step_s * total(demand.model, arriving, models)
         served += step_s * total(demand.model[now.source], done, models)
         least += step_s * least_late(fleet, demand, arriving, planner.price, alive[step])
