@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import pickle
 import threading
 from collections.abc import Iterator
 
@@ -199,6 +200,8 @@ def test_a_placed_module_is_called_as_the_module_was() -> None:
                 placed(*args, **kwargs)
         with pytest.raises(UsageError, match="for inference only"):
             placed.module.train()
+        with pytest.raises(UsageError, match=r"cannot be copied or pickled: save its placement"):
+            pickle.dumps(placed)
 
 
 def test_an_executor_ends_with_the_result_and_its_module_and_waits_for_no_collector() -> None:

@@ -21,7 +21,7 @@ __all__ = ["better_references", "chosen_of"]
 _AS_IT_IS = "plain ONNX Runtime, without placeit, is the best that was measured"
 _VARIES = (
     "The model computes other outputs each time for the same inputs, so that none can be called right: have it read its random "
-    "numbers as an input, or give its random ops a seed."
+    "numbers as an input, or, in an ONNX file, give its random ops a seed."
 )
 _EQUAL = 1.1  # devices are equal if none takes more than this many times as long as another
 

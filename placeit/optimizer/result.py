@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,6 +283,10 @@ class Optimized(Drawn):
     def save(self, path: str | Path) -> None:
         """Write the chosen placement with :meth:`to_dict`; :meth:`placeit.Placement.load` reads both. Raises FileError."""
         replace(self.placement, result=self.to_dict()).save(path)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raise UsageError, since its executor cannot be copied or pickled."""
+        raise UsageError("The result of a search cannot be copied or pickled: save its placement (found.save('p.json')).")
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once with the chosen placement, and return its outputs by name.

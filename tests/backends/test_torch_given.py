@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+import placeit
 from placeit.backends.torch.model import load
-from placeit.core.errors import ModelError
+from placeit.core.errors import ModelError, PlaceitError, UsageError
+from placeit.devices.host import allowed_cores
 
 X = torch.ones(2, 3)
 
@@ -32,6 +34,46 @@ def with_buffer(tensor: torch.Tensor) -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_buffer("table", tensor)
     return module
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+
+
+def changes(x: torch.Tensor) -> torch.Tensor:
+    x[0] += 1
+    return 2 * x
+
+
+class Assigns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.data = self.scale.data * 2
+        return x * self.scale
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(3, generator=self.draw)
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = 2 * x if self.last is None else self.last
+        return x + self.last
 
 
 class Calling(nn.Module):
@@ -58,13 +100,45 @@ class Calling(nn.Module):
         (Calling(lambda x: x.sum().item()), X, r"called at line \d+ of .*makes a Python number .*in a tensor"),
         (Calling(lambda x: x.numpy), X, r"Found <class 'builtin.*> in output, .*: take and return tensors, or register it"),
         (Calling(lambda x: x.shape), X, r"Calling returns no tensor"),
+        (nn.Linear(3, 3), X.numpy(), r"Linear: the input 'input' is a NumPy array, .*torch\.from_numpy"),
+        (nn.ReLU(), nested(), r"ReLU: the input 'input' is a nested tensor, .*to_padded_tensor"),
+        (Calling(changes), X, r"changes its input 'x' in place, at line \d+ of .*test_torch_given\.py, .*x\.clone\(\)"),
+        (Calling(lambda x: torch.from_numpy(x.numpy())), X, r"Calling \(.*test_torch_given\.py, line \d+\): NumPy cannot"),
+        (Calling(lambda x: {}["scale"]), X, r"Calling \(.*test_torch_given\.py, line \d+\): KeyError: 'scale'"),
+        (Assigns(), X, r"Cannot export Assigns.*: it keeps a tensor that it computes, .*register_buffer"),
+        (Noisy(), X, r"Noisy: op 'rand', called at line \d+ of .*test_torch_given\.py, reads .*random numbers in place"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_what_cannot_be_exported_is_refused_with_what_to_do(module: nn.Module, x: torch.Tensor, says: str) -> None:
+def test_what_cannot_be_exported_is_refused_with_what_to_do(module: nn.Module, x: Any, says: str) -> None:
     with pytest.raises(ModelError, match=says) as caught:
         load(module, (x,))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"example": 3}, r"'example' is of type int, .*\(example=\(x,\)\)"),
+        ({"example": X.numpy()}, "'example' is of type ndarray"),
+        ({"example": "image"}, "'example' is of type str"),
+        ({"example": (X,), "kwargs": [X]}, "'kwargs' maps names of arguments to their values, and is of type list"),
+    ],
+)
+def test_what_is_no_call_is_refused(call: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        load(nn.Linear(3, 3), **call)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(3, 3).double(), nn.Linear(3, 3).half()])
+def test_an_op_that_fails_on_a_device_is_named_with_the_line_that_calls_it(module: nn.Module) -> None:
+    with pytest.raises(PlaceitError, match=r"in op 'linear', called at line \d+ of .*test_torch_given\.py: .*dtype"):
+        placeit.optimize(Calling(module), f"CPU@{allowed_cores()[0]}", example=X, budget=0.1, cache=None)
+
+
+def test_a_tensor_that_a_module_keeps_in_an_attribute_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"attribute self\.last was assigned"):
+        load(Keeps(), (X,))
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

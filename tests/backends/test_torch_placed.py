@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,65 @@ def test_arguments_of_a_program_from_a_file_are_matched_by_name_in_any_order(tmp
         placed(X, X)
     with pytest.raises(UsageError, match="'y' is missing"):
         placed(X)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (X.double(), r"'input' is torch\.float64, and the module was placed for torch\.float32: convert it"),
+        (X.long(), r"'input' is torch\.int64"),
+        (X.to("meta"), r"'input' is no dense tensor with values.*PyTorch says: .*meta"),
+        (X.to_sparse(), "'input' is no dense tensor with values.*to_dense"),
+    ],
+)
+def test_tensors_of_another_type_or_without_dense_values_are_refused(x: Tensor, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        called(nn.ReLU(), X)(x)
+
+
+def test_a_placed_module_is_not_exported_again() -> None:
+    with pytest.raises(UsageError, match="use the original module"):
+        load(called(nn.ReLU(), X), (X,))
+    with pytest.raises(UsageError, match=r"torch\.func"):
+        torch.vmap(called(nn.ReLU(), X))(X.expand(2, 2))
+
+
+def test_results_are_the_same_under_every_mode_of_gradients_and_have_none() -> None:
+    module = nn.Linear(2, 2)
+    placed, wanted = called(module, X), module(X).detach()
+    with torch.inference_mode():
+        torch.testing.assert_close(placed(X), wanted)
+    made = placed(X.clone().requires_grad_())
+    assert not made.requires_grad
+    torch.testing.assert_close(made, wanted)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda one: one.double(),
+        lambda one: one.to(torch.bfloat16),
+        lambda one: one.to("meta"),
+        lambda one: one.to_empty(device="meta"),
+    ],
+)
+def test_a_placed_module_is_not_moved_or_converted(move: Callable[[nn.Module], nn.Module]) -> None:
+    placed = called(nn.Linear(2, 2), X)
+    for module in (placed, nn.Sequential(placed, nn.ReLU())):
+        with pytest.raises(UsageError, match="convert the original one, and place it again"):
+            move(module)
+        assert module.to("cpu", torch.float32).eval() is module
+
+
+def test_copies_run_the_same_placement_and_have_their_own_hooks() -> None:
+    module = nn.Linear(2, 2)
+    whole = nn.Sequential(called(module, X))
+    for copied in (copy.deepcopy(whole), nn.Sequential(copy.copy(whole[0]))):
+        copied[0].register_forward_hook(lambda *given: given[-1] * 0)
+        torch.testing.assert_close(copied(X), torch.zeros(2))
+        torch.testing.assert_close(whole(X), module(X).detach())
+
+
+def test_pickling_a_placed_module_names_what_can_be_saved() -> None:
+    with pytest.raises(UsageError, match=r"cannot be pickled: save its placement \(found\.save\('p\.json'\)\)"):
+        torch.save(called(nn.ReLU(), X), io.BytesIO())

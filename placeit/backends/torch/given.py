@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from placeit.core.errors import ModelError
+from placeit.core.errors import ModelError, UsageError
 
-__all__ = ["check_device", "check_given"]
+__all__ = ["call_of", "check_device", "check_given"]
 
 _log = logging.getLogger("placeit")
 
 _CONVERTED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    """Return positional and keyword arguments of a call; None for the former if neither are given.
+
+    Raises:
+        UsageError: they are no arguments of a call.
+    """
+    if not isinstance(kwargs, Mapping | None):
+        raise UsageError(f"'kwargs' maps names of arguments to their values, and is of type {type(kwargs).__name__}.")
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    elif isinstance(example, Mapping):
+        example, kwargs = (), {**example, **(kwargs or {})}
+    elif isinstance(example, str | np.ndarray) or not isinstance(example, Iterable | None):
+        raise UsageError(
+            f"'example' is of type {type(example).__name__}, and not the arguments of a call: give a tensor, or a tuple of the "
+            "arguments (example=(x,))."
+        )
+    return (None if kwargs is None else ()) if example is None else tuple(example), dict(kwargs or {})
 
 
 def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
@@ -51,6 +72,12 @@ def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _check_tensor(what: str, value: Any) -> None:
     if is_lazy(value):
         raise ModelError(f"{what} is made by the first call of the module: call it once before it is exported.")
+    if isinstance(value, np.ndarray):
+        raise ModelError(f"{what} is a NumPy array, and modules take tensors: give torch.from_numpy(x).")
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        raise ModelError(
+            f"{what} is a nested tensor, which has no fixed size: pad it (torch.nested.to_padded_tensor), with a mask."
+        )
     if isinstance(value, torch.Tensor) and value.is_quantized:
         raise ModelError(f"{what} has the quantised type {value.dtype}, which PyTorch does not export: give x.dequantize().")
     check_device(what, value)

@@ -24,6 +24,7 @@ from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.border import as_array
+from placeit.backends.torch.given import call_of
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions
 from placeit.backends.torch.placed import PlacedModule
@@ -262,19 +263,13 @@ def load(
     Raises:
         ModelError: the module cannot be exported, or its program depends on data or cannot be cut; the message names the op.
         FileError: the file cannot be read.
+        UsageError: ``source`` is no model, or ``example`` or ``kwargs`` are no arguments of a call.
     """
     if batch is not None:
         raise ModelError(
             f"{source}: the batch of a PyTorch program is fixed by its example inputs: give the shapes of its inputs."
         )
-    args: tuple[Any, ...] | None = None if kwargs is None else ()
-    kwargs = kwargs or {}
-    if isinstance(example, torch.Tensor):
-        args = (example,)
-    elif isinstance(example, Mapping):
-        args, kwargs = (), {**example, **kwargs}
-    elif example is not None:
-        args = tuple(example)
+    args, kwargs = call_of(example, kwargs)
     if isinstance(source, torch.nn.Module):
         label = name or type(source).__name__
         if args is None:

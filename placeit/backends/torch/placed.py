@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch.utils import _pytree as pytree
 from placeit.backends.base import Arrays
 from placeit.backends.torch.border import as_array
 from placeit.backends.torch.structure import arranged, shown
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, first_line
 
 __all__ = ["PlacedModule"]
 
@@ -43,7 +45,7 @@ class PlacedModule(torch.nn.Module):
         self._inputs = [one.arg for one in signature.input_specs if one.kind is InputKind.USER_INPUT]
         self._results = [one.arg for one in signature.output_specs if one.kind is OutputKind.USER_OUTPUT]
         types = {node.name: node.meta["val"].dtype for node in program.graph.nodes if _is_tensor(node.meta.get("val"))}
-        self._types = [types.get(arg.name) for arg in self._results]
+        self._types = types
         self._takes, self._gives = spec.in_spec, spec.out_spec
         self._run, self._outputs = run, outputs
         positional, by_name = spec.in_spec.children()
@@ -55,6 +57,9 @@ class PlacedModule(torch.nn.Module):
         self._positional, self._order = order[:count], order
         self._defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
         self._original = [original]  # in a list: its parts and weights are not this module's
+        self._kinds = list(
+            {one.dtype: one.new_empty(0) for one in program.state_dict.values() if one.is_floating_point()}.values()
+        )
         self.training = False
 
     def __getattr__(self, name: str) -> Any:
@@ -67,12 +72,36 @@ class PlacedModule(torch.nn.Module):
             raise UsageError("A placed module is for inference only: train the original one, and place it again.")
         return self
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:  # noqa: ARG002
+        """Stay as it is, for ``to`` and its kin. Raises UsageError if weights would get another type or device."""
+        if any((one.dtype, one.device) != (made.dtype, made.device) for one in self._kinds for made in (fn(one),)):
+            raise UsageError(
+                "A placed module runs where its placement says, in its own types, with inputs and outputs in host memory: "
+                "convert the original one, and place it again."
+            )
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
+        """Return a module with its own hooks and attributes that runs the same placement."""
+        made = PlacedModule.__new__(PlacedModule)
+        made.__dict__ |= {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        return made
+
+    __copy__ = functools.partialmethod(__deepcopy__, {})
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raise UsageError, since the programs of devices cannot be pickled."""
+        raise UsageError(
+            "A placed module cannot be pickled: save its placement (found.save('p.json')) and run the original module with it, "
+            "or write a bundle of both (Session.build)."
+        )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the placement; takes and returns what the original module does, with tensors in host memory.
+        """Run the placement; takes and returns what the original module does, with tensors in host memory and no gradients.
 
         Raises:
-            UsageError: an argument is missing, unknown or given twice, is nested in another way than in the example, or is a
-                number, text or truth value that differs from the example's.
+            UsageError: an argument is missing, unknown or given twice, is nested in another way than in the example, has
+                another element type, is no dense tensor, or is a number, text or truth value that differs from the example's.
             ExecutionError: a device failed.
         """
         if torch.compiler.is_compiling():  # torch.compile would trace the executor
@@ -93,16 +122,28 @@ class PlacedModule(torch.nn.Module):
         for arg, value in zip(self._inputs, leaves, strict=True):
             wanted = "a tensor" if isinstance(arg, TensorArgument) else repr(arg.value)
             if isinstance(arg, TensorArgument) and isinstance(value, torch.Tensor):
-                inputs[arg.name] = as_array(value)
+                inputs[arg.name] = self._array(arg.name, value)
             elif isinstance(arg, TensorArgument) or not _same(value, arg.value):
                 raise UsageError(f"The argument '{arg.name}' is {_described(value)}, and the module was placed for {wanted}.")
         made = self._run(inputs)
         tensors = (torch.from_numpy(np.asarray(made[name])) for name in self._outputs)
         results = [
-            next(tensors).to(kind) if isinstance(arg, TensorArgument) else arg.value
-            for arg, kind in zip(self._results, self._types, strict=True)
+            next(tensors).to(self._types[arg.name]) if isinstance(arg, TensorArgument) else arg.value for arg in self._results
         ]
         return pytree.tree_unflatten(results, self._gives)
+
+    def _array(self, name: str, value: torch.Tensor) -> NDArray[np.generic]:
+        if value.dtype is not (wanted := self._types[name]):
+            raise UsageError(
+                f"The argument '{name}' is {value.dtype}, and the module was placed for {wanted}: convert it (x.to)."
+            )
+        try:
+            return as_array(value)
+        except (RuntimeError, TypeError) as error:
+            raise UsageError(
+                f"The argument '{name}' is no dense tensor with values. Where a module is exported, traced or transformed by "
+                f"torch.func, use the original module. PyTorch says: {first_line(error)}"
+            ) from error
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments as in the example: the same ones by position, the others by name, with the module's defaults."""

@@ -261,7 +261,12 @@ class _Lowering:
             if isinstance(spec.arg, ConstantArgument):
                 continue  # a number or a truth value for which the program was exported, and which is fixed in it
             if not isinstance(spec.arg, TensorArgument):
-                raise ModelError(f"{self.name}: the input '{node.name}' is not a tensor, and cannot be moved between devices.")
+                reader = next(iter(node.users), node)
+                raise ModelError(
+                    f"{self.name}: op '{op_name(reader)}'{_called_at(reader)} reads '{spec.target or node.name}', which is no "
+                    "tensor, and only tensors can be moved between devices: have it read a tensor, such as random numbers in "
+                    "place of their generator."
+                )
             if node.meta["val"].layout is not torch.strided:
                 raise ModelError(
                     f"{self.name}: '{spec.target or node.name}' has the layout {node.meta['val'].layout}, which cannot be "
@@ -298,9 +303,10 @@ class _Lowering:
             elif spec.kind in _STATE:
                 written[spec.target] = node
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                where = f", at{line}" if (line := line_of(node)) else ""
                 raise ModelError(
-                    f"{self.name} changes its input '{spec.target}' in place, which the caller would not see: change "
-                    f"a copy ({spec.target} = {spec.target}.clone())."
+                    f"{self.name} changes its input '{spec.target}' in place{where}, which the caller would not see: "
+                    f"change a copy ({spec.target} = {spec.target}.clone())."
                 )
             else:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
@@ -313,8 +319,7 @@ class _Lowering:
         """Raise ModelError for an op that cannot be in a fixed program of tensors."""
         if is_size(node) and not free_unbacked_symbols(node.meta["val"]):
             return
-        where = f", called at{line}," if (line := line_of(node)) else ""
-        op = f"{self.name}: op '{op_name(node)}' ({node.target}){where}"
+        op = f"{self.name}: op '{op_name(node)}' ({node.target}){_called_at(node)}"
         if not isinstance(node.target, torch._ops.OpOverload):
             custom = next((arg for arg in node.args if isinstance(arg, torch._ops.OpOverload)), None)
             if custom is not None:
@@ -352,6 +357,10 @@ class _Lowering:
                 f"{op} reads memory by strides, which a tensor does not keep when it moves to another device: write it with "
                 "slices, reshape or unfold."
             )
+
+
+def _called_at(node: Node) -> str:
+    return f", called at{line}," if (line := line_of(node)) else ""
 
 
 def indexed_value(node: Node) -> Value:

@@ -72,7 +72,7 @@ def _silence() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*tensor attributes .* were assigned during export")
+        warnings.filterwarnings("ignore", message=r".*tensor attributes? \S*_flat_weights\[")  # of PyTorch's recurrent layers
         try:
             yield
         finally:
@@ -97,6 +97,13 @@ def as_model_error(what: str) -> Iterator[None]:
                 f"a mask, or export the parts separately. PyTorch says: {message}"
             )
             where = ""
+        elif ".numpy() is not supported" in message:
+            message = "NumPy cannot compute in a program, as tensors have no values when it is made: use PyTorch's functions"
+        elif "fake tensor in the exported program constant" in message:
+            message = (
+                "it keeps a tensor that it computes, as by assigning to .data, which a program cannot: assign to a buffer "
+                "(register_buffer)"
+            )
         elif "which is not a known type" in message or "Unsupported input type" in message:
             message = f"{message.partition('. ')[0]}: take and return tensors, or register it ({_REGISTERED})"
             if "Cache" in message:
@@ -109,7 +116,8 @@ def as_model_error(what: str) -> Iterator[None]:
 
 def first_paragraph(error: BaseException) -> str:
     """Return the first paragraph of a PyTorch error on one line, or its class if it has no message."""
-    return " ".join(str(error).split("\n\n", maxsplit=1)[0].split()) or type(error).__name__
+    text = " ".join(str(error).split("\n\n", maxsplit=1)[0].split())
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
 def line_of(node: Node) -> str:

@@ -47,7 +47,7 @@ class DeviceErrors:
         # such as torch.AcceleratorError, NotImplementedError for a missing kernel, or an index out of range
         if isinstance(error, Exception) and not isinstance(error, PlaceitError | TimeoutError):
             op = failing_op(error)
-            raise DeviceError(f"{self._device} refused{f' op {op!r}' if op else ''}: {first_line(error)}") from error
+            raise DeviceError(f"{self._device} refused{f' op {op}' if op else ''}: {first_line(error)}") from error
 
 
 class Queue:

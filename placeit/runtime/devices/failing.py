@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from typing import Any
 
 __all__ = ["failing_op"]
 
@@ -10,15 +11,24 @@ __all__ = ["failing_op"]
 def failing_op(error: BaseException) -> str | None:
     """Return the op of a segment that raised an error; None if the error came from elsewhere.
 
-    The op is the node of a module that torch.fx has generated. For any other module, a note ``op: NAME`` of the error names it.
+    The op is the node of a module that torch.fx has generated, with the line of the user's code that calls it, if it is known.
+    For any other module, a note ``op: NAME`` of the error names it.
     """
     for note in getattr(error, "__notes__", ()):
         if note.startswith("op: "):
-            return str(note.removeprefix("op: "))
+            return repr(str(note.removeprefix("op: ")))
     trace, name = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_filename.startswith("<eval_with_key>"):  # the code that torch.fx generates: one op a line
-            name = linecache.getline(code.co_filename, trace.tb_lineno).partition(" = ")[0].strip()
+            called = linecache.getline(code.co_filename, trace.tb_lineno).partition(" = ")[0].strip()
+            name = repr(called) + _line(trace.tb_frame.f_locals.get("self"), called)
         trace = trace.tb_next
     return name
+
+
+def _line(module: Any, op: str) -> str:
+    from placeit.backends.torch.tracing import line_of  # late: it imports PyTorch
+
+    node = next((node for node in getattr(getattr(module, "graph", None), "nodes", ()) if node.name == op), None)
+    return f", called at{line}" if node is not None and (line := line_of(node)) else ""

@@ -287,7 +287,7 @@ class TorchDevice(OnWorker):
 
     def _explain(self, error: BaseException) -> str:
         op = failing_op(error)
-        return f"Inference failed on {self.name}{f' in op {op!r}' if op else ''}: {first_line(error)}"
+        return f"Inference failed on {self.name}{f' in op {op}' if op else ''}: {first_line(error)}"
 
 
 def module_of(segment: SegmentSource, device: str, precision: str) -> torch.nn.Module:
@@ -315,4 +315,4 @@ def explaining(what: str) -> Iterator[None]:
         yield
     except FAILURES as error:
         op = failing_op(error)
-        raise DeviceError(f"{what}{f' (op {op!r})' if op else ''}: {first_line(error)}") from error
+        raise DeviceError(f"{what}{f' (op {op})' if op else ''}: {first_line(error)}") from error
