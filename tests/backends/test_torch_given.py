@@ -76,6 +76,18 @@ class Keeps(nn.Module):
         return x + self.last
 
 
+def with_plain(tensor: torch.Tensor) -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.table = tensor
+    return nn.Sequential(module)
+
+
+def scripted(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(module)
+
+
 class Calling(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -105,7 +117,11 @@ class Calling(nn.Module):
         (Calling(changes), X, r"changes its input 'x' in place, at line \d+ of .*test_torch_given\.py, .*x\.clone\(\)"),
         (Calling(lambda x: torch.from_numpy(x.numpy())), X, r"Calling \(.*test_torch_given\.py, line \d+\): NumPy cannot"),
         (Calling(lambda x: {}["scale"]), X, r"Calling \(.*test_torch_given\.py, line \d+\): KeyError: 'scale'"),
-        (Assigns(), X, r"Cannot export Assigns.*: it keeps a tensor that it computes, .*register_buffer"),
+        (Assigns(), X, r"Cannot export Assigns.*: it uses \.data, or keeps .*register_buffer"),
+        (Calling(lambda x: x.data * 2), X, r"Cannot export Calling.*: it uses \.data, .*x\.detach\(\)"),
+        (with_plain(torch.ones(3, device="meta")), X, r"Sequential: the weight '0\.table' is on meta"),
+        (with_plain(torch.eye(3).to_sparse()), X, r"the weight '0\.table' has the layout torch\.sparse_coo.*to_dense\(\)"),
+        (nn.Sequential(scripted(nn.Linear(3, 3))), X, r"Sequential: the module '0' is a TorchScript module, .*made of"),
         (Noisy(), X, r"Noisy: op 'rand', called at line \d+ of .*test_torch_given\.py, reads .*random numbers in place"),
     ],
 )

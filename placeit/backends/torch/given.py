@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.core.errors import ModelError, UsageError
 
-__all__ = ["call_of", "check_device", "check_given"]
+__all__ = ["call_of", "check_dense", "check_device", "check_given"]
 
 _log = logging.getLogger("placeit")
 
@@ -47,15 +47,20 @@ def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
     Raises:
         ModelError: the arguments do not fit; or a weight or an argument is quantised, without values, or not on the CPU.
     """
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError(f"{name} is a TorchScript module, which PyTorch does not export: give the module that it was made of.")
     for where, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            what = f"{name}: the module '{where}'" if where else name
+            raise ModelError(
+                f"{what} is a TorchScript module, which PyTorch does not export: give the module that it was made of."
+            )
         if type(part).__module__.startswith(_CONVERTED):
             raise ModelError(
                 f"{name}: torch.ao.quantization has converted the module '{where}' to {type(part).__name__}, which PyTorch "
                 "does not export: give the module before that, or quantise the ONNX file that placeit export writes."
             )
-    for where, tensor in (*module.named_parameters(), *module.named_buffers()):
+    parts = ((f"{where}." if where else "", vars(part).items()) for where, part in module.named_modules())
+    plain = ((where + key, value) for where, items in parts for key, value in items if isinstance(value, torch.Tensor))
+    for where, tensor in (*module.named_parameters(), *module.named_buffers(), *plain):
         _check_tensor(f"{name}: the weight '{where}'", tensor)
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -80,7 +85,16 @@ def _check_tensor(what: str, value: Any) -> None:
         )
     if isinstance(value, torch.Tensor) and value.is_quantized:
         raise ModelError(f"{what} has the quantised type {value.dtype}, which PyTorch does not export: give x.dequantize().")
+    check_dense(what, value)
     check_device(what, value)
+
+
+def check_dense(what: str, value: Any) -> None:
+    """Raise ModelError if a value is a sparse tensor."""
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        raise ModelError(
+            f"{what} has the layout {value.layout}, which cannot be moved between devices: make it dense (to_dense())."
+        )
 
 
 def check_device(what: str, value: Any) -> None:

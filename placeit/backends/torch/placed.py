@@ -105,7 +105,7 @@ class PlacedModule(torch.nn.Module):
             ExecutionError: a device failed.
         """
         if torch.compiler.is_compiling():  # torch.compile would trace the executor
-            return torch.compiler.disable(self._called)(*args, **kwargs)
+            return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]
         return self._called(*args, **kwargs)
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
-from placeit.backends.torch.given import check_device, check_given
+from placeit.backends.torch.given import check_dense, check_device, check_given
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
 from placeit.backends.torch.state import KEEP
 from placeit.backends.torch.structure import leaf_names, plain_structure
@@ -267,11 +267,7 @@ class _Lowering:
                     "tensor, and only tensors can be moved between devices: have it read a tensor, such as random numbers in "
                     "place of their generator."
                 )
-            if node.meta["val"].layout is not torch.strided:
-                raise ModelError(
-                    f"{self.name}: '{spec.target or node.name}' has the layout {node.meta['val'].layout}, which cannot be "
-                    "moved between devices: make it dense (to_dense())."
-                )
+            check_dense(f"{self.name}: '{spec.target or node.name}'", node.meta["val"])
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs[node.name] = node
                 continue

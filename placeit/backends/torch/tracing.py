@@ -72,7 +72,8 @@ def _silence() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r".*tensor attributes? \S*_flat_weights\[")  # of PyTorch's recurrent layers
+        # assigned by PyTorch's recurrent layers, and by its weight_norm
+        warnings.filterwarnings("ignore", message=r".*tensor attributes? \S*(_flat_weights\[|\.weight\b)")
         try:
             yield
         finally:
@@ -101,8 +102,8 @@ def as_model_error(what: str) -> Iterator[None]:
             message = "NumPy cannot compute in a program, as tensors have no values when it is made: use PyTorch's functions"
         elif "fake tensor in the exported program constant" in message:
             message = (
-                "it keeps a tensor that it computes, as by assigning to .data, which a program cannot: assign to a buffer "
-                "(register_buffer)"
+                "it uses .data, or keeps a tensor that it computes, which a program cannot: read x.detach(), and keep tensors "
+                "in buffers (register_buffer)"
             )
         elif "which is not a known type" in message or "Unsupported input type" in message:
             message = f"{message.partition('. ')[0]}: take and return tensors, or register it ({_REGISTERED})"
