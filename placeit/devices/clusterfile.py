@@ -36,12 +36,17 @@ def discover(spec: Cluster | str | Path | Sequence[str] | None = None, *, precis
     """Return the cluster of a cluster file (``*.yaml``, ``*.yml``), of device names, or of ``auto``, the default.
 
     ``auto`` leaves out devices that do not compute in ``precision``. Raises the errors of :func:`read_cluster` and of
-    :func:`placeit.devices.discovery.named`.
+    :func:`placeit.devices.discovery.named`, and UsageError for any other value.
     """
     if isinstance(spec, Cluster):
         return spec
     if isinstance(spec, Path) or (isinstance(spec, str) and names_file(spec)):
         return read_cluster(spec)
+    if spec is not None and not (isinstance(spec, Sequence) and all(isinstance(name, str) for name in spec)):
+        raise UsageError(
+            f"Devices are names, a cluster file or a cluster, and not a {type(spec).__name__}. Arguments of a PyTorch module "
+            "are given by name: example=(x,)."
+        )
     return named(spec, precision=precision)
 
 

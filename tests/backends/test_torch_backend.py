@@ -476,7 +476,7 @@ def test_what_fails_uncut_is_a_device_error() -> None:
 
 
 def test_the_batch_cannot_be_changed_by_option() -> None:
-    with pytest.raises(ModelError, match="batch of a PyTorch program is fixed by its example inputs"):
+    with pytest.raises(ModelError, match=r"^Linear: the batch of a PyTorch program is fixed by its example inputs"):
         load(nn.Linear(3, 2), (X,), batch=2)
 
 

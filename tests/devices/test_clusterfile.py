@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link, Power
-from placeit.core.errors import ClusterError, DeviceError, FileError, PlaceitError
+from placeit.core.errors import ClusterError, DeviceError, FileError, PlaceitError, UsageError
 from placeit.devices import catalog
 from placeit.devices.clusterfile import discover, read_cluster, write_cluster
 
@@ -305,6 +305,9 @@ def test_a_cluster_is_found_from_whatever_a_user_gives(file: Path) -> None:
     assert discover(file).names == discover(str(file)).names == ("a",)
     assert discover(f"CPU@{CORE}").names == discover([f"CPU@{CORE}"]).names == (f"CPU@{CORE}",)
     assert discover().names
+    for other in (3, [3], {3: 3}):
+        with pytest.raises(UsageError, match=rf"not a {type(other).__name__}\. .*example=\(x,\)"):
+            discover(other)
 
 
 # --- fuzzing

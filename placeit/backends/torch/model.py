@@ -266,8 +266,9 @@ def load(
         UsageError: ``source`` is no model, or ``example`` or ``kwargs`` are no arguments of a call.
     """
     if batch is not None:
+        what = source if isinstance(source, str | Path) else type(source).__name__
         raise ModelError(
-            f"{source}: the batch of a PyTorch program is fixed by its example inputs: give the shapes of its inputs."
+            f"{what}: the batch of a PyTorch program is fixed by its example inputs: give the shapes of its inputs."
         )
     args, kwargs = call_of(example, kwargs)
     if isinstance(source, torch.nn.Module):
