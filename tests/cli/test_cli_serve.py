@@ -142,12 +142,14 @@ def test_bundles_are_served_by_their_names_or_others_and_ctrl_c_ends_that(
 ) -> None:
     built = cli("build", tiny, "-p", placement, "-o", tmp_path / "app.placeit")
     assert built.exit_code == 0, built.stderr
-    made = serving(tmp_path / "app.placeit", f"other={tmp_path / 'app.placeit'}")
+    made = serving(tmp_path / "app.placeit", f"other={tmp_path / 'app.placeit'}", "--control")
     answers = [made.ask(path=f"/v2/models/{name}/infer") for name in ("tiny", "other")]
     assert [status for status, _ in answers] == [200, 200]
     assert answers[0][1]["outputs"] == answers[1][1]["outputs"]
-    found = made.end(signal.SIGINT)
-    assert [(model["name"], model["succeeded"]) for model in found["models"]] == [("tiny", 1), ("other", 1)]
+    assert made.ask(path="/v2/repository/models/other/load", body={}) == (200, {"outcome": "loaded"})
+    assert made.ask(path="/v2/models/other/infer")[0] == 200
+    found = made.end(signal.SIGINT)  # requests before the model was loaded anew count as well
+    assert [(model["name"], model["succeeded"]) for model in found["models"]] == [("tiny", 1), ("other", 2)]
 
 
 def test_what_is_not_installed_is_said(cli: Any, tiny: Path, placement: Path, monkeypatch: pytest.MonkeyPatch) -> None:
