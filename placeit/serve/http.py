@@ -156,7 +156,7 @@ def _model(service: Service, request: Request) -> ServedModel:
 async def _parameters(request: Request, bodies: Bodies, most: int = _SMALL_BYTES) -> dict[str, Any]:
     """Read a request that is about models, whose body is a JSON object of ``most`` bytes, or empty. Raises RefusedError."""
     found = await bodies.json_object(request, most)
-    if not isinstance(found.get("parameters", {}), dict):
+    if not isinstance(found.get("parameters"), dict | None):
         raise invalid("The 'parameters' of this request are an object.")
     return found
 

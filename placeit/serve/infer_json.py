@@ -61,7 +61,7 @@ def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferReques
     if size >= APART_BYTES:
         _check_bounds(text, model.most_values)
     asked = _parsed(text)
-    parameters = _field(asked, "parameters", dict, {})
+    parameters = _parameters(asked)
     if asked.get("id") is not None:
         _field(asked, "id", str)
     check_priority(parameters)
@@ -75,7 +75,7 @@ def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferReques
     rest = memoryview(body)[size:]
     for tensor in tensors:
         spec = _spec(model, tensor)
-        of = _field(tensor, "parameters", dict, {})
+        of = _parameters(tensor)
         taken = of.get("binary_data_size")
         part = Part.of(of)
         if part is not None:
@@ -100,7 +100,7 @@ def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferReques
     binary = _field(parameters, "binary_data_output", bool, False)
     wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
     model.named_once("output", [_field(one, "name", str) for one in wanted])
-    outputs = [Wanted.of(one["name"], _field(one, "parameters", dict, {}), binary=binary) for one in wanted]
+    outputs = [Wanted.of(one["name"], _parameters(one), binary=binary) for one in wanted]
     timeout_s, sequence = min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters, asked.get("id") or "")
     return InferRequest(asked.get("id"), inputs, outputs, timeout_s, sequence, borrowed)
 
@@ -167,6 +167,11 @@ def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = 
         words = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
         raise invalid(f"'{name}' {'is missing' if name not in of else f'has to be {words[kind]}'} in this request.")
     return value
+
+
+def _parameters(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a request or tensor, without those that are null. Raises RefusedError."""
+    return {name: value for name, value in _field(of, "parameters", dict, {}).items() if value is not None}
 
 
 def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None) -> list[dict[str, Any]]:

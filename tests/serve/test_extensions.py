@@ -265,6 +265,11 @@ def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Ca
     made = network()
     asked = asking() | {"id": None, "parameters": None, "outputs": None}
     assert call(made, INFER, json.dumps(asked))[0] == 200
+    nothing = dict.fromkeys(("timeout", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"))
+    outputs = [{"name": "out_bool", "parameters": dict.fromkeys(("classification", "binary_data"))}]
+    asked = asking(parameters={"binary_data_size": None}) | {"parameters": nothing, "outputs": outputs}
+    assert call(made, INFER, json.dumps(asked))[0] == 200
+    assert call(made, "/v2/repository/models/types/load", '{"parameters": null}')[0] == 403  # it is read, and not allowed
     assert call(made, INFER, json.dumps(asking() | {"parameters": {"priority": 3}}))[0] == 200
     status, answer, _ = call(made, INFER, json.dumps(asking() | {"parameters": {"priority": "high"}}))
     assert (status, answer["error"]) == (400, "The parameter 'priority' has to be a whole number of at least 0.")
