@@ -74,7 +74,8 @@ class Draft:
             self._read(tokens[len(self._tokens) :])
         except PlaceitError:
             self.pays, self._then = False, None
-        return self._then is not None
+            return False
+        return True  # the proposals may be there already
 
     def took(self, proposed: int, kept: int, seconds: float) -> None:
         """Record the time of a step, and of its proposals if it had some."""

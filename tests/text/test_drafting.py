@@ -88,6 +88,20 @@ def test_several_texts_are_generated_as_without_proposals(models: list[TextModel
     assert found[0] == found[1] == found[2]
 
 
+def test_proposals_that_are_there_at_once_are_checked_once(models: list[TextModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    same, submit = models[1], ServedSequence.submit
+
+    def waiting(self, inputs, **options):  # type: ignore[no-untyped-def]
+        answer = submit(self, inputs, **options)
+        if self.line not in same.server.sequences:
+            answer.exception()
+        return answer
+
+    expected = pieces(models[0], [5, 6, 7], Wanted(20, sampling=GREEDY))
+    monkeypatch.setattr(ServedSequence, "submit", waiting)
+    assert pieces(same, [5, 6, 7], Wanted(20, sampling=GREEDY)) == expected
+
+
 def test_a_draft_that_fails_leaves_the_text_to_the_decoder(
     models: list[TextModel], large: tuple[Server, Model], folders: list[Path]
 ) -> None:
