@@ -1,4 +1,4 @@
-"""Optimal planned schedules by constraint programming, with OR-tools."""
+"""Optimal planned schedules, and optimal throughput, by constraint programming, with OR-tools."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from placeit.core import clock
 from placeit.core.conflicts import cliques
 from placeit.core.extras import need
 from placeit.core.problem import CostFunction, Problem
+from placeit.placers.annealing import Annealing
 from placeit.placers.base import option
 from placeit.placers.heft import Heft
 from placeit.placers.list_scheduling import ListSchedule, list_schedule, pinned
+from placeit.simulator.throughput_bound import ThroughputCost
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpModel
+    from ortools.sat.python.cp_model import CpModel, CpSolver
 
 __all__ = ["CpSat"]
 
-_TICKS = 1_000_000  # HEFT's makespan in ticks, the solver's integer unit of time
+_TICKS = 1_000_000  # value of the known placement in ticks, the solver's integer unit of time
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,12 @@ class CpSat:
     """Optimal placement and order in HEFT's model, where links have no contention, by constraint programming.
 
     Other placers leave the order of ops to the queues of the executor. This one chooses it, so its plan should run in planned
-    order (the queue ``planned``). It is for up to about a hundred ops: each edge needs a constraint per pair of devices. Needs
+    order (the queue ``planned``).
+
+    With a bound of throughput as the cost function, it minimises the seconds of the busiest device or link, as the integer
+    program of Tarnawski et al. (NeurIPS 2020) does, but from annealing's placement and without contiguous stages.
+
+    It is for up to about a hundred ops: each edge needs a constraint per pair of devices. Needs
     ``pip install 'placeit[exact]'``.
     """
 
@@ -41,18 +48,46 @@ class CpSat:
     def place(
         self,
         problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
+        cost: CostFunction,
         *,
         seed: int,
-        evaluations: int | None,  # noqa: ARG002
+        evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the placement of :meth:`plan`; the cost function is not used.
+        """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of throughput.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
+        if isinstance(cost, ThroughputCost):
+            return self.balanced(problem, seed=seed, evaluations=evaluations, deadline=deadline)[0]
         return self.plan(problem, seed=seed, deadline=deadline)[0].placement
+
+    def balanced(
+        self, problem: Problem, *, seed: int = 0, evaluations: int | None = None, deadline: float | None = None
+    ) -> tuple[NDArray[np.int32], float]:
+        """Return a placement with the least seconds of the busiest device or link, and a lower bound of these seconds.
+
+        The placement is never worse than the one of annealing with ``evaluations``. The solver counts in millionths of its
+        seconds and rounds down, so a placement that is proven optimal may lie above the bound by as many of these as there are
+        ops and transfers.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
+        from ortools.sat.python import cp_model
+
+        cost = ThroughputCost(problem)
+        known = Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
+        seconds = float(cost(known)[0])
+        if seconds <= 0:
+            return known, 0.0
+        model = cp_model.CpModel()
+        on = _placed(model, problem, known)
+        _balance(model, problem, on, seconds)
+        solver, solved = self._solved(model, seed, deadline)
+        found = _placement(solver, on) if solved else known
+        return (found if cost(found)[0] < seconds else known), max(0.0, solver.best_objective_bound) * seconds / _TICKS
 
     def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[ListSchedule, float]:
         """Return the best plan found, never worse than HEFT's, and a lower bound of all makespans, in seconds.
@@ -69,7 +104,23 @@ class CpSat:
         if known.makespan <= 0:
             return known, 0.0
         model = cp_model.CpModel()
-        on, start = _model(model, problem, known)
+        on = _placed(model, problem, known.placement)
+        start = _scheduled(model, problem, on, known)
+        solver, solved = self._solved(model, seed, deadline)
+        bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
+        if not solved:
+            return known, bound
+        placement = _placement(solver, on)
+        turn = np.empty(len(problem), np.int64)
+        turn[problem.order] = np.arange(len(problem))
+        order = np.lexsort((turn, np.array([solver.value(s) for s in start]))).astype(np.int32)
+        plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
+        return (plan if plan.makespan < known.makespan else known), bound
+
+    def _solved(self, model: CpModel, seed: int, deadline: float | None) -> tuple[CpSolver, bool]:
+        """Return the solver after its work, and whether it found a placement."""
+        from ortools.sat.python import cp_model
+
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1  # with several workers the answer would depend on which of them ends first
         solver.parameters.random_seed = seed % 2**31
@@ -77,39 +128,82 @@ class CpSat:
         solver.parameters.catch_sigint_signal = False  # the solver would take Ctrl-C for a time limit
         if deadline is not None:
             solver.parameters.max_time_in_seconds = max(0.0, deadline - clock.now())
-        found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
-        if not found:
-            return known, bound
-        placement = np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
-        turn = np.empty(len(problem), np.int64)
-        turn[problem.order] = np.arange(len(problem))
-        order = np.lexsort((turn, np.array([solver.value(s) for s in start]))).astype(np.int32)
-        plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
-        return (plan if plan.makespan < known.makespan else known), bound
+        return solver, solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[dict[int, Any]], list[Any]]:
-    """Add variables and constraints to the model; return the ops' variables: on each possible device or not, and start."""
+def _placement(solver: CpSolver, on: list[dict[int, Any]]) -> NDArray[np.int32]:
+    """Return the placement that the solver found, ``int32[V]``."""
+    return np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
+
+
+def _placed(model: CpModel, problem: Problem, known: NDArray[np.int32]) -> list[dict[int, Any]]:
+    """Add a variable for each op and each device that can run it, and the limits of memory; return the variables."""
+    on: list[dict[int, Any]] = []
+    for v, name in enumerate(problem.op_names):
+        row = {d: model.new_bool_var(f"{name} on {d}") for d in np.flatnonzero(problem.feasible[v]).tolist()}
+        model.add_exactly_one(row.values())
+        for d, chosen in row.items():
+            model.add_hint(chosen, int(known[v]) == d)
+        on.append(row)
+    for d in np.flatnonzero(np.isfinite(problem.memory)).tolist():
+        used = sum(int(np.ceil(problem.param_bytes[v])) * row[d] for v, row in enumerate(on) if d in row)
+        for nbytes, ops in problem.shared:  # a device of other readers than the first, which counts the weight, has a copy
+            copy = model.new_bool_var("")
+            for v in ops[1:]:
+                model.add(on[v].get(d, 0) <= copy + on[ops[0]].get(d, 0))
+            used += int(np.ceil(nbytes)) * copy
+        model.add(used <= int(problem.memory[d]))
+    return on
+
+
+def _balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], known: float) -> None:
+    """Have the model minimise the ticks of the busiest device, set of conflicting devices, or link; ``known``: seconds."""
+
+    def ticks(seconds: float) -> int:
+        return int(seconds * (_TICKS / known))
+
+    most = model.new_int_var(0, _TICKS, "busiest")
+    model.minimize(most)
+    devices = range(problem.devices)
+    busy: list[Any] = [sum(ticks(problem.compute[v, d]) * row[d] for v, row in enumerate(on) if d in row) for d in devices]
+    links: dict[tuple[int, int], Any] = {}
+    for tensor in range(int(problem.edge_tensor.max(initial=-1)) + 1):
+        edges = np.flatnonzero(problem.edge_tensor == tensor)
+        cut, first = problem.cut[edges[0]], on[problem.edges[edges[0], 0]]
+        moved = problem.latency + problem.edge_bytes[edges[0]] / problem.bandwidth
+        for d in devices:
+            enters, leaves = model.new_bool_var(""), model.new_bool_var("")
+            for v in problem.edges[edges, 1].tolist():
+                model.add(enters >= on[v].get(d, 0) - first.get(d, 0))
+                model.add(leaves >= first.get(d, 0) - on[v].get(d, 0))
+            busy[d] += ticks(cut[d]) * (enters + leaves)
+            for source in first:
+                if source != d and (delay := ticks(moved[source, d])) > 0:
+                    crosses = model.new_bool_var("")
+                    model.add(crosses >= first[source] + enters - 1)
+                    links[source, d] = links.get((source, d), 0) + delay * crosses
+    for together in cliques(problem.conflicts):
+        model.add(sum(busy[d] for d in np.flatnonzero(together).tolist()) <= most)
+    for seconds in links.values():
+        model.add(seconds <= most)
+
+
+def _scheduled(model: CpModel, problem: Problem, on: list[dict[int, Any]], known: ListSchedule) -> list[Any]:
+    """Have the model minimise the makespan; return the variables of the starts of ops."""
 
     def ticks(seconds: float) -> int:
         return int(seconds * (_TICKS / known.makespan))
 
-    on: list[dict[int, Any]] = []
     start, end = [], []
     busy: list[list[Any]] = [[] for _ in range(problem.devices)]
     span = model.new_int_var(0, _TICKS, "makespan")
     model.minimize(span)
-    for v, name in enumerate(problem.op_names):
-        row = {d: model.new_bool_var(f"{name} on {d}") for d in np.flatnonzero(problem.feasible[v]).tolist()}
-        model.add_exactly_one(row.values())
+    for v, (name, row) in enumerate(zip(problem.op_names, on, strict=True)):
         begin = model.new_int_var(0, _TICKS, f"start of {name}")
         model.add_hint(begin, ticks(known.start[v]))
         for d, chosen in row.items():
             size = ticks(problem.compute[v, d])
             busy[d].append(model.new_optional_fixed_size_interval_var(begin, size, chosen, f"{name} on {d}"))
-            model.add_hint(chosen, int(known.placement[v]) == d)
-        on.append(row)
         start.append(begin)
         end.append(begin + sum(ticks(problem.compute[v, d]) * chosen for d, chosen in row.items()))
         model.add(span >= end[v])
@@ -122,12 +216,4 @@ def _model(model: CpModel, problem: Problem, known: ListSchedule) -> tuple[list[
             for b, receives in on[v].items():
                 if a != b and (delay := ticks(comm[a, b])) > 0:
                     model.add(start[v] >= end[u] + delay).only_enforce_if(sends, receives)
-    for d in np.flatnonzero(np.isfinite(problem.memory)).tolist():
-        used = sum(int(np.ceil(problem.param_bytes[v])) * row[d] for v, row in enumerate(on) if d in row)
-        for nbytes, ops in problem.shared:  # a device of other readers than the first, which counts the weight, has a copy
-            copy = model.new_bool_var("")
-            for v in ops[1:]:
-                model.add(on[v].get(d, 0) <= copy + on[ops[0]].get(d, 0))
-            used += int(np.ceil(nbytes)) * copy
-        model.add(used <= int(problem.memory[d]))
-    return on, start
+    return start

@@ -18,6 +18,7 @@ from placeit.placers.registry import get_placer
 from placeit.simulator.scheduler import GIPH_RULES, Rules
 from placeit.simulator.simulate import SimulatedCost, schedule
 from placeit.simulator.tables import compiled
+from placeit.simulator.throughput_bound import ThroughputCost
 from placeit.testing.problems import random_problem
 
 
@@ -127,6 +128,29 @@ def test_the_best_planned_order_is_at_least_as_short_as_the_best_first_in_first_
     assert bound <= plan.makespan * (1 + 1e-9)
     executed = schedule(problem, plan.placement, rules=Rules("contention-free", "planned"), priority=plan.priority)
     assert executed.makespan == pytest.approx(plan.makespan, rel=1e-9)
+
+
+@settings(max_examples=20)
+@given(
+    problem=st.one_of(
+        st.builds(
+            random_problem,
+            st.integers(1, 6),
+            st.integers(1, 3),
+            st.integers(0, 2**20),
+            everywhere=st.sampled_from([0.5, 1.0]),
+            tight=st.booleans(),
+            conflicts=st.sampled_from([0.0, 0.6]),
+        ),
+        alike_problems(),
+    ),
+)
+def test_no_placement_at_all_keeps_its_busiest_device_or_link_less_busy_than_the_solver(problem):
+    cost, best = ThroughputCost(problem), best_of_all(problem, ThroughputCost(problem))
+    placement, bound = CpSat().balanced(problem)
+    assert best <= cost(placement)[0] <= best * (1 + 1e-4)
+    assert bound <= best * (1 + 1e-9)
+    assert np.array_equal(placement, CpSat().place(problem, cost, seed=0, evaluations=None))
 
 
 def on_two_cores(chains, seed=0):
