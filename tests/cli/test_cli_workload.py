@@ -67,6 +67,7 @@ def test_what_a_workload_does_not_take_is_refused(cli: Any, models: Path) -> Non
     for words, message in (
         (["--objective", "energy"], "--objective is about one model"),
         (["--in-flight", "2"], "--in-flight is about one model"),
+        (["--texts", "2"], "--texts is about one model"),
         (["--page", "page.html"], "--page is about one model"),
         (["--output", path], "is named twice"),
         (["-d", "CPU@99999"], "CPU@99999"),
