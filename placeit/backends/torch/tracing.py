@@ -72,6 +72,7 @@ def _silence() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message="No complete tensor found in the group")  # a weight is a part of another one
         # assigned by PyTorch's recurrent layers, and by its weight_norm
         warnings.filterwarnings("ignore", message=r".*tensor attributes? \S*(_flat_weights\[|\.weight\b)")
         try:
