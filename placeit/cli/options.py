@@ -17,7 +17,7 @@ import typer
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
 from placeit.cli.values import complete_devices, complete_objectives, duration, minimised
 from placeit.core.errors import UsageError
-from placeit.core.sizes import SizeRange
+from placeit.core.sizes import SizeRange, parsed_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -339,7 +339,7 @@ def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int | SizeRange
     for text in texts or ():
         name, _, sizes = text.rpartition(":")
         words = [word.strip() for word in sizes.split(",")]
-        fixed = [word.isascii() and word.isdecimal() and int(word) > 0 for word in words]
+        fixed = [word.isascii() and word.isdecimal() and len(word) <= 20 and int(word) > 0 for word in words]
         if not name or not all(known or ".." in word for word, known in zip(words, fixed, strict=True)):
             raise UsageError(
                 f"Cannot read --input-shape '{text}'; write NAME:SIZES, such as images:1,3,224,224, or with a range of sizes, "
@@ -347,7 +347,7 @@ def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int | SizeRange
             )
         if name in shapes:
             raise UsageError(f"--input-shape gives the input '{name}' twice.")
-        shapes[name] = tuple(int(word) if known else SizeRange.parse(word) for word, known in zip(words, fixed, strict=True))
+        shapes[name] = tuple(map(parsed_size, words))
     return shapes
 
 

@@ -16,7 +16,10 @@ LARGEST = 2**31 - 1
 Limits: TypeAlias = tuple[tuple[int, int], ...]
 """Least and largest size of each dimension of a tensor."""
 
-_RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?:@(?P<typical>\d+(x\d+)?(/\d+(x\d+)?)*))?")
+_SIZE = r"\d{1,20}"
+_RANGE = re.compile(
+    rf"(?P<least>{_SIZE})\.\.(?P<most>{_SIZE}|(?=@))(?:@(?P<typical>{_SIZE}(x{_SIZE})?(/{_SIZE}(x{_SIZE})?)*))?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class SizeRange:
     def parse(cls, text: str) -> Self:
         """Read ``32..512``, ``32..512@128``, or several typical sizes, ``32..512@128x3/512``: 128 three times as often as 512.
 
+        ``32..@128`` has no bound but :data:`LARGEST`.
+
         Raises:
             UsageError: the text has another form.
         """
@@ -62,7 +67,7 @@ class SizeRange:
             )
         parts = [part.partition("x") for part in (found["typical"] or "").split("/") if part]
         sizes, times = tuple(int(size) for size, _, _ in parts), tuple(int(often or 1) for _, _, often in parts)
-        return cls(int(found["least"]), int(found["most"]), sizes, times)
+        return cls(int(found["least"]), int(found["most"] or LARGEST), sizes, times)
 
     def __str__(self) -> str:
         return _spelled(self.least, self.most, self.typical, self.times)
@@ -71,7 +76,7 @@ class SizeRange:
 def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]) -> str:
     times = times or [1] * len(typical)
     sizes = [f"{size}x{often}" if often != 1 else f"{size}" for size, often in zip(typical, times, strict=False)]
-    return f"{least}..{most if most < LARGEST else ''}{'@' if sizes else ''}{'/'.join(sizes)}"
+    return f"{least}..{'' if most == LARGEST and sizes else most}{'@' if sizes else ''}{'/'.join(sizes)}"
 
 
 def parsed_size(given: int | str | SizeRange) -> int | SizeRange:
@@ -79,7 +84,7 @@ def parsed_size(given: int | str | SizeRange) -> int | SizeRange:
     if isinstance(given, SizeRange):
         return given
     if isinstance(given, str):
-        return int(given) if given.isascii() and given.isdecimal() else SizeRange.parse(given)
+        return int(given) if re.fullmatch(_SIZE, given, re.ASCII) else SizeRange.parse(given)
     return int(given)
 
 

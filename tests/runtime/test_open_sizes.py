@@ -20,7 +20,7 @@ from placeit.backends import load
 from placeit.backends.base import Sample
 from placeit.core.errors import DeviceError, ExecutionError, ModelError, SequenceError, UsageError
 from placeit.core.placement import Placement
-from placeit.core.sizes import SizeRange
+from placeit.core.sizes import LARGEST, SizeRange
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference, other_inputs
 from placeit.runtime.devices.host_buffer import HostBuffer
@@ -176,6 +176,7 @@ def test_typical_sizes_that_contradict_each_other_are_refused(tmp_path: Path) ->
         "1..4@2x0",
         "1..4@2/",
         "1..4@2/5",
+        f"1..{'9' * 5000}",
     ],
 )
 def test_ranges_that_make_no_sense(text: str) -> None:
@@ -183,13 +184,26 @@ def test_ranges_that_make_no_sense(text: str) -> None:
         SizeRange.parse(text)
 
 
-def test_a_placement_keeps_the_range_that_it_was_found_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["1..64@16", "1..@16x3/2"])
+def test_a_placement_keeps_the_range_that_it_was_found_for(tmp_path: Path, sizes: str) -> None:
     path, file = attention(tmp_path), tmp_path / "placement.json"
-    with Session(path, TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
+    shapes: Shapes = {"ids": (1, sizes), "mask": (1, sizes)}
+    with Session(path, TWO[0], inputs=Inputs(shapes=shapes), cache=None) as session:
         session.placement(np.zeros(len(session.grouping.groups), np.int32)).save(file)
     conditions = Placement.load(file).conditions
     assert conditions is not None
-    assert conditions.shapes == {"ids": (1, "1..64@16"), "mask": (1, "1..64@16")}
+    assert conditions.shapes == shapes
+
+
+@pytest.mark.parametrize("most", [64, LARGEST])
+@pytest.mark.parametrize("typical", [(), (16,)])
+def test_a_range_is_read_as_it_is_written(most: int, typical: tuple[int, ...]) -> None:
+    assert SizeRange.parse(str(SizeRange(1, most, typical))) == SizeRange(1, most, typical)
+
+
+def test_sizes_that_are_too_large_are_named() -> None:
+    with pytest.raises(UsageError, match=r"The sizes 1\.\.2147483648@2 make no sense"):
+        SizeRange.parse("1..2147483648@2")
 
 
 def test_without_tensors_of_the_binding_the_c_library_refuses_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
