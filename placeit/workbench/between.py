@@ -80,12 +80,12 @@ def _elements(shapes: Shapes) -> float:
 
 
 def _measured(model: Model, executor: PlanExecutor, shapes: Shapes) -> AtSize | None:
-    """Measure requests of one size; None if the model does not run at it, or takes too long."""
+    """Measure requests of one size; None if the model does not run at it, takes too long, or needs too much memory."""
     try:
         executor.set_requests([Sample(model.inputs_at(shapes))])
         taken = [executor.time(timeout=_LONGEST_S)]
         taken = [executor.time() for _ in range(_RUNS)]
-    except (ExecutionError, UsageError):
+    except (ExecutionError, UsageError, MemoryError):
         return None
     return AtSize(shapes, float(np.median(taken)), None)
 

@@ -347,6 +347,19 @@ def test_between_measured_sizes_the_simulator_is_exact_where_times_are_linear(tm
         assert one.simulated_s == pytest.approx(one.measured_s)
 
 
+def test_sizes_for_whose_inputs_there_is_no_memory_are_left_out(tmp_path: Path) -> None:
+    class Small(Linear):
+        def set_requests(self, requests: Sequence[Sample]) -> None:
+            super().set_requests(requests)
+            if self.lengths[-1] > 40:
+                raise MemoryError
+
+    with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=SEVERAL), cache=None) as session:
+        plan = session.plan_of(divided(session, 3))
+        found = at_sizes(session.model, cast("PlanExecutor", Small(len(plan.segments))), plan)
+    assert [one.shapes["mask"] for one in found] == [(1, n) for n in (1, 3, 8, 18, 40)]
+
+
 def test_a_run_tells_what_other_sizes_take(tmp_path: Path) -> None:
     with Session(attention(tmp_path), TWO[0], inputs=Inputs(shapes=OPEN), cache=None) as session:
         report = session.run(divided(session, 2), runs=2)
