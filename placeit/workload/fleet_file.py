@@ -103,6 +103,8 @@ class _Reader(LoadReader):
             fields = self.mapping(node, f"'{entry}'", (*_MODEL, "between", "latency_limit", "weight"), _MODEL)
             fields.setdefault("between", fields["request"])
             sizes.append([self.quantity(fields[key], f"'{entry}.{key}'", "memory") for key in ("memory", "request", "between")])
+            if math.inf in sizes[-1]:
+                self.fail(node, f"'{entry}' has a size that is infinite")
             for name, value in self.filled(fields["seconds"], f"'{entry}.seconds'", fleet.classes).items():
                 seconds[number, fleet.classes.index(name)] = self.seconds(value, f"'{entry}.seconds.{name}'")
             own = self.filled(fields["rates"], f"'{entry}.rates'", fleet.sites.names)

@@ -58,6 +58,7 @@ def test_a_fleet_is_planned_from_its_file() -> None:
         ("{gpu: 4ms,", "{gpu: 0,", r"'models\[0\].seconds.gpu' is zero"),
         ("memory: 200 MB", "memory: 200 GB", "the model 'detector' fits nowhere: it takes 200 GB, and 4 nodes, .* hold 64 GB"),
         ("{gpu: 1ms, cpu: 10ms}", "{npu: 1ms}", "the model 'classifier' fits nowhere: no node is of a class in its seconds"),
+        ("request: 300 kB", "request: inf", r"line 13: 'models\[0\]' has a size that is infinite"),
         ("name: classifier", "name: detector", "Two models of the workload are named 'detector'"),
         ("    request: 300 kB  #", "    #", r"line 13: 'models\[0\]' has no 'request'"),
         ("rates: {shop: 20}", "rates: {}", r"'models\[0\].rates' is empty"),
