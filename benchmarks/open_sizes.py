@@ -60,6 +60,7 @@ OPEN: Mapping[str, Shapes] = {
     "voice_if": _VOICE | {"sr": ()},
     "voice_rate": _VOICE | {"sr": ()},
     "voice_half": _VOICE,
+    "voice_sequence": {"input": ("1..12@4", 576), "h": (1, 1, 128), "c": (1, 1, 128)},
     "mobilenet_batch": {"image": ("1..4@2", 3, 96, 96)},
     "encoder_dynamic": {"ids": (1, "4..48@16")},
     "gru": {"frames": (1, 40, "4..32@16")},

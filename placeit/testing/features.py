@@ -204,6 +204,8 @@ class Subject:
 
 def split(session: Session) -> Placement:
     """Place the first half of the groups on the first device, and the second half on the second, as one segment each."""
+    if len(session.cluster) < 2:
+        raise DeviceError(f"{session.model.path} runs on {session.cluster.names[0]} only. A warning has the reason.")
     groups = len(session.grouping.groups)
     halves = np.arange(groups) * 2 // groups
     return replace(session.placement(halves), segments=halves[session.grouping.group_of].astype(np.int32))

@@ -24,6 +24,7 @@ _TRIED_OFTEN = "OpenVINO, core set"
 _OWN_MACHINE = "can be used on their own machine only"
 _NO_NVIDIA_GPU = "finds no NVIDIA GPU 'cuda:0' on this machine"
 _NO_NPU = "There is no device 'NPU' on this machine"
+_TORCH_ONLY = "only. A warning has the reason"
 _STREAM_SIZES = "runs a model at one size"
 
 
@@ -140,6 +141,13 @@ KINDS = (
         f"torch:CPU@{ONE}",
         models=stand_ins.torch_models,
         reasons=_reasons(),
+    ),
+    Kind(
+        "PyTorch and OpenVINO, CPU",
+        (f"torch:CPU@{ONE}", f"openvino:CPU@{OTHER}"),
+        f"openvino:CPU@{ONE}",
+        models=stand_ins.torch_models,
+        reasons=_reasons(sequences=_TORCH_ONLY, sequences_of_a_bundle=_TORCH_ONLY, open_sizes=_TORCH_ONLY),
     ),
     Kind(
         "PyTorch's compiler, CPU",
