@@ -11,6 +11,7 @@ from benchmarks._models import load_model
 from benchmarks.papers.hsdag.bench import Bench
 from benchmarks.papers.hsdag.learners import ABLATIONS, SAME_MOVES, SCRATCH
 from benchmarks.papers.hsdag.paper import ABLATIONS_MS, GRAPHS, LATENCY_MS, SEARCH_S
+from benchmarks.papers.hsdag.placebench import unequal
 from benchmarks.papers.hsdag.races import AUTOMATIC, Entry, Raced, Ratios, race
 from placeit.core.placement import Placement
 from placeit.planning.coarsen import coarsen
@@ -122,6 +123,7 @@ PARTS: Mapping[str, Callable[[Bench, Report], None]] = {
     "table2": latency,
     "table3": ablations,
     "table5": search,
+    "placebench": unequal,
 }
 """Parts in the order in which they are reported."""
 
