@@ -117,14 +117,21 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
     if not found or any(one != found[0] for one in found):
         return options
     first = found[0]
-    if first.precision in set(Precision) and not _differs(files[0], "precision", first.precision, options.precision):
+    for what, value, known_values in (
+        ("precision", first.precision, Precision),
+        ("compression", first.compression, Compress),
+        ("logits", first.logits, Logits),
+    ):
+        if value not in set(known_values):
+            raise PlacementError(f"{files[0]}: '{what}' is '{value}', and not one of {', '.join(known_values)}.")
+    if not _differs(files[0], "precision", first.precision, options.precision):
         options = replace(options, precision=Precision(first.precision))
-    if first.compression in set(Compress) and not _differs(files[0], "compress", first.compression, options.compress):
+    if not _differs(files[0], "compress", first.compression, options.compress):
         options = replace(options, compress=Compress(first.compression))
     if not (options.input_shape or options.batch or options.context) and options.model.suffix.lower() in (".onnx", ".xml"):
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in first.shapes.items() if shape and 0 not in shape]
         options = replace(options, input_shape=shapes or None)
-    if first.logits in set(Logits) and not was_given("logits"):
+    if not was_given("logits"):
         options = replace(options, logits=Logits(first.logits))
     if options.state is None and first.state:
         options = replace(options, state=[f"{taken}={given}" for taken, given in first.state.items()])

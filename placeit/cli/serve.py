@@ -154,15 +154,16 @@ def serve(
 
 def _joined(model: ServedModel) -> Iterator[str]:
     """Say how many rows, or steps of texts, run as one on each replica of a model, if its batch size is open."""
+    name = _with_version(model.name, model.version)
     for batches in model.server.batches:
         if batches.most:
             padded = "" if batches.padding is None else ", shorter texts padded"
-            yield f"batches: {model.name}: up to {batches.most} rows{padded}"
+            yield f"batches: {name}: up to {batches.most} rows{padded}"
         elif batches.why is not None:
-            yield f"batches: {model.name}: none, as {batches.why}"
+            yield f"batches: {name}: none, as {batches.why}"
     for stepping in model.server.stepping:
         said = f"up to {stepping.most} texts" if stepping.most else f"one text, as {stepping.why}"
-        yield f"steps: {model.name}: {said}"
+        yield f"steps: {name}: {said}"
 
 
 def _named(given: str) -> tuple[Path, str]:
@@ -246,11 +247,16 @@ def _counted(model: ServedModel, repository: Repository) -> dict[str, Any]:
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
     latency = {"p50": p50, "p95": p95, "p99": p99}
     batches, steps = ({str(rows): runs for rows, runs in sorted(one.items())} for one in (stats.batches, stats.steps))
-    return {"name": model.name, **outcomes, "latency_s": latency, "batches": batches, "steps": steps}
+    return {"name": model.name, "version": model.version, **outcomes, "latency_s": latency, "batches": batches, "steps": steps}
+
+
+def _with_version(name: str, version: str) -> str:
+    return name if version == "1" else f"{name}, version {version}"
 
 
 def _show(console: Console, data: Mapping[str, Any]) -> None:
     from placeit.serving.stats import OUTCOMES
 
     for model in data["models"]:
-        text.paragraph(console, f"{model['name']}: {', '.join(f'{model[what]} {what}' for what in OUTCOMES)}", indent=2)
+        name = _with_version(model["name"], model["version"])
+        text.paragraph(console, f"{name}: {', '.join(f'{model[what]} {what}' for what in OUTCOMES)}", indent=2)

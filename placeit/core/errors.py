@@ -45,8 +45,12 @@ class DeviceError(PlaceitError):
     ops: tuple[str, ...] = ()
 
 
-class HangsError(DeviceError):
-    """The compiler of a device hangs: nothing more is compiled there, whichever ops it is."""
+class LostError(DeviceError):
+    """A device is lost: nothing more runs or is compiled there, whichever ops it is."""
+
+
+class HangsError(LostError):
+    """The compiler of a device hangs: nothing more is compiled there."""
 
 
 class NoRoomError(DeviceError):

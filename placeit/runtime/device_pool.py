@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import DeviceError, ExecutionError, LostError, PlaceitError, UsageError
 from placeit.core.threads import Gate
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.accelerator import Streams
@@ -157,7 +157,7 @@ class DevicePool:
                 and has it back if the trial then passes. Streams, shared devices and devices that were given to this pool are
                 tried as they are. A device of another node is opened anew without a trial.
         """
-        error = DeviceError(f"{name} is lost: {why}")
+        error = LostError(f"{name} is lost: {why}")
         device: object = self.devices[self.cluster.names.index(name)] if self.devices else None
         if isinstance(device, Losable):
             device.gone = error

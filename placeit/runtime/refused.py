@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from placeit.core.errors import DeviceError, HangsError
+from placeit.core.errors import DeviceError, LostError
 
 __all__ = ["MayBeRefused", "about", "naming_ops"]
 
@@ -36,7 +36,7 @@ def naming_ops(ops: Sequence[str], *, whole: bool) -> Iterator[None]:
     try:
         yield
     except DeviceError as error:
-        if error.ops or isinstance(error, HangsError):
+        if error.ops or isinstance(error, LostError):
             raise
         named = _named(str(error), ops)
         if named or whole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import shlex
 import time
@@ -394,12 +395,25 @@ class Repository:
 
 
 def _bundles(path: Path) -> dict[Key, Source]:
-    """Return the bundles at a path of the folder: itself, or the versions in it. Raises OSError."""
-    if path.suffix == SUFFIX and is_name(path.stem):
-        return {(path.stem, "1"): Source(path)}
-    if not is_name(path.name) or not path.is_dir():
+    """Return the bundles at a path of the folder: itself, or the versions in it. Raises OSError.
+
+    Hidden files and folders are none.
+    """
+    if path.suffix == SUFFIX:
+        return {(path.stem, "1"): Source(path)} if _is_named(path) else {}
+    if not is_name(path.name) or path.name.startswith(".") or not path.is_dir():
         return {}
-    return {(path.name, one.stem): Source(one) for one in sorted(path.iterdir()) if one.suffix == SUFFIX and is_name(one.stem)}
+    return {(path.name, one.stem): Source(one) for one in sorted(path.iterdir()) if one.suffix == SUFFIX and _is_named(one)}
+
+
+@functools.cache
+def _is_named(path: Path) -> bool:
+    """Return whether a bundle's file names a model; say so once if the name has characters that names cannot have."""
+    if path.name.startswith("."):
+        return False
+    if not is_name(path.stem):
+        _LOG.warning("%s is not served: names of models have letters, digits, '_', '-' and '.' only. Rename it.", path)
+    return is_name(path.stem)
 
 
 def known(repository: Repository | None) -> Repository:

@@ -101,6 +101,14 @@ def test_a_file_without_conditions_runs_in_float32(model: Path, placement: Path)
     assert run(model, "-p", placement, "--batch", "8")["precision"] == "f32"
 
 
+@pytest.mark.parametrize(("key", "known"), [("precision", "f32, bf16, f16"), ("compression", "none"), ("logits", "last, all")])
+def test_conditions_that_do_not_exist_are_refused(model: Path, placement: Path, key: str, known: str) -> None:
+    placement.write_text(json.dumps(json.loads(placement.read_text()) | {key: "f8"}))
+    done = CliRunner().invoke(app, ["run", str(model), "-p", str(placement), "--runs", "1"])
+    assert done.exit_code == 1
+    assert f"'{key}' is 'f8', and not one of {known}" in " ".join(done.output.split())
+
+
 def test_inputs_that_are_kept_as_state_are_so_when_the_placement_runs(tmp_path: Path) -> None:
     ends = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "h", "h_next", "y")}
     nodes = [helper.make_node("Add", ["h", "x"], ["h_next"]), helper.make_node("Neg", ["h_next"], ["y"])]

@@ -14,10 +14,11 @@ import pytest
 
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
-from placeit.core.errors import DeviceError, PlaceitError, UsageError
+from placeit.core.errors import DeviceError, LostError, PlaceitError, UsageError
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.profiler.cache import Cache
+from placeit.runtime.devices.base import Program, SegmentSource
 from placeit.runtime.nodes.device import NodeDevice
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -95,6 +96,23 @@ def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
         assert replacement.devices == (HERE,)
         assert f"{THERE} is lost" in replacement.why
         assert replacement.answered_s > 0
+
+
+def test_a_node_that_is_lost_while_it_compiles_is_not_said_to_refuse_ops(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_there = NodeDevice.compile
+
+    def compile_and_end(self: NodeDevice, segment: SegmentSource) -> Program:
+        os.kill(self.pid, signal.SIGKILL)
+        return compile_there(self, segment)
+
+    monkeypatch.setattr(NodeDevice, "compile", compile_and_end)
+    lost = pytest.raises(LostError, match=f"^{THERE}.* is lost: its process has ended")
+    with Session(inception_like(), cluster, cache=Cache(tmp_path)) as session, lost as caught:
+        session.profile(budget_s=1.0)
+    assert caught.value.ops == ()
+    assert "The segment has" not in str(caught.value)
 
 
 @pytest.mark.slow

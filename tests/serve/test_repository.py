@@ -217,10 +217,11 @@ def test_a_file_that_was_replaced_is_said(serve: Serve, tmp_path: Path, caplog: 
     assert infer(network, "types") == 200
 
 
-def test_names_that_pages_have_are_no_models(serve: Serve, tmp_path: Path) -> None:
-    for name in ("...placeit", "a b.placeit", "types.placeit"):
+def test_names_that_pages_have_are_no_models(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("...placeit", ".hidden.placeit", "a b.placeit", "types.placeit"):
         (tmp_path / name).touch()
     network, _ = serve()
     assert [*states(network)] == [("types", "1")]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [f"{tmp_path / 'a b.placeit'} is not served"]
     with pytest.raises(UsageError, match="not a folder"):
         Repository(lambda *_: pytest.fail("it opens nothing"), tmp_path / "types.placeit")

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, get_args
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, PlaceitError, UsageError, first_line
+from placeit.core.errors import DeviceError, LostError, PlaceitError, UsageError, first_line
 from placeit.core.extras import import_extra
 from placeit.core.threads import CHECK_S
 from placeit.core.version import __version__
@@ -306,7 +306,7 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
     except GetTimeoutError as error:
         raise DeviceError(f"{what} has not answered for {timeout:g} s: it hangs, or its network is cut off.") from error
     except RayActorError as error:
-        raise DeviceError(f"{what}: its process has ended ({first_line(error)}).") from error
+        raise LostError(f"{what} is lost: its process has ended ({first_line(error)}).") from error
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, PlaceitError):

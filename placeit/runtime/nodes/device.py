@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, ExecutionError
+from placeit.core.errors import DeviceError, ExecutionError, LostError
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Gate, Worker
 from placeit.devices.nodes.connection import Nodes, answer_of, connected, pinned, ray_module
@@ -314,7 +314,7 @@ class NodeDevice(RemoteDevice):
             if self.gone is not None:
                 return
             self.silent_s = self._pulse.silent_s
-            self.gone = DeviceError(f"{self.name} is lost: {why}.")
+            self.gone = LostError(f"{self.name} is lost: {why}.")
         self.connection.close()
         for ahead in _all_ahead(self):
             ahead.lost({self}, self.gone)
