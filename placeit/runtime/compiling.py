@@ -53,7 +53,7 @@ class Compiling:
 
     def __init__(self) -> None:
         self.kinds: dict[str, Compiled] = {}
-        self.hung: dict[Address, tuple[Gate, str]] = {}
+        self.hung: dict[Address | None, tuple[Gate, str]] = {}
         self.progress: Callable[[str, float], object] | None = None
         self.deadline = math.inf
         self._ops: dict[str, int] = {}

@@ -178,7 +178,7 @@ class SegmentCompiler:
             if seconds > self.compiling.patience(device, self._takes(segment)):
                 what, of = f"{device.name} hangs: it has not compiled a segment within {seconds:.0f} s.", about(names)
                 advice = f"Update its driver, or choose devices without it. The segment has {of}."
-                self.compiling.hung[device.where] = ended, f"{what} {advice}"
+                self.compiling.hung[device.address] = ended, f"{what} {advice}"
                 exit_without_libraries()
                 self._refuse_hung(segment)
 
@@ -186,7 +186,7 @@ class SegmentCompiler:
 
     def _refuse_hung(self, segment: Segment) -> None:
         """Raise HangsError if the compiler of a segment's device hangs, which may hold locks."""
-        hung = self.compiling.hung.get(self.pool.cluster.devices[segment.device].where)
+        hung = self.compiling.hung.get(self.pool.cluster.devices[segment.device].address)
         if hung is not None and not hung[0].is_open:
             raise HangsError(hung[1])
 
