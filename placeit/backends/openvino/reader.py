@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from placeit.backends.openvino.weights import share_equal
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
 from placeit.core.memory import give_back_freed_memory
+from placeit.core.root_logger import kept_root_logger
 from placeit.core.sizes import SizeRange
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
@@ -217,20 +217,15 @@ def check_readable(path: Path, *, trust: bool = False) -> None:
 @contextlib.contextmanager
 def _explaining(path: Path) -> Iterator[None]:
     """Turn errors of OpenVINO into a ModelError of one paragraph."""
-    logger = logging.getLogger()
-    level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     try:
-        yield
+        with kept_root_logger():
+            yield
     except MemoryError as error:
         raise ModelError(f"{path} needs more memory than is available.") from error
     except FAILURES as error:
         if "std::bad_alloc" in str(error):
             raise ModelError(f"{path} needs more memory than is available.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
-    finally:
-        # the converter changes the root logger, and leaves it changed when it fails
-        logger.setLevel(level)
-        logger.filters[:], logger.handlers[:] = filters, handlers
 
 
 _NOISE = re.compile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from placeit.backends.torch.state import with_states
 from placeit.backends.torch.tracing import quiet
 from placeit.core.errors import ModelError
 from placeit.core.files import replacing
+from placeit.core.root_logger import kept_root_logger
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["convertible_ops", "segment_for_openvino", "write_ir", "write_onnx"]
@@ -279,13 +279,11 @@ _TELLING = ("not supported", "Unsupported", "unrecognized", "No conversion rule"
 @contextlib.contextmanager
 def _reasons() -> Iterator[None]:
     """Turn errors of a converter into a reason of one line, and suppress its other output."""
-    logger = logging.getLogger()
-    level, filters, handlers = logger.level, logger.filters[:], logger.handlers[:]
     printing = torch._C._jit_onnx_log
     try:
         # the ONNX exporter prints the whole program before it raises an error
         torch._C._jit_onnx_log = lambda *_: None
-        with quiet(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with quiet(), kept_root_logger(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     except (*FAILURES, AttributeError) as error:
@@ -297,6 +295,3 @@ def _reasons() -> Iterator[None]:
         raise _NotConvertedError(reason) from error
     finally:
         torch._C._jit_onnx_log = printing
-        # OpenVINO's converter changes the root logger, and leaves it changed when it fails
-        logger.setLevel(level)
-        logger.filters[:], logger.handlers[:] = filters, handlers
