@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from benchmarks._gpus import gpus
 from benchmarks._harness import Args, Report, main
 
 _PAGE = Path(__file__).parents[1] / "docs" / "how_to.md"
+_FLEET = Path(__file__).parents[1] / "examples" / "fleet.yaml"
 _ROW = re.compile(r"^\| (.*) \| \[.*\]\((.*)\) \| `(.*)` \|$", re.MULTILINE)
 _PORT, _LIMIT_S, _POLL_S = 8931, 600.0, 0.05
 _READY = f"http://127.0.0.1:{_PORT}/v2/health/ready"
@@ -60,6 +62,7 @@ def _prepare(folder: Path) -> None:
         tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.save(model, folder / "OPEN.onnx")
     (folder / "workload.yaml").write_text(_WORKLOAD, encoding="utf-8")
+    shutil.copy(_FLEET, folder / "fleet.yaml")
     for name, option in (("pinned", ("--pin", "block1*=left")), ("small", ("--memory", "left=2MB"))):
         _placeit("optimize", "model.onnx", "-d", "boards.yaml", "--budget", "3", *option, "-o", f"{name}.json", folder=folder)
 

@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from placeit.core.errors import DeviceError
+from placeit.core.errors import DeviceError, LostError
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import Buffer, BufferSpec, Delivers
@@ -48,7 +48,10 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Ah
         elif isinstance(source, Delivers):
             source.deliver()  # from where it is sent
     for buffer in _delivered(slot):
-        wirings[next(d for d in wirings if wirings[d].device is buffer.device)].deliver(buffer)
+        wiring = next((one for one in wirings.values() if one.device is buffer.device), None)
+        if wiring is None:
+            raise LostError(f"{buffer.device.name} is lost: it was opened anew while segments were loaded there.")
+        wiring.deliver(buffer)
     for d, wiring in wirings.items():
         with pool.on(d):
             wiring.tell()
