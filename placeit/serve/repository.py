@@ -234,36 +234,41 @@ class Repository:
                     news.append(f"'{key[0]}' arrive at {model.rates.rate:.3g} per second, and it was placed for {planned:.3g}")
                 watched[key[0]] = model.rates
             rates = {name: float(f"{rate:.3g}") for name, one in watched.items() if (rate := one.left) is not None}
-            if news and not self._follow_rates:
-                words = replanning(path, rates, path.with_suffix(".next.yaml"), self._devices)
-                _LOG.warning(
-                    "Requests for %s. To place the workload anew, run '%s', and then 'placeit apply %s --to' this server, "
-                    "if it has --control.",
-                    ", for ".join(news),
-                    shlex.join(words),
-                    path.with_suffix(".next.yaml"),
-                )
-            elif news:
-                _LOG.warning("Requests for %s. The workload is placed anew.", ", for ".join(news))
-                self._task(self._replan(service, path, rates))
+            if news:
+                self._task(self._answer(service, path, ", for ".join(news), rates))
+
+    async def _answer(self, service: Service, path: Path, news: str, rates: Mapping[str, float]) -> None:
+        """Log the command that places a workload anew for other rates, or do that."""
+        try:
+            if self._follow_rates:
+                _LOG.warning("Requests for %s. The workload is placed anew.", news)
+                await self._replan(service, path, rates)
+                return
+            output = path.with_suffix(".next.yaml")
+            words = await asyncio.to_thread(replanning, path, rates, output, self._devices)
+            _LOG.warning(
+                "Requests for %s. To place the workload anew, run '%s', and then 'placeit apply %s --to' this server, if it "
+                "has --control.",
+                news,
+                shlex.join(words),
+                output,
+            )
+        except Exception as error:  # noqa: BLE001 (what serves goes on)
+            _LOG.error("The workload %s stays as it is placed: %s", path, error)
 
     async def _replan(self, service: Service, path: Path, rates: Mapping[str, float]) -> None:
         """Place a workload anew for other rates, in a separate process, and move the models that this moves."""
-        try:
-            async with self._replanned, contextlib.AsyncExitStack() as stack:
-                output = Path(stack.enter_context(TemporaryDirectory()), "next.yaml")
-                await run(replanning(path, rates, output, self._devices))
-                placements = {entry.name: read_text(entry.placement or output) for entry in Workload.load(output)}
-                await stack.enter_async_context(self._turn)
-                Workload.load(path).at(rates).save(path)
-                sources = await asyncio.to_thread(self._sources)
-                done = [
-                    f"{name} {await self._place(service, (name, '1'), sources[name, '1'], placements[name])}"
-                    for name in placements
-                ]
-                _LOG.warning("The workload %s was placed anew: %s.", path, ", ".join(done))
-        except Exception as error:  # noqa: BLE001 (what serves goes on)
-            _LOG.error("The workload %s stays as it is placed: %s", path, error)
+        async with self._replanned, contextlib.AsyncExitStack() as stack:
+            output = Path(stack.enter_context(TemporaryDirectory()), "next.yaml")
+            await run(await asyncio.to_thread(replanning, path, rates, output, self._devices))
+            placements = await asyncio.to_thread(_placements, output)
+            await stack.enter_async_context(self._turn)
+            await asyncio.to_thread(lambda: Workload.load(path).at(rates).save(path))
+            sources = await asyncio.to_thread(self._sources)
+            done = [
+                f"{name} {await self._place(service, (name, '1'), sources[name, '1'], placements[name])}" for name in placements
+            ]
+            _LOG.warning("The workload %s was placed anew: %s.", path, ", ".join(done))
 
     async def load(self, service: Service, name: str, parameters: Mapping[str, object]) -> Outcome:
         """Load all versions of a model, or load them anew, even if the client leaves.
@@ -392,6 +397,11 @@ class Repository:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _placements(path: Path) -> dict[str, str]:
+    """Return the texts of the placements of a placed workload, by model."""
+    return {entry.name: read_text(entry.placement or path) for entry in Workload.load(path)}
 
 
 def _bundles(path: Path) -> dict[Key, Source]:
