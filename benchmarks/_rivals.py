@@ -40,30 +40,39 @@ class MEtf:
         deadline: float | None = None,  # noqa: ARG002
     ) -> NDArray[np.int32]:
         """Return the placement; the cost function is not used. Raises InfeasibleError."""
-        return _earliest(problem, self.by, {})
+        return _earliest(problem, self.by, self.favourites(problem))
+
+    def favourites(self, problem: Problem) -> dict[int, int]:  # noqa: ARG002
+        """Return the op for which the device of an op waits, by the latter; there are none."""
+        return {}
 
 
 @dataclass(frozen=True)
-class MSct:
+class MSct(MEtf):
     """Memory-constrained small communication times: like :class:`MEtf`, where a device waits for its last op's favourite child.
 
     The favourite child of an op comes from a linear program whose variables are the edges that cross. While the device of an op
     waits for it, the device takes only ops that are not delayed by transfers.
     """
 
-    by: str = option("start", "time that is least for the next pair: start, or finish")
-
-    def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
-    ) -> NDArray[np.int32]:
-        """Return the placement; the cost function is not used. Raises InfeasibleError."""
-        return _earliest(problem, self.by, _favourites(problem))
+    def favourites(self, problem: Problem) -> dict[int, int]:
+        """Return the favourite child of each op that has one, by the relaxed program of Hanen and Munier (1995)."""
+        ops, edges, seconds = range(len(problem)), problem.edges.tolist(), mean_compute(problem)
+        unit, moved = seconds.sum(), mean_comm(problem, apart=True)
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        start, makespan = [solver.NumVar(0, solver.infinity(), "") for _ in ops], solver.NumVar(0, solver.infinity(), "")
+        crosses = [solver.NumVar(0, 1, "") for _ in edges]
+        for v in ops:
+            solver.Add(start[v] + seconds[v] / unit <= makespan)
+            for end in (0, 1):
+                mine = [crosses[e] for e, edge in enumerate(edges) if edge[end] == v]
+                solver.Add(sum(mine) >= len(mine) - 1)
+        for (tail, head), one, by in zip(edges, crosses, moved, strict=True):
+            solver.Add(start[tail] + seconds[tail] / unit + by / unit * one <= start[head])
+        solver.Minimize(makespan)
+        if solver.Solve() != solver.OPTIMAL:
+            return {}
+        return {tail: head for (tail, head), one in zip(edges, crosses, strict=True) if one.solution_value() < _FAVOURITE}
 
 
 def _earliest(problem: Problem, by: str, favourite: dict[int, int]) -> NDArray[np.int32]:
@@ -95,23 +104,3 @@ def _earliest(problem: Problem, by: str, favourite: dict[int, int]) -> NDArray[n
             if not waiting[head]:
                 ready.add(head)
     return repair(problem, place)
-
-
-def _favourites(problem: Problem) -> dict[int, int]:
-    """Return the favourite child of each op that has one, by the relaxed program of Hanen and Munier (1995)."""
-    ops, edges, seconds = range(len(problem)), problem.edges.tolist(), mean_compute(problem)
-    unit, moved = seconds.sum(), mean_comm(problem, apart=True)
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    start, makespan = [solver.NumVar(0, solver.infinity(), "") for _ in ops], solver.NumVar(0, solver.infinity(), "")
-    crosses = [solver.NumVar(0, 1, "") for _ in edges]
-    for v in ops:
-        solver.Add(start[v] + seconds[v] / unit <= makespan)
-        for end in (0, 1):
-            mine = [crosses[e] for e, edge in enumerate(edges) if edge[end] == v]
-            solver.Add(sum(mine) >= len(mine) - 1)
-    for (tail, head), one, by in zip(edges, crosses, moved, strict=True):
-        solver.Add(start[tail] + seconds[tail] / unit + by / unit * one <= start[head])
-    solver.Minimize(makespan)
-    if solver.Solve() != solver.OPTIMAL:
-        return {}
-    return {tail: head for (tail, head), one in zip(edges, crosses, strict=True) if one.solution_value() < _FAVOURITE}
