@@ -25,12 +25,13 @@ class Arrival:
     Attributes:
         since: time of the event loop when it began to.
         size: room that it takes.
-        limit: ends its arrival.
+        limit: ends its arrival; None if it has arrived.
         drop: has it give way.
     """
 
-    def __init__(self, since: float, limit: asyncio.Timeout) -> None:
-        self.since, self.limit, self.size = since, limit, 0
+    def __init__(self, since: float) -> None:
+        self.since, self.size = since, 0
+        self.limit: asyncio.Timeout | None = None
         self.drop: Callable[[], object] = lambda: _reschedule(self, since)
 
 
@@ -58,23 +59,35 @@ class Room:
         Raises:
             RefusedError: it has not arrived in time, or had to give way.
         """
-        now = asyncio.get_running_loop().time()
-        arrival = None
+        arrival = self.begin()
         try:
-            async with asyncio.timeout(patience_s) as limit:
-                arrival = Arrival(now, limit)
-                self._arriving[arrival] = None
+            async with self.arriving(arrival, patience_s):
                 yield arrival
+        finally:
+            self.end(arrival)
+
+    def begin(self) -> Arrival:
+        """Return the record of a request that takes no room yet."""
+        return Arrival(asyncio.get_running_loop().time())
+
+    def end(self, arrival: Arrival) -> None:
+        """Free the room of a request."""
+        self._arriving.pop(arrival, None)
+        self.take_back(arrival, arrival.size)
+
+    @contextlib.asynccontextmanager
+    async def arriving(self, arrival: Arrival, patience_s: float | None = None) -> AsyncIterator[None]:
+        """Read a request in the context, in at most ``patience_s`` seconds. Raises RefusedError as :meth:`arrival` does."""
+        try:
+            async with asyncio.timeout(patience_s) as arrival.limit:
+                self._arriving[arrival] = None
+                yield
         except TimeoutError:
-            if arrival is None or not arrival.limit.expired():
+            if arrival.limit is None or not arrival.limit.expired():
                 raise
             if arrival in self._arriving:
                 raise RefusedError(Status.SLOW, "This request has not arrived in time.") from None
             raise self._full() from None
-        finally:
-            if arrival is not None:
-                self._arriving.pop(arrival, None)
-                self.take_back(arrival, arrival.size)
 
     def arrived(self, arrival: Arrival) -> None:
         """Record that a request has arrived: it keeps its room, and does not give way."""
@@ -88,6 +101,14 @@ class Room:
         """
         arrival.drop = drop
         self._sized(arrival, size)
+
+    def taken_at_once(self, size: int) -> Arrival | None:
+        """Take room for a request that has arrived whole; return None if there is no room now, or others wait for some."""
+        if self._waiting or size > self._left:
+            return None
+        arrival = self.begin()
+        self.take_back(arrival, -size)
+        return arrival
 
     async def reserve(self, arrival: Arrival, size: int) -> None:
         """Wait until there is room for a whole request of a known size, and take it. Raises RefusedError if too many wait."""
@@ -154,5 +175,5 @@ class Room:
 
 def _reschedule(arrival: Arrival, when: float | None) -> None:
     """Change the time limit of a request, unless it has passed; then the request ends when its task runs next."""
-    if not arrival.limit.expired():
+    if arrival.limit is not None and not arrival.limit.expired():
         arrival.limit.reschedule(when)

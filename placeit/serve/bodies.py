@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from placeit.core.records import parsed
 from placeit.serve.arriving import SMALL_BYTES, Arrival, Room
+from placeit.serve.http_connection import has_arrived
 from placeit.serve.refusal import RefusedError, Status, invalid
 from placeit.serve.service import Service
 
@@ -25,7 +26,7 @@ _WINDOWS: Final = {"identity": 0, "gzip": 31, "deflate": 15}  # content encoding
 
 @dataclass(frozen=True)
 class Body:
-    """The body of a request.
+    """The body of a request, which takes room until it is closed.
 
     Attributes:
         data: its bytes.
@@ -36,6 +37,10 @@ class Body:
     data: memoryview
     room: Room
     arrival: Arrival
+
+    def close(self) -> None:
+        """Free its room."""
+        self.room.end(self.arrival)
 
     def answered(self, size: int, drop: Callable[[], object]) -> None:
         """Have an answer of a size take room besides; ``drop`` ends a client that reads it slowly."""
@@ -57,9 +62,8 @@ class Bodies:
         self._service, self._most, self._room = service, most_bytes, room
         self._small = Room(SMALL_BYTES * _SMALL_AT_ONCE, "bytes of requests are being read")
 
-    @contextlib.asynccontextmanager
-    async def of(self, request: Request, most_bytes: int | None = None) -> AsyncIterator[Body]:
-        """Read the body of a request, which takes room until the context ends.
+    async def read(self, request: Request, most_bytes: int | None = None) -> Body:
+        """Read the body of a request.
 
         Args:
             request: the request.
@@ -76,30 +80,41 @@ class Bodies:
         if length > most:
             raise self._too_large(most)
         room = self._small if 0 < length <= SMALL_BYTES and encoding == "identity" else self._room
+        if room is self._small and has_arrived(request.scope):
+            at_once = room.taken_at_once(length)
+            if at_once is not None:
+                return Body(memoryview((await request.receive())["body"]).toreadonly(), room, at_once)
+        arrival = room.begin()
+        try:
+            async with room.arriving(arrival):
+                body = await self._received(request, arrival, room, length, most)
+                if encoding != "identity":
+                    body = memoryview(await self._service.apart(self._decoded, body, _WINDOWS[encoding], most))
+                    room.take(arrival, len(body))
+        except BaseException:
+            room.end(arrival)
+            raise
+        return Body(body, room, arrival)
+
+    async def _received(self, request: Request, arrival: Arrival, room: Room, length: int, most: int) -> memoryview:
+        """Receive a body of a length, 0 if it is unknown, and of ``most`` bytes. Raises RefusedError if it is too large."""
+        if length:
+            await room.reserve(arrival, length)
+        whole = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
         size, more = 0, True
-        async with room.arrival() as arrival:
-            if length:
-                await room.reserve(arrival, length)
-            whole = (
-                mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
-            )
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise RefusedError(Status.GONE, "The client has gone.")
-                part, more = message.get("body", b""), message.get("more_body", False)
-                if size + len(part) > most:
-                    raise self._too_large(most)
-                if not length:
-                    room.take(arrival, len(part))
-                whole[size : size + len(part)] = part
-                size += len(part)
-            room.arrived(arrival)
-            body = memoryview(whole).toreadonly()
-            if encoding != "identity":
-                body = memoryview(await self._service.apart(self._decoded, body, _WINDOWS[encoding], most))
-                room.take(arrival, len(body))
-            yield Body(body, room, arrival)
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise RefusedError(Status.GONE, "The client has gone.")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            if size + len(part) > most:
+                raise self._too_large(most)
+            if not length:
+                room.take(arrival, len(part))
+            whole[size : size + len(part)] = part
+            size += len(part)
+        room.arrived(arrival)
+        return memoryview(whole).toreadonly()
 
     def _decoded(self, body: memoryview, window: int, most: int) -> bytes:
         """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
@@ -120,7 +135,7 @@ class Bodies:
 
     async def json_object(self, request: Request, most_bytes: int) -> dict[str, Any]:
         """Read a request whose body is a small JSON object; an empty object without a body. Raises RefusedError."""
-        async with self.of(request, most_bytes) as body:
+        with contextlib.closing(await self.read(request, most_bytes)) as body:
             try:
                 found = parsed(bytes(body.data) or b"{}")
             except ValueError as error:

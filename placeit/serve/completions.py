@@ -64,7 +64,7 @@ def text_routes(service: Service, bodies: Bodies) -> list[Route]:
 
     def answering(kind: type[_Completion]) -> Handler:
         async def answer(request: Request) -> Response:
-            async with bodies.of(request, _MOST_BYTES) as body:
+            with contextlib.closing(await bodies.read(request, _MOST_BYTES)) as body:
                 fields = await service.by_size(len(body.data), _fields, body.data)
             return await texts.answer(kind, fields, request)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gzip
 import re
@@ -25,7 +24,7 @@ from placeit.serve.arriving import Room
 from placeit.serve.bodies import Bodies
 from placeit.serve.completions import text_routes
 from placeit.serve.http_answers import Pieces, takes_gzip
-from placeit.serve.http_connection import drop, leaving
+from placeit.serve.http_connection import drop, on_leave
 from placeit.serve.http_extensions import Handler, more_routes
 from placeit.serve.infer_json import read, read_raw, written
 from placeit.serve.refusal import RefusedError, Status, check_token, invalid, told
@@ -42,6 +41,8 @@ _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python need
 _PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
 _SMALL_BYTES: Final = 1 << 16  # most bytes of a request that is about models, and has no tensors
 _PLACEMENT_BYTES: Final = 1 << 22  # most bytes of a request that places a model: about 50,000 ops
+_JSON: Final = (b"content-type", b"application/json")
+_BYTES: Final = (b"content-type", b"application/octet-stream")
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
 
@@ -161,7 +162,7 @@ async def _parameters(request: Request, bodies: Bodies, most: int = _SMALL_BYTES
     return found
 
 
-async def _infer(service: Service, call: Call, request: Request, body: memoryview) -> Response:
+async def _infer(service: Service, call: Call, request: Request, body: memoryview) -> Pieces:
     """Answer an inference request. Raises RefusedError."""
     model, size = call.model, len(body)
     said = request.headers.get(_HEADER)
@@ -177,20 +178,18 @@ async def _infer(service: Service, call: Call, request: Request, body: memoryvie
                 Status.TOO_LARGE, f"At most {_JSON_BYTES} bytes of a request may be JSON: send large tensors in binary form."
             )
         asked = await service.by_size(size, read, model, body, size, copied=len(body) - size)
-    inputs = asked.inputs
+    inputs, head = asked.inputs, asked.head
     if asked.borrowed:
         inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed, brief=True)}
-    outputs = await service.run(call, inputs, asked.timeout_s, functools.partial(leaving, request.scope), asked.sequence)
+    outputs = await service.run(call, inputs, head.timeout_s, functools.partial(on_leave, request.scope), head.sequence)
     write = functools.partial(written, call.model, asked, outputs, service.regions)
-    head, tail = await service.by_size(function=write, **work(asked.outputs, outputs))
-    if not tail:
-        if len(head) < _PIECE_BYTES:
-            return Response(head, media_type="application/json")
-        if not takes_gzip(request):
-            return Pieces([head], {"content-type": "application/json"})
-        packed = await service.apart(gzip.compress, head, 1, brief=len(head) < BRIEF_BYTES)
-        return Pieces([packed], {"content-type": "application/json", "content-encoding": "gzip", "vary": "accept-encoding"})
-    return Pieces([head, *tail], {_HEADER: str(len(head)), "content-type": "application/octet-stream"})
+    text, tail = await service.by_size(function=write, **work(head.outputs, outputs))
+    if tail:
+        return Pieces([text, *tail], (_HEADER.encode(), b"%d" % len(text)), _BYTES)
+    if len(text) < _PIECE_BYTES or not takes_gzip(request):
+        return Pieces([text], _JSON)
+    packed = await service.apart(gzip.compress, text, 1, brief=len(text) < BRIEF_BYTES)
+    return Pieces([packed], _JSON, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 async def _refuse(_: Request, error: Any) -> Response:
@@ -220,20 +219,24 @@ class _Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; it takes room until the client has its answer."""
-        request, of = Request(scope, receive), scope["path_params"]
-        async with contextlib.AsyncExitStack() as stack:
+        request, of, body = Request(scope, receive), scope["path_params"], None
+        answer: ASGIApp
+        try:
             try:
                 with self._service.accepted(of["model"], of.get("version", "")) as call:
                     call.headers = request.headers if self._service.traced else None
-                    body = await stack.enter_async_context(self._bodies.of(request))
+                    body = await self._bodies.read(request)
                     call.received = perf_counter()
-                    answer = await _infer(self._service, call, request, body.data)
-                body.answered(int(answer.headers["content-length"]), drop(scope))
+                    answer = found = await _infer(self._service, call, request, body.data)
+                body.answered(found.size, drop(scope))
             except RefusedError as error:
                 answer = await _refuse(request, error)
             except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
                 answer = await _fail(request, error)
             await answer(scope, receive, send)
+        finally:
+            if body is not None:
+                body.close()
 
 
 class _Direct:

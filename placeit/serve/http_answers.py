@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 __all__ = ["Pieces", "takes_gzip"]
@@ -15,27 +14,29 @@ _PIECE: Final = 1 << 18  # bytes that are written at a time
 _SMALL: Final = 1 << 16  # most bytes of an answer in one piece
 
 
-class Pieces(Response):
+class Pieces:
     """An answer that is written in pieces if it is large, as fast as its client reads them.
 
     Args:
         parts: of its body.
-        headers: besides its length.
+        *headers: besides its length.
+
+    Attributes:
+        size: bytes of its body.
     """
 
-    def __init__(self, parts: Sequence[bytes | memoryview], headers: Mapping[str, str]) -> None:
-        size = sum(map(len, parts))
-        super().__init__(b"".join(parts) if size <= _SMALL else None, headers=dict(headers))
-        self._parts = [] if size <= _SMALL else [memoryview(part) for part in parts if len(part)]
-        self.headers["content-length"] = str(size)
+    def __init__(self, parts: Sequence[bytes | memoryview], *headers: tuple[bytes, bytes]) -> None:
+        self.size, self._parts = sum(map(len, parts)), parts
+        self._headers = [*headers, (b"content-length", b"%d" % self.size)]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         """Send the answer."""
-        if not self._parts:
-            await super().__call__(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        if self.size <= _SMALL:
+            await send({"type": "http.response.body", "body": b"".join(self._parts)})
             return
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pieces = [part[at : at + _PIECE] for part in self._parts for at in range(0, len(part), _PIECE)]
+        views = [memoryview(part) for part in self._parts if len(part)]
+        pieces = [view[at : at + _PIECE] for view in views for at in range(0, len(view), _PIECE)]
         for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": piece is not pieces[-1]})
 

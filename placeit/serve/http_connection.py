@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Connection", "Crowd", "drop", "leaving"]
+__all__ = ["Connection", "Crowd", "drop", "has_arrived", "on_leave"]
 
 _CONTINUE: Final = b"HTTP/1.1 100"
 _JOINED_BYTES: Final = 1 << 16  # most bytes of a body that are copied behind the head of the answer
@@ -132,10 +132,21 @@ class _Parser:
             self.feed_data(head + data[upgrade.args[0] :])
 
 
-def leaving(scope: Any) -> asyncio.Future[None]:
-    """Return a future that ends when the client of a request, whose body has been read, has disconnected."""
+def has_arrived(scope: Any) -> bool:
+    """Return whether the body of a request, of which nothing has been read, is there whole."""
+    connection: Connection | None = scope.get(_OF_SCOPE)
+    cycle = None if connection is None else connection.cycle
+    return (
+        cycle is not None
+        and cycle.scope is scope
+        and not (cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue)
+    )
+
+
+def on_leave(scope: Any, callback: Callable[[], object]) -> Callable[[], None]:
+    """Have a function called when the client of a request, whose body has been read, disconnects; returns what undoes this."""
     connection: Connection = scope[_OF_SCOPE]
-    return connection.leaving()
+    return connection.on_leave(callback)
 
 
 def drop(scope: Any) -> Callable[[], None]:
@@ -165,7 +176,7 @@ class Connection(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._bytes, self.head, self._in_head, self._begun = 0, 0, True, False
-        self._leaving: set[asyncio.Future[None]] = set()
+        self._leaving: dict[Callable[[], object], None] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -181,22 +192,18 @@ class Connection(HttpToolsProtocol):
         self._crowd.leave(self)
         self._crowd.head(-self.head)
         self._cancel()
-        for one in [*self._leaving]:
-            if not one.done():
-                one.set_result(None)
+        for callback in [*self._leaving]:
+            callback()
         self.resume_writing()
         super().connection_lost(exc)
 
-    def leaving(self) -> asyncio.Future[None]:
-        """Return a future that ends when the client has disconnected."""
+    def on_leave(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Have a function called when the client disconnects, or now if it has; returns what undoes this."""
         self.flow.resume_reading()  # for only what is read tells of the end
-        found: asyncio.Future[None] = self.loop.create_future()
         if self.transport.is_closing():
-            found.set_result(None)
-        else:
-            self._leaving.add(found)
-            found.add_done_callback(self._leaving.discard)
-        return found
+            callback()
+        self._leaving[callback] = None
+        return lambda: self._leaving.pop(callback, None)
 
     def data_received(self, data: bytes) -> None:
         """Read bytes from the client, and close the connection if there are too many."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
 from placeit.backends.base import TensorSpec
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import invalid
+from placeit.serve.refusal import RefusedError, invalid
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import APART_BYTES
 from placeit.serve.shared_memory import Part, Regions
@@ -23,7 +23,53 @@ _LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float 
 _FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
 _SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between
 
+_KEPT: Final = 64  # heads of requests that are kept by model, and of their answers by head
+_KEPT_BYTES: Final = 1 << 12  # most bytes of a head that is kept
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """An input in the JSON of a request: its spec as it is sent, and where its values are.
+
+    Attributes:
+        spec: of the input.
+        data: the values as JSON has them; None if they are elsewhere.
+        size: bytes behind the JSON; None if the values are elsewhere.
+        part: of shared memory; None if the values are elsewhere.
+    """
+
+    spec: TensorSpec
+    data: Any = None
+    size: int | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The JSON of a request.
+
+    Attributes:
+        id: the id that the client has given it; None without one.
+        sent: its inputs.
+        outputs: the outputs to return.
+        timeout_s: seconds in which it has to be answered; None for as long as it takes.
+        sequence: its sequence; None if it belongs to no sequence.
+        answers: the JSON of answers by the types and shapes of outputs, if these are all sent as bytes.
+    """
+
+    id: str | None
+    sent: Sequence[_Sent]
+    outputs: Sequence[Wanted]
+    timeout_s: float | None = None
+    sequence: Asked | None = None
+    answers: dict[object, bytes] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        """True if requests with the same JSON differ in nothing but bytes behind it, and so do their answers."""
+        return self.id is None and self.sequence is None and all(one.size is not None for one in self.sent)
 
 
 @dataclass(frozen=True)
@@ -31,19 +77,13 @@ class InferRequest:
     """A request for inference, as a client has sent it.
 
     Attributes:
-        id: the id that the client has given it; None without one.
+        head: its JSON.
         inputs: by name.
-        outputs: the outputs to return.
-        timeout_s: seconds in which it has to be answered; None for as long as it takes.
-        sequence: its sequence; None if it belongs to no sequence.
         borrowed: inputs that lie in shared memory, by their specs.
     """
 
-    id: str | None
+    head: _Head
     inputs: Mapping[str, Array]
-    outputs: Sequence[Wanted]
-    timeout_s: float | None
-    sequence: Asked | None = None
     borrowed: Sequence[tuple[TensorSpec, Part]] = ()
 
 
@@ -52,13 +92,48 @@ def read_raw(model: ServedModel, body: bytes | memoryview) -> InferRequest:
     if len(model.inputs) != 1:
         raise invalid(f"The model '{model.name}' has {len(model.inputs)} inputs: a body without JSON is one of one input.")
     inputs = {name: of_bytes(body, sized(spec, len(body))) for name, spec in model.inputs.items()}
-    return InferRequest(None, inputs, [Wanted(name) for name in model.outputs], None)
+    return InferRequest(_Head(None, (), [Wanted(name) for name in model.outputs]), inputs)
 
 
 def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferRequest:
     """Read a request whose first bytes are JSON. Raises RefusedError."""
     text = bytes(body[:size])
-    if size >= APART_BYTES:
+    head = model.heads.get(text)
+    if head is None:
+        head = _head(model, text)
+        if size <= _KEPT_BYTES and head.plain:
+            if len(model.heads) >= _KEPT:
+                model.heads.clear()
+            model.heads[text] = head
+    inputs: dict[str, Array] = {}
+    borrowed: list[tuple[TensorSpec, Part]] = []
+    rest = memoryview(body)[size:]
+    for one in head.sent:
+        spec, taken = one.spec, one.size
+        if one.part is not None:
+            borrowed.append((spec, one.part))
+        elif taken is None:
+            inputs[spec.name] = of_json(one.data, spec)
+        else:
+            if taken > len(rest):
+                raise _misplaced(spec, "no ", taken, len(rest))
+            inputs[spec.name] = of_bytes(rest[:taken], spec)
+            rest = rest[taken:]
+    if len(rest):
+        raise invalid(f"Behind the JSON, {len(rest)} bytes belong to no input.")
+    return InferRequest(head, inputs, borrowed)
+
+
+def _misplaced(spec: TensorSpec, no: str, taken: object, left: int) -> RefusedError:
+    return invalid(
+        f"The input '{spec.name}' has {no}'data', and the parameter 'binary_data_size' {taken!r}; {left} bytes are left for it "
+        "behind the JSON."
+    )
+
+
+def _head(model: ServedModel, text: bytes) -> _Head:
+    """Read the JSON of a request. Raises RefusedError."""
+    if len(text) >= APART_BYTES:
         _check_bounds(text, model.most_values)
     asked = _parsed(text)
     parameters = _parameters(asked)
@@ -70,39 +145,35 @@ def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferReques
         raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
     tensors = _objects(asked, "inputs")
     model.named_once("input", [_field(tensor, "name", str) for tensor in tensors])
-    inputs: dict[str, Array] = {}
-    borrowed: list[tuple[TensorSpec, Part]] = []
-    rest = memoryview(body)[size:]
-    for tensor in tensors:
-        spec = _spec(model, tensor)
-        of = _parameters(tensor)
-        taken = of.get("binary_data_size")
-        part = Part.of(of)
-        if part is not None:
-            if "data" in tensor or taken is not None:
-                raise invalid(f"The input '{spec.name}' is both in shared memory and in the request: send either.")
-            borrowed.append((spec, part))
-            continue
-        if taken is None:
-            if "data" not in tensor:
-                raise invalid(f"The input '{spec.name}' has neither 'data' nor the parameter 'binary_data_size'.")
-            inputs[spec.name] = of_json(tensor["data"], spec)
-            continue
-        if "data" in tensor or _number(taken) is None or taken > len(rest):
-            raise invalid(
-                f"The input '{spec.name}' has {'' if 'data' in tensor else 'no '}'data', and the parameter 'binary_data_size' "
-                f"{taken!r}; {len(rest)} bytes are left for it behind the JSON."
-            )
-        inputs[spec.name] = of_bytes(rest[:taken], spec)
-        rest = rest[taken:]
-    if len(rest):
-        raise invalid(f"Behind the JSON, {len(rest)} bytes belong to no input.")
+    sent = [_sent(model, tensor) for tensor in tensors]
     binary = _field(parameters, "binary_data_output", bool, False)
     wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
     model.named_once("output", [_field(one, "name", str) for one in wanted])
     outputs = [Wanted.of(one["name"], _parameters(one), binary=binary) for one in wanted]
     timeout_s, sequence = min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters, asked.get("id") or "")
-    return InferRequest(asked.get("id"), inputs, outputs, timeout_s, sequence, borrowed)
+    return _Head(asked.get("id"), sent, outputs, timeout_s, sequence)
+
+
+def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
+    """Read what JSON says of an input. Raises RefusedError."""
+    spec = _spec(model, tensor)
+    of = _parameters(tensor)
+    taken = of.get("binary_data_size")
+    part = Part.of(of)
+    if part is not None:
+        if "data" in tensor or taken is not None:
+            raise invalid(f"The input '{spec.name}' is both in shared memory and in the request: send either.")
+        return _Sent(spec, part=part)
+    if taken is None:
+        if "data" not in tensor:
+            raise invalid(f"The input '{spec.name}' has neither 'data' nor the parameter 'binary_data_size'.")
+        return _Sent(spec, data=tensor["data"])
+    if "data" in tensor or _number(taken) is None:
+        raise invalid(
+            f"The input '{spec.name}' has {'' if 'data' in tensor else 'no '}'data', and the parameter 'binary_data_size' "
+            f"{taken!r}: that is the number of its bytes behind the JSON, and then it has no 'data'."
+        )
+    return _Sent(spec, size=taken)
 
 
 def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
@@ -197,20 +268,30 @@ _INTERRUPTED: Final = json.JSONDecoder(  # Python's parser in C lets no other th
 
 def written(model: ServedModel, asked: InferRequest, outputs: Outputs, regions: Regions) -> tuple[bytes, list[memoryview]]:
     """Return an answer: its JSON, and the tensors that follow as bytes. Raises RefusedError."""
-    entries: list[str] = []
-    tail: list[memoryview] = []
-    for one in asked.outputs:
-        value = one.of_value(outputs[one.name])
-        entry: dict[str, Any] = {"name": one.name, "datatype": datatype_of(value), "shape": list(value.shape)}
-        stored = one.stored(value, regions)
-        if stored is not None:
-            entries.append(json.dumps(entry | {"parameters": stored}))
-        elif one.binary:
-            tail.append(to_bytes(value))
-            entries.append(json.dumps(entry | {"parameters": {"binary_data_size": len(tail[-1])}}))
-        else:
-            entries.append(f'{json.dumps(entry)[:-1]}, "data": {"".join(to_json(one.name, value))}}}')
-    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-    if asked.id is not None:
-        head["id"] = asked.id
-    return f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(entries)}]}}'.encode(), tail
+    head = asked.head
+    values = [one.of_value(outputs[one.name]) for one in head.outputs]
+    sent = [to_bytes(value) if one.is_sent else None for one, value in zip(head.outputs, values, strict=True)]
+    tail = [data for data in sent if data is not None]
+    key = tuple((value.dtype, value.shape, len(data)) for value, data in zip(values, tail, strict=False))
+    known = head.answers.get(key) if len(tail) == len(sent) else None
+    if known is not None:
+        return known, tail
+    entries = [_entry(*of, regions) for of in zip(head.outputs, values, sent, strict=True)]
+    answer: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
+    if head.id is not None:
+        answer["id"] = head.id
+    text = f'{json.dumps(answer)[:-1]}, "outputs": [{", ".join(entries)}]}}'.encode()
+    if len(tail) == len(sent) and len(head.answers) < _KEPT:
+        head.answers[key] = text
+    return text, tail
+
+
+def _entry(one: Wanted, value: Array, sent: memoryview | None, regions: Regions) -> str:
+    """Return the JSON of an output. Raises RefusedError."""
+    entry: dict[str, Any] = {"name": one.name, "datatype": datatype_of(value), "shape": list(value.shape)}
+    if sent is not None:
+        return json.dumps(entry | {"parameters": {"binary_data_size": len(sent)}})
+    stored = one.stored(value, regions)
+    if stored is not None:
+        return json.dumps(entry | {"parameters": stored})
+    return f'{json.dumps(entry)[:-1]}, "data": {"".join(to_json(one.name, value))}}}'

@@ -108,6 +108,7 @@ class ServedModel:
         accepted: number of requests that were accepted and have not ended.
         replaced: whether its file was replaced after it was opened.
         rates: watches the rate of its requests; None if it was not placed for one.
+        heads: what the JSON of requests says, by its bytes: clients that send tensors as bytes send the same again and again.
 
     Raises:
         UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
@@ -139,6 +140,7 @@ class ServedModel:
         self.name, self.server, self.version = name, server, version
         self.versions, self.accepted, self.replaced, self.text = [version], 0, False, text
         self.rates: RateWatch | None = None
+        self.heads: dict[bytes, Any] = {}
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
         self.sequences = Sequences(server, idle_s, recompute=recompute)

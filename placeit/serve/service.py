@@ -7,9 +7,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import PlaceitError, UsageError
@@ -47,6 +47,7 @@ _EXTENSIONS = (
 
 
 T = TypeVar("T")
+OnLeave: TypeAlias = Callable[[Callable[[], object]], Callable[[], object]]
 
 
 class Service:
@@ -189,7 +190,7 @@ class Service:
         call: Call,
         inputs: Arrays,
         timeout_s: float | None = None,
-        gone: Callable[[], Awaitable[object]] | None = None,
+        on_leave: OnLeave | None = None,
         sequence: Asked | None = None,
     ) -> Outputs:
         """Run the model of a request.
@@ -198,7 +199,8 @@ class Service:
             call: the request, whose model is then the one that has run it.
             inputs: by name.
             timeout_s: seconds from the begin of the request until the outputs have to be there; None for as long as it takes.
-            gone: waits until the client has disconnected; None if this call is cancelled then.
+            on_leave: has a function called once the client has disconnected, and returns one that undoes this; None if this
+                call is cancelled then.
             sequence: its sequence; None if it belongs to no sequence.
 
         Raises:
@@ -212,7 +214,7 @@ class Service:
                 call.answer = submit(call.model.server)
             else:
                 call.answer = await self._sequences(call, sequence).submit(sequence, inputs, submit)
-            outputs = await self._outputs(call, call.answer, until, gone)
+            outputs = await self._outputs(call, call.answer, until, on_leave)
             if outputs is not None:
                 return outputs
 
@@ -238,24 +240,35 @@ class Service:
                     break
         return call.model.sequences
 
-    async def _outputs(
-        self, call: Call, future: Answer, until: float, gone: Callable[[], Awaitable[object]] | None
-    ) -> Outputs | None:
+    async def _outputs(self, call: Call, answer: Answer, until: float, on_leave: OnLeave | None) -> Outputs | None:
         """Wait for the outputs of a request; return None if another client that waited for it has cancelled it."""
-        answer: asyncio.Future[Outputs] = asyncio.wrap_future(future)
-        leaving = None if gone is None else asyncio.ensure_future(gone())
-        waited: list[asyncio.Future[Any]] = [answer] if leaving is None else [answer, leaving]
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[bool] = loop.create_future()  # its result is whether the client has left
+
+        def end(left: bool) -> None:
+            if not over.done():
+                over.set_result(left)
+
+        def answered(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(end, False)
+
+        stay = None if on_leave is None else on_leave(partial(end, True))
+        timer = None if until == math.inf else loop.call_later(max(0.0, until - time.perf_counter()), end, False)
+        answer.add_done_callback(answered)
         try:
-            await asyncio.wait(waited, timeout=_left(until), return_when="FIRST_COMPLETED")
+            has_left = await over
         finally:
-            has_left = leaving is not None and leaving.done()
-            was_cancelled = answer.cancelled()
-            answer.cancel()  # takes the request out of the queue if it waits there
-            if leaving is not None:
-                leaving.cancel()
-        if was_cancelled and not has_left:
+            if stay is not None:
+                stay()
+            if timer is not None:
+                timer.cancel()
+            ended, cancelled = answer.done(), answer.cancelled()
+            if not ended:
+                answer.cancel()  # takes the request out of the queue if it waits there
+        if cancelled and not has_left:
             return None
-        if answer.cancelled():
+        if not ended or cancelled:
             raise RefusedError(Status.GONE, "The client has gone.") if has_left else _late()
         try:
             outputs = answer.result()

@@ -33,6 +33,11 @@ class Wanted:
     classes: int = 0
     part: Part | None = None
 
+    @property
+    def is_sent(self) -> bool:
+        """True if it is returned as bytes behind the JSON."""
+        return self.binary and self.part is None
+
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, object], *, binary: bool = True) -> Wanted:
         """Read the parameters of an output. Raises RefusedError."""
@@ -64,7 +69,7 @@ def work(wanted: Iterable[Wanted], outputs: Mapping[str, Array]) -> dict[str, in
     found = {"size": 0, "copied": 0}
     for one in wanted:
         value = outputs[one.name]
-        if not one.binary or one.classes > 0 or one.part is not None:
+        if one.classes > 0 or not one.is_sent:
             found["size"] += value.nbytes
         elif not value.flags.c_contiguous:
             found["copied"] += value.nbytes

@@ -83,9 +83,9 @@ def test_a_connection_is_closed_whole_when_nobody_waits_for_its_end_any_more() -
         _, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
         while not state.connections:
             await asyncio.sleep(0.001)
-        leaving = made[0].leaving()
+        stay = made[0].on_leave(lambda: pytest.fail("nobody waits any more"))
         made[0].transport.abort()
-        leaving.cancel()
+        stay()
         while not made[0].transport.is_closing() or state.connections:
             await asyncio.sleep(0.001)
         writer.close()

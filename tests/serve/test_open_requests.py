@@ -82,6 +82,39 @@ def test_every_size_in_range_is_answered(client: Any, model: Path) -> None:
         assert_close({name: found.as_numpy(name) for name in OUTPUTS}, at_one_size(model, inputs))
 
 
+def test_requests_with_the_same_json_differ_in_their_bytes_alone(network: NetworkServer, model: Path) -> None:
+    def asked(inputs: Arrays, *, sent: int | None = None) -> tuple[int, Any, bytes]:
+        listed = [
+            {
+                "name": name,
+                "shape": value.shape,
+                "datatype": DATATYPES[value.dtype.name],
+                "parameters": {"binary_data_size": value.nbytes},
+            }
+            for name, value in inputs.items()
+        ]
+        text = json.dumps(
+            {"inputs": listed, "outputs": [{"name": "pooled"}], "parameters": {"binary_data_output": True}}
+        ).encode()
+        body = (text + b"".join(value.tobytes() for value in inputs.values()))[: None if sent is None else len(text) + sent]
+        status, found, headers = call(network, INFER, body, inference_header_content_length=str(len(text)))
+        size = int(headers.get("inference-header-content-length", 0))
+        return (status, json.loads(found[:size]), found[size:]) if size else (status, found, b"")
+
+    for length in (3, 5, 3, 5):
+        inputs = values(length)
+        for shift in range(3):
+            other = inputs | {"ids": (inputs["ids"] + shift) % 7}
+            status, head, data = asked(other)
+            assert (status, head["outputs"][0]["shape"]) == (200, [1, 8])
+            assert_close(
+                {"pooled": np.frombuffer(data, np.float32).reshape(1, 8)}, {"pooled": at_one_size(model, other)["pooled"]}
+            )
+        status, found, _ = asked(inputs, sent=11)
+        assert status == 400
+        assert "11 bytes are left for it" in found["error"]
+
+
 @pytest.mark.parametrize("shape", [(1, 65), (2, 16), (1, 16, 1), (16,)])
 def test_a_size_out_of_range_is_refused(client: Any, model: Path, shape: tuple[int, ...]) -> None:
     wrong: Arrays = {"ids": np.zeros(shape, np.int64), "mask": np.ones(shape, np.float32)}
