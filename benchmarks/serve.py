@@ -4,8 +4,12 @@ One client sends requests, in turns, to a bare handler of Starlette that returns
 it, and to a server of that model over HTTP and gRPC. The difference of two is the median of their differences in a turn: by the
 clock, and in CPU time of the process that has all servers, which is reliable on a busy machine, too.
 
-Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right
-one. In the end, the model of a server in another process is loaded anew 500 times. Then that server is attacked in all ways at
+Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right one.
+
+Then the server and the handler that people write in its place, Starlette with OpenVINO's ``AsyncInferQueue``, take turns: at 1,
+8 and 64 connections, and, with a model that keeps one core busy, at 0.5, 0.9, 1.2 and 2 times the capacity of that handler.
+
+In the end, the model of a server in another process is loaded anew 500 times. Then that server is attacked in all ways at
 once for ``--seconds``: by large JSON, messages of very many fields, connections, calls and bodies that do not end, and answers
 that are not read. Beside both, the requests of other clients have to be answered, and rightly.
 """
@@ -30,6 +34,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress, two_cores
 from benchmarks._serve_attacked import attacked
 from benchmarks._serve_child import serve
+from benchmarks._serve_loads import OURS, loads
 from placeit.serve.rpc_messages import Messages
 
 TURNS, QUICK_TURNS = 3000, 300
@@ -37,14 +42,16 @@ REQUESTS, QUICK_REQUESTS = 10_000, 500
 CLIENTS, QUEUE = 16, 64
 RELOADS, QUICK_RELOADS = 500, 10
 SECONDS, QUICK_SECONDS = 60.0, 5.0
-LAYERS = 1, 100
+SMALL, SLOW, BOTH = 1, 100, 101  # layers of models: a small one, one for a core, and one for both cores
+LOAD_S, QUICK_LOAD_S = 2.0, 0.2
 _HEADER = "Inference-Header-Content-Length"
 
 
 def run(args: Args, report: Report) -> None:
     devices = [f"CPU@{core}" for core in two_cores()]
+    layers = {SMALL: devices, SLOW: devices[:1], BOTH: devices}
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, devices, LAYERS, QUEUE))
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, layers, QUEUE))
     progress("starting the servers")
     process.start()
     port, address, bare, given, right = ours.recv()
@@ -52,13 +59,12 @@ def run(args: Args, report: Report) -> None:
     cpu = partial(time.clock_gettime, ~process.pid << 3 | 2)  # the clock that clock_getcpuclockid(3) returns on Linux
     _overheads(report, QUICK_TURNS if args.quick else TURNS, port, address, bare, given, cpu)
     progress("asking at the limit")
-    model = str(LAYERS[-1])
+    model = str(BOTH)
     requests, begin = QUICK_REQUESTS if args.quick else REQUESTS, time.perf_counter()
     outcomes = _at_the_limit(port, model, requests, given, right[model])
     seconds = time.perf_counter() - begin
-    ours.send(None)
+    ours.send("busy")
     busy = ours.recv()[model]
-    process.join()
     shares = [busy.get(name, 0.0) / seconds for name in devices]
     report.row(
         what="at the limit",
@@ -70,6 +76,13 @@ def run(args: Args, report: Report) -> None:
     )
     report.claim("requests lost at the limit", requests - outcomes["right"] - outcomes["wrong"], "", at_most=0)
     report.claim("wrong answers at the limit", outcomes["wrong"], "", at_most=0)
+    small, slow = (
+        {name: (at, _request(*_body(str(count), given))) for name, at in ((OURS, port), ("AsyncInferQueue", bare))}
+        for count in (SMALL, SLOW)
+    )
+    loads(report, small, slow, seconds=QUICK_LOAD_S if args.quick else LOAD_S, cpu=cpu)
+    ours.send(None)
+    process.join()
     seconds = (QUICK_SECONDS if args.quick else SECONDS) if args.seconds is None else args.seconds
     attacked(report, devices[0], seconds=seconds, reloads=QUICK_RELOADS if args.quick else RELOADS)
 
@@ -79,6 +92,12 @@ def _body(model: str, given: Any) -> tuple[str, bytes, dict[str, str]]:
     tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     return f"/v2/models/{model}/infer", head + given.tobytes(), {_HEADER: str(len(head))}
+
+
+def _request(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    """Return a request as it is sent."""
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
 def _asked(connection: HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> bytes:
@@ -93,7 +112,7 @@ def _asked(connection: HTTPConnection, path: str, body: bytes, headers: dict[str
 @contextmanager
 def _grpc(address: str, given: Any) -> Iterator[Callable[[], Any]]:
     messages = Messages()
-    request = messages.ModelInferRequest(model_name=str(LAYERS[0]), raw_input_contents=[given.tobytes()])
+    request = messages.ModelInferRequest(model_name=str(SMALL), raw_input_contents=[given.tobytes()])
     request.inputs.add(name="x0", datatype="FP32", shape=given.shape)
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -107,7 +126,7 @@ def _overheads(report: Report, turns: int, port: int, address: str, bare: int, g
         kinds: dict[str, Callable[[], Any]] = {
             "bare handler, echo": partial(_asked, plain, "/echo", given.tobytes(), {}),
             "bare handler, model": partial(_asked, plain, "/run", given.tobytes(), {}),
-            "placeit serve, HTTP": partial(_asked, model, *_body(str(LAYERS[0]), given)),
+            "placeit serve, HTTP": partial(_asked, model, *_body(str(SMALL), given)),
             "placeit serve, gRPC": over_grpc,
         }
         times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
