@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from placeit.core.telemetry import openvino
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.serve.network import NetworkServer, Options
 from placeit.serve.served_model import ServedModel
@@ -52,7 +52,7 @@ def save_layers(path: Path, layers: int, *, width: int = WIDTH, batch: int | str
 def _by_openvino(path: Path, threads: int) -> Callable[[Request], Awaitable[Response]]:
     """Return a handler as people write it: the protocol's binary tensors, and OpenVINO's AsyncInferQueue."""
     options = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    queue = openvino.AsyncInferQueue(openvino_core().compile_model(path, "CPU", options))
+    queue = import_openvino().AsyncInferQueue(openvino_core().compile_model(path, "CPU", options))
     free = asyncio.Semaphore(len(queue))
 
     def ended(request: Any, answer: asyncio.Future[np.ndarray[Any, Any]]) -> None:

@@ -4,7 +4,8 @@ One client sends requests, in turns, to a bare handler of Starlette that returns
 it, and to a server of that model over HTTP and gRPC. The difference of two is the median of their differences in a turn: by the
 clock, and in CPU time of the process that has all servers, which is reliable on a busy machine, too.
 
-Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right one.
+Then several clients at once send requests for a model that keeps both devices busy. Every answer is compared with the right
+one.
 
 Then the server and the handler that people write in its place, Starlette with OpenVINO's ``AsyncInferQueue``, take turns: at 1,
 8 and 64 connections, and, with a model that keeps one core busy, at 0.5, 0.9, 1.2 and 2 times the capacity of that handler.
