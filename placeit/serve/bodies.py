@@ -137,7 +137,7 @@ class Bodies:
         """Read a request whose body is a small JSON object; an empty object without a body. Raises RefusedError."""
         with contextlib.closing(await self.read(request, most_bytes)) as body:
             try:
-                found = parsed(bytes(body.data) or b"{}")
+                found = await self._service.by_size(len(body.data), parsed, bytes(body.data) or b"{}")
             except ValueError as error:
                 raise invalid(f"The body of this request is not JSON: {error}.") from None
         if not isinstance(found, dict):

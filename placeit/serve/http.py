@@ -97,8 +97,8 @@ def application(
         return JSONResponse(_model(service, request).config())
 
     async def statistics(request: Request) -> Response:
-        models = [_model(service, request)] if "model" in request.path_params else service.models
-        return JSONResponse({"model_stats": [model.statistics() for model in models]})
+        of = request.path_params
+        return JSONResponse({"model_stats": service.statistics(of.get("model", ""), of.get("version", ""))})
 
     async def index(request: Request) -> Response:
         wanted = await _parameters(request, bodies)

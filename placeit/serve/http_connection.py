@@ -228,6 +228,10 @@ class Connection(HttpToolsProtocol):
         self._bytes, self._in_head, self._begun = 0, True, True
         self._await_request()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take in a header, without the blanks around its value (RFC 9110, section 5.5): httptools keeps those behind it."""
+        super().on_header(name, value.strip(b" \t"))
+
     def head_without_upgrade(self, method: bytes, version: str) -> bytes:
         """Return the head of the request that is being parsed, without a wish to go on in another protocol."""
         kept = (name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")

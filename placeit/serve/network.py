@@ -129,8 +129,9 @@ class NetworkServer:
         self._service = Service([*models, *kept], absent, shared_memory=options.shared_memory, traces=traces)
         most = math.inf if absent is not None else self._service.most_bytes
         self._rpc_bytes = int(min(options.most_bytes, most))  # gRPC may keep this much of each call
-        metrics = registry_of(lambda: [(_labels(model), model.server.stats()) for model in self._service.models])
-        metrics.register(TritonMetrics(self._service.models))
+        served = self._service.models
+        metrics = registry_of(lambda: [(_labels(model), model.server.stats()) for model in served.running])
+        metrics.register(TritonMetrics(served))
         metrics.register(_Planned(self._service))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)
         self.socket = _bound(options.host, options.port)

@@ -385,6 +385,7 @@ class Repository:
             while model.accepted or len(model.sequences):
                 await asyncio.sleep(_LOOK_S)
             service.models.leaving.remove(model)
+            model.counts.closed(model.server)
             self.ended.setdefault((model.name, model.version), Counter()).update(model.server.stats().outcomes)
             await asyncio.to_thread(self._opened.pop(model).opened.close)
 

@@ -188,9 +188,8 @@ class _Answers:
         return self._filled("ModelConfigResponse", {"config": config})
 
     async def ModelStatistics(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        service = self._service
-        models = [service.model(request.name, request.version)] if request.name else service.models
-        return self._filled("ModelStatisticsResponse", {"model_stats": [model.statistics() for model in models]})
+        found = self._service.statistics(request.name, request.version)
+        return self._filled("ModelStatisticsResponse", {"model_stats": found})
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
         models = [one for one in self._service.index() if one["state"] == "READY" or not request.ready]

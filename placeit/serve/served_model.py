@@ -21,7 +21,7 @@ from placeit.serving.answers import Answer
 from placeit.serving.server import Server
 from placeit.text.generating import TextModel
 
-__all__ = ["Call", "ServedModel", "is_name"]
+__all__ = ["Call", "Counts", "ServedModel", "is_name"]
 
 _BESIDE_VALUES = 1 << 20  # bytes of a request besides the values of its inputs: names, shapes, parameters
 _OF_VALUE = 16  # bytes of a value over gRPC, of which a varint may take 10
@@ -51,7 +51,40 @@ class _Duration:
         return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
-_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+class Counts:
+    """Numbers of the requests of a model, which go on when it is loaded anew.
+
+    Attributes:
+        durations: how often requests had an outcome or a stage, and the time that this took, by Triton's names.
+        last: when the last request has succeeded, in milliseconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        stages = "success", "fail", "queue", "compute_input", "compute_infer", "compute_output"
+        self.durations = {what: _Duration() for what in stages}
+        self.last = 0
+        self._runs: tuple[int, tuple[Server, ...]] = 0, ()  # of servers that are closed; the others. One value for all threads
+
+    def opened(self, server: Server) -> None:
+        """Count what a server runs."""
+        ended, servers = self._runs
+        self._runs = ended, (*servers, server)
+
+    def closed(self, server: Server) -> None:
+        """Let go of a server, whose runs still count."""
+        ended, servers = self._runs
+        self._runs = ended + server.stats().runs, tuple(one for one in servers if one is not server)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that have ended well."""
+        ended, servers = self._runs
+        return ended + sum(server.stats().runs for server in servers)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(server.stats().waiting for server in self._runs[1])
 
 
 @dataclass
@@ -109,6 +142,7 @@ class ServedModel:
         replaced: whether its file was replaced after it was opened.
         rates: watches the rate of its requests; None if it was not placed for one.
         heads: what the JSON of requests says, by its bytes: clients that send tensors as bytes send the same again and again.
+        counts: numbers of its requests.
 
     Raises:
         UsageError: the name has characters besides letters, digits, ``-``, ``_`` and ``.``, or the protocol has no type for a
@@ -144,8 +178,8 @@ class ServedModel:
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
         self.sequences = Sequences(server, idle_s, recompute=recompute)
-        self._durations = {what: _Duration() for what in _DURATIONS}
-        self._last = 0  # milliseconds since 1970
+        self.counts = Counts()
+        self.counts.opened(server)
 
     @property
     def ready(self) -> bool:
@@ -204,13 +238,19 @@ class ServedModel:
         if missing and what == "input":
             raise invalid(f"The input '{missing[0]}' is missing; the inputs are {_names(known)}.")
 
+    def count_on(self, counts: Counts) -> None:
+        """Go on with the numbers of earlier requests for the model."""
+        if counts is not self.counts:
+            self.counts = counts
+            counts.opened(self.server)
+
     def ended(self, call: Call, *, well: bool) -> None:
         """Count a request that has ended, and its times."""
-        now, spent = time.perf_counter(), self._durations
+        now, spent = time.perf_counter(), self.counts.durations
         if not well:
             spent["fail"].add(now - call.begun)
             return
-        self._last = time.time_ns() // 1_000_000
+        self.counts.last = time.time_ns() // 1_000_000
         spent["success"].add(now - call.begun)
         if call.answer is None:  # it took several runs
             return
@@ -245,10 +285,10 @@ class ServedModel:
         return {
             "name": self.name,
             "version": self.version,
-            "last_inference": self._last,
-            "inference_count": self._durations["success"].count,
-            "execution_count": self.server.stats().runs,
-            "inference_stats": {what: spent.to_dict() for what, spent in self._durations.items()},
+            "last_inference": self.counts.last,
+            "inference_count": self.counts.durations["success"].count,
+            "execution_count": self.counts.runs,
+            "inference_stats": {what: spent.to_dict() for what, spent in self.counts.durations.items()},
         }
 
 

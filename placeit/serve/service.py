@@ -75,7 +75,7 @@ class Service:
     ) -> None:
         self.regions = Regions(allowed=shared_memory)
         self._traces = traces
-        self.models: Models[ServedModel] = Models()
+        self.models = Models()
         for model in models:
             if self.models.find(model.name, model.version) is not None:
                 raise UsageError(f"Two models are to be served as '{model.name}': give one another name, as in NAME=PATH.")
@@ -146,6 +146,12 @@ class Service:
         return [
             {"name": name, "version": version, "state": state, "reason": why} for (name, version), (state, why) in found.items()
         ]
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Return Triton's statistics of all models, of all versions of a name, or of one version. Raises RefusedError."""
+        named = [self.model(name, version)] if name else []
+        models = named if version and named else [one for one in self.models if name in ("", one.name)]
+        return [model.statistics() for model in models]
 
     def model(self, name: str, version: str = "") -> ServedModel:
         """Return a model by its name and version, or in its newest version if that is empty. Raises RefusedError."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import UnknownMetricFamily
 
-from placeit.serve.served_model import ServedModel
+from placeit.serve.versions import Models
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -35,18 +35,19 @@ class TritonMetrics:
         models: the models that are served.
     """
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        stats = {(model.name, model.version): model.statistics() for model in self._models}
+        models = {(model.name, model.version): model for model in self._models.running}
+        stats = {by: model.statistics() for by, model in models.items()}
         for names, field, share in ((_COUNTS, "count", 1.0), (_TIMES, "ns", 1e-3)):
             for name, (about, what) in names.items():
                 yield _family(name, about, {by: one["inference_stats"][what][field] * share for by, one in stats.items()})
         runs = {by: one["execution_count"] for by, one in stats.items()}
         yield _family("nv_inference_exec_count", "Runs of the model.", runs)
-        waiting = {(model.name, model.version): model.server.stats().waiting for model in self._models}
+        waiting = {by: model.counts.waiting for by, model in models.items()}
         yield _family("nv_inference_pending_request_count", "Requests that wait.", waiting)
 
 

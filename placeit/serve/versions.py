@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
 
 from placeit.serve.refusal import RefusedError, Status
+from placeit.serve.served_model import Counts, ServedModel
 
 __all__ = ["Models"]
 
 
-class _Versioned(Protocol):
-    name: str
-    version: str
-    versions: list[str]
-
-
-M = TypeVar("M", bound=_Versioned)
-
-
-class Models(Generic[M]):
+class Models:
     """Models by name and version. Used on the thread of the event loop; others may iterate.
 
     Attributes:
@@ -27,18 +18,25 @@ class Models(Generic[M]):
     """
 
     def __init__(self) -> None:
-        self._models: dict[str, dict[str, M]] = {}
-        self.leaving: list[M] = []
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        self._counts: dict[tuple[str, str], Counts] = {}
+        self.leaving: list[ServedModel] = []
 
-    def __iter__(self) -> Iterator[M]:
+    def __iter__(self) -> Iterator[ServedModel]:
         """Iterate over the models, in all versions."""
         return iter([model for versions in [*self._models.values()] for model in [*versions.values()]])
 
-    def find(self, name: str, version: str) -> M | None:
+    @property
+    def running(self) -> list[ServedModel]:
+        """All models, and those that are leaving and that no other model has replaced."""
+        found = {(model.name, model.version): model for model in [*self.leaving, *self]}
+        return [*found.values()]
+
+    def find(self, name: str, version: str) -> ServedModel | None:
         """Return a model by its name and version; None if it does not exist."""
         return self._models.get(name, {}).get(version)
 
-    def get(self, name: str, version: str = "") -> M:
+    def get(self, name: str, version: str = "") -> ServedModel:
         """Return a model by its name and version, or in its newest version if that is empty. Raises RefusedError."""
         versions = self._models.get(name)
         if not versions:
@@ -48,8 +46,13 @@ class Models(Generic[M]):
             raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has {_names(known)}.")
         return versions[version or known[-1]]
 
-    def add(self, model: M) -> M | None:
-        """Add a model. Return the one whose place it takes, which is then leaving; None without one."""
+    def add(self, model: ServedModel) -> ServedModel | None:
+        """Add a model, which goes on with the numbers of earlier ones of its name and version.
+
+        Returns:
+            The model whose place it takes, which is then leaving; None without one.
+        """
+        model.count_on(self._counts.setdefault((model.name, model.version), model.counts))
         versions = self._models.setdefault(model.name, {})
         before = versions.get(model.version)
         versions[model.version] = model
@@ -58,7 +61,7 @@ class Models(Generic[M]):
             self.leaving.append(before)
         return before
 
-    def remove(self, name: str, version: str) -> M | None:
+    def remove(self, name: str, version: str) -> ServedModel | None:
         """Remove a model and return it; it is then leaving. None if it does not exist."""
         versions = self._models.get(name, {})
         found = versions.pop(version, None)
@@ -70,7 +73,7 @@ class Models(Generic[M]):
         return found
 
     @staticmethod
-    def _number(versions: dict[str, M]) -> None:
+    def _number(versions: dict[str, ServedModel]) -> None:
         """Tell models of one name which versions there are, the newest one last."""
         known = sorted(versions, key=lambda one: (one.isdecimal(), int(one) if one.isdecimal() else 0, one))
         for model in versions.values():

@@ -262,6 +262,16 @@ def test_answers_of_http_come_in_one_piece_and_without_a_body_too(network: Calla
         assert client.recv(1) == b""
 
 
+def test_blanks_around_the_values_of_headers_have_no_effect(network: Callable[..., NetworkServer]) -> None:
+    body = json.dumps(asking()).encode()
+    size = f" \t{len(body)} \t "
+    with contextlib.closing(HTTPConnection("127.0.0.1", network().port, timeout=60)) as client:
+        headers = {"Inference-Header-Content-Length": size, "Host": "localhost ", "Content-Encoding": " identity "}
+        client.request("POST", "/v2/models/types/infer", body, headers)
+        answer = client.getresponse()
+        assert (answer.status, json.load(answer)["model_name"]) == (200, "types")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_clients_that_offer_http2_are_answered_over_http1(network: Callable[..., NetworkServer], *, chunked: bool) -> None:
     """As Java's client and ``curl --http2`` do, in each request."""

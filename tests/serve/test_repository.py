@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from placeit.serve.served_model import ServedModel
 from placeit.serve.sources import Opened, Source
 from placeit.serving.server import Server
 from placeit.session import Session
-from tests.serve.network_server import call
+from tests.serve.network_server import call, held
 from tests.serve.test_hostile import asking
 from tests.serve.test_limits import stub_of
 
@@ -152,6 +153,56 @@ def test_what_fails_for_any_reason_is_said_once_and_the_rest_is_followed(
         "UnicodeDecodeError",
         "FileNotFoundError",
     ]
+
+
+def test_statistics_and_metrics_of_triton_go_on_when_a_model_is_loaded_anew(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    for version in ("1", "2"):
+        (tmp_path / "two" / f"{version}.placeit").touch()
+    network, repository = serve(control=True)
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{network.grpc_port}") as client:
+
+        def numbers() -> list[list[int]]:
+            """Return numbers of requests and runs of each version, as HTTP, gRPC and the metrics tell them."""
+            page = call(network, "/metrics")[1].decode()
+            told = [
+                re.findall(rf'nv_inference_{what}{{model="two",version="."}} (\d+)', page) for what in ("count", "exec_count")
+            ]
+            asked = [call(network, "/v2/models/two/stats")[1], client.get_inference_statistics("two", as_json=True)]
+            return [
+                [int(number) for pair in zip(*told, strict=True) for number in pair],
+                *(
+                    [int(one.get(f"{what}_count", 0)) for one in stats["model_stats"] for what in ("inference", "execution")]
+                    for stats in asked
+                ),
+            ]
+
+        assert infer(network, "two") == 200
+        assert numbers() == [[0, 0, 1, 1]] * 3
+        for what in ("load", "unload", "load"):
+            before = repository.models
+            assert call(network, f"/v2/repository/models/two/{what}", "{}")[0] == 200
+            until(lambda before=before: not set(before) & set(repository.models))
+        assert infer(network, "two") == 200
+        assert numbers() == [[0, 0, 2, 2]] * 3
+    assert len(call(network, "/v2/models/two/versions/1/stats")[1]["model_stats"]) == 1
+
+
+def test_metrics_have_a_model_that_was_unloaded_until_its_last_request_has_ended(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, repository = serve(control=True)
+    (model,) = repository.models
+    with ThreadPoolExecutor(1) as pool:
+        with held(model.server):
+            asked = pool.submit(infer, network, "types")
+            until(lambda: model.accepted)
+            assert call(network, "/v2/repository/models/types/unload", "{}")[0] == 200
+            page = call(network, "/metrics")[1]
+            assert b'placeit_in_flight_requests{model="types",version="1"}' in page
+            assert b'nv_inference_pending_request_count{model="types",version="1"}' in page
+        assert asked.result() == 200
+    until(lambda: not repository.models)
+    assert b'model="types"' not in call(network, "/metrics")[1]
 
 
 def test_a_model_that_is_no_bundle_stays(
