@@ -47,11 +47,6 @@ class OnnxAlone(FromOnnxFile, JoinedModel):
 
 
 def for_onnx_alone(model: JoinedModel) -> OnnxAlone:
-    """Return a model for ONNX Runtime alone, without OpenVINO's copy of the weights.
-
-    With open sizes or state, the ops of OpenVINO's graph also read what they read in the ONNX file only.
-    """
+    """Return a model for ONNX Runtime alone, without OpenVINO's copy of the weights."""
     said = {field.name: getattr(model, field.name) for field in fields(model)}
-    open_graph = model.has_open_sizes or bool(model.states)
-    parts = model.parts.reading_all() if open_graph and not model.parts.covers else model.parts
-    return OnnxAlone(**said | {"ov_model": without_weights(model.ov_model), "parts": parts, "graph": parts.graph})
+    return OnnxAlone(**said | {"ov_model": without_weights(model.ov_model)})

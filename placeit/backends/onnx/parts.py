@@ -129,8 +129,9 @@ class OnnxParts:
     ) -> Iterator[tuple[list[int], list[int], list[int], tuple[list[str], dict[str, int], set[int]]]]:
         """Yield the smallest parts that can be cut out: ops, tensors that enter and leave, and arguments of `_signature`.
 
-        Append the last op of each other part to ``unread``, with the inputs that it reads in the ONNX model only.
+        Append the last op of each other part to ``unread``, with the tensors that it reads in the ONNX model only.
         """
+        made_by = {name: int(self._graph.tensor_op[tensor]) for tensor, name in self._name.items()}
         edges, tensors = self._graph.edges, self._graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
@@ -148,14 +149,15 @@ class OnnxParts:
             ends += self._following(atom)
             numbers, missing, _ = self._behind(ends, given)
             if missing and unread is not None:
-                unread.append((max(atom), missing))
+                outside = made_by.keys() - {name for name, op in made_by.items() if op in atom or op > max(atom)}
+                unread.append((max(atom), self._behind(ends, given, outside)[1]))
             if not missing:
                 yield atom, enter, leave, (ends, given, numbers)
 
     def reading_all(self) -> OnnxParts:
-        """Return the parts of a graph whose ops also read the inputs that they read in the ONNX model only.
+        """Return the parts of a graph whose ops also read the tensors that they read in the ONNX model only.
 
-        OpenVINO may take the size of one tensor from another one that has the same size.
+        OpenVINO may take a size from another tensor that has the same size, or as the size of the first input of a ``Reshape``.
         """
         unread: list[tuple[int, set[str]]] = []
         for _ in self._parts(unread):
@@ -304,8 +306,10 @@ class OnnxParts:
                 ends.append(self._name.get(read[0], name if known else None) if read else name if known else None)
         return ends
 
-    def _behind(self, ends: Iterable[str], given: Iterable[str]) -> tuple[set[int], set[str], set[str]]:
-        """Follow tensors back to given ones: return the nodes on the way, inputs that are not given, and constants."""
+    def _behind(
+        self, ends: Iterable[str], given: Iterable[str], outside: Collection[str] = ()
+    ) -> tuple[set[int], set[str], set[str]]:
+        """Follow tensors back to given ones: return the nodes on the way, inputs and tensors ``outside``, and constants."""
         waiting, seen = list(ends), set(given)
         nodes: set[int] = set()
         missing: set[str] = set()
@@ -315,7 +319,9 @@ class OnnxParts:
             if name in seen or not name:
                 continue
             seen.add(name)
-            if name in self._maker:
+            if name in outside:
+                missing.add(name)
+            elif name in self._maker:
                 if self._maker[name] not in nodes:
                     nodes.add(self._maker[name])
                     waiting += self._reads[self._maker[name]]

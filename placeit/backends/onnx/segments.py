@@ -83,22 +83,27 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
 def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
     """Return a model that OpenVINO has read, for a cluster in which ONNX Runtime drives devices.
 
-    If ONNX Runtime drives all of them, and the ONNX file has no tensors at some borders of OpenVINO's graph, the result has the
-    file's own graph. On a single device the model is run whole, unless another graph is wanted.
+    With open sizes or state, the ops of OpenVINO's graph also read what they read in the ONNX file only, unless OpenVINO's
+    graph is wanted. Else, if ONNX Runtime drives all devices, and the ONNX file has no tensors at some borders of OpenVINO's
+    graph, the result has the file's own graph. On a single device the model is run whole, unless another graph is wanted.
 
     Raises:
         DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
     """
     joined: JoinedModel = with_onnx(model)
+    own = graph in (model.graph.structure, model.graph.hash)
+    if (model.has_open_sizes or model.states) and not joined.parts.covers and not own:
+        parts = joined.parts.reading_all()
+        joined = replace(joined, parts=parts, graph=parts.graph)
     if all({*kind_of(device).formats} == {"onnx"} for device in cluster.devices):
         joined = for_onnx_alone(joined)
     if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
         return joined
-    if len(cluster) == 1 and graph in ("", model.graph.structure, model.graph.hash) and not model.states:
+    if len(cluster) == 1 and (own or not graph) and not model.states:
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
     if model.has_open_sizes or model.states:  # the file's own graph is for one size, and without state
         return joined
     with contextlib.suppress(ModelError):
-        own = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
-        return own if model.given is None else own.with_inputs(model.given)
+        alone = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
+        return alone if model.given is None else alone.with_inputs(model.given)
     return joined

@@ -316,16 +316,19 @@ def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tup
     return (*_state_sharers(model), *map(tuple, readers.values()))
 
 
-def single_reader_ops(graph: OpGraph) -> tuple[tuple[str, ...], ...]:
+def single_reader_ops(graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Return sets of two or more ops: an op, and ops without weights and products whose results only this set reads.
 
-    These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model.
+    These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model. The sums of
+    the outputs of experts, whose sizes are ``bounded``, are in no set, so that experts can be placed on several devices.
     """
+    ends = {v for u, v in graph.edges.tolist() if graph.names[u] in bounded}
+    ends |= {v for u, v in graph.edges.tolist() if u in ends}
     cone = list(range(len(graph)))
     for v in range(len(graph) - 1, -1, -1):
         edges = graph.successors.edge[graph.successors.ptr[v] : graph.successors.ptr[v + 1]]
         readers = {cone[int(graph.edges[e, 1])] for e in edges}
-        light = graph.param_bytes[v] <= _LIGHT and graph.kinds[v] not in _HEAVY
+        light = graph.param_bytes[v] <= _LIGHT and graph.kinds[v] not in _HEAVY and v not in ends
         if light and len(readers) == 1:
             cone[v] = readers.pop()
     members: dict[int, list[str]] = {}

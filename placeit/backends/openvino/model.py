@@ -296,7 +296,7 @@ def _described(
         times=points.times,
         bounded=bounded,
         together=(*inseparable_ops(viewed, graph, bounded), *together),
-        pairs=(*quantized_pairs(viewed, graph), *(single_reader_ops(graph) if states else ())),
+        pairs=(*quantized_pairs(viewed, graph), *(single_reader_ops(graph, bounded) if states else ())),
         rounding=rounding_steps(viewed, graph, stand_ins),
     )
 

@@ -96,14 +96,28 @@ def fused_copy(model: Any) -> FusedCopy:
 
 
 def fuse_in_place(model: Any) -> None:
-    """Apply the same fusions to a model itself, without changing its weights."""
-    hidden = _hide_weights(model)
+    """Apply the same fusions to a model itself, without changing its weights.
+
+    Names of tensors that a fusion passes on to a tensor of another shape or type are removed.
+    """
+    hidden, named = _hide_weights(model), _named(model)
     _fuse(model)
     for stand_in, weight in hidden:
         for reader in stand_in.output(0).get_target_inputs():
             reader.replace_source_output(weight.output(0))
         model.remove_parameter(stand_in)
     model.validate_nodes_and_infer_types()
+    for output in (output for node in model.get_ops() for output in node.outputs()):
+        kind, shape, names = output.get_element_type(), output.get_partial_shape(), output.get_names()
+        kept = {name for name in names if name not in named or (named[name][0] == kind and named[name][1].compatible(shape))}
+        if kept != names:
+            output.get_tensor().set_names(kept)
+
+
+def _named(model: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the shape of each tensor that has a name."""
+    outputs = (output for node in model.get_ops() for output in node.outputs())
+    return {name: (output.get_element_type(), output.get_partial_shape()) for output in outputs for name in output.get_names()}
 
 
 def _fuse(model: Any) -> None:
