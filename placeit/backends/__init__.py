@@ -7,7 +7,7 @@ then the folder of a format.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from placeit.backends.base import Model
 
-__all__ = ["Module", "files_of", "load", "programs", "suffixes"]
+__all__ = ["Module", "check_suffix", "files_of", "load", "programs", "suffixes"]
 
 Module: TypeAlias = "torch.nn.Module | torch.export.ExportedProgram"
 """A PyTorch module or an exported program."""
@@ -114,25 +114,44 @@ def load(
         raise UsageError(f"{path}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
     if suffix.lower() not in known:
         made = programs()
-        name, hint = str(path).partition(":")[0], ""
+        name = str(path).partition(":")[0]
         if name in made:
             return _program(made, name, str(path), **options)
-        if suffix.lower() in _WEIGHTS:
-            hint = (
-                " Such files hold weights and no program: load them into their module and write that with "
-                "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
-            )
-        elif suffix.lower() == ".placeit":
-            hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
-        elif not suffix and made:
-            close = nearest(name, made)
-            hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
-        raise ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
+        raise _unknown(path, known, made)
     if own:
         options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits, "context": context}
     options |= called
     model: Model = load_entry("backend", known, suffix.lower())(path, **options)
     return model
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ModelError if a path, or the model of a folder, has a suffix that no backend reads, and names no program."""
+    path = in_folder(path)
+    known, made = suffixes(), programs()
+    if path.suffix and path.suffix.lower() not in known and str(path).partition(":")[0] not in made:
+        raise _unknown(path, known, made)
+
+
+def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:
+    """Return the error for a path whose suffix no backend reads, given all suffixes and the names of all programs."""
+    suffix, hint = Path(path).suffix, ""
+    if suffix.lower() in _WEIGHTS:
+        hint = (
+            " Such files hold weights and no program: load them into their module and write that with "
+            "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
+        )
+    elif suffix.lower() == ".gguf":
+        return ModelError(
+            f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
+            "export openvino --model NAME FOLDER --weight-format int4` (pip install 'optimum-intel[openvino]'), and give FOLDER."
+        )
+    elif suffix.lower() == ".placeit":
+        hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
+    elif not suffix and made:
+        close = nearest(str(path).partition(":")[0], made)
+        hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
+    return ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
 
 
 def _program(

@@ -14,8 +14,8 @@ _NAMES = ("openvino_model.xml", "openvino/openvino_model.xml", "model.onnx", "on
 
 
 def model_in(folder: Path) -> Path | None:
-    """Return the model file of a folder; None if it has no model by one of the names that optimum and hubs use."""
-    return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
+    """Return the model file of a folder: one with a name that optimum and hubs use, or else a GGUF file; None without one."""
+    return next((folder / name for name in _NAMES if (folder / name).is_file()), min(folder.glob("*.gguf"), default=None))
 
 
 def in_folder(path: Path) -> Path:

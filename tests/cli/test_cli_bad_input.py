@@ -51,6 +51,20 @@ def test_a_model_that_is_not_there(cli: Any, placement: Path, command: str) -> N
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "command", ["inspect", "optimize --devices CPU", "generate-text", "generate-text -d CPU", "serve", "run"]
+)
+def test_a_gguf_file_is_refused_with_the_way_to_export_its_model(cli: Any, command: str) -> None:
+    Path("hub").mkdir()
+    Path("hub/model.gguf").write_bytes(b"GGUF\3\0\0\0")
+    name, *options = command.split()
+    prompt = ["Once"] if name == "generate-text" else []
+    for given in ("hub", "hub/model.gguf"):
+        paragraph(
+            cli(name, given, *prompt, *options), "hub/model.gguf is a GGUF file", "optimum-cli export openvino --model NAME"
+        )
+
+
 @pytest.mark.parametrize("command", ["inspect", "optimize", "export"])
 @pytest.mark.parametrize(
     "damage",
