@@ -136,15 +136,16 @@ def check_suffix(path: Path) -> None:
 def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:
     """Return the error for a path whose suffix no backend reads, given all suffixes and the names of all programs."""
     suffix, hint = Path(path).suffix, ""
+    if suffix.lower() == ".gguf":
+        return ModelError(
+            f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
+            "export openvino --model NAME FOLDER --weight-format int4` (pip install 'optimum-intel[openvino]'), and give the "
+            "folder."
+        )
     if suffix.lower() in _WEIGHTS:
         hint = (
             " Such files hold weights and no program: load them into their module and write that with "
             "torch.export.save(torch.export.export(module, inputs), 'model.pt2')."
-        )
-    elif suffix.lower() == ".gguf":
-        return ModelError(
-            f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
-            "export openvino --model NAME FOLDER --weight-format int4` (pip install 'optimum-intel[openvino]'), and give FOLDER."
         )
     elif suffix.lower() == ".placeit":
         hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."

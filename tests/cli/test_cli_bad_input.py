@@ -59,10 +59,9 @@ def test_a_gguf_file_is_refused_with_the_way_to_export_its_model(cli: Any, comma
     Path("hub/model.gguf").write_bytes(b"GGUF\3\0\0\0")
     name, *options = command.split()
     prompt = ["Once"] if name == "generate-text" else []
-    for given in ("hub", "hub/model.gguf"):
-        paragraph(
-            cli(name, given, *prompt, *options), "hub/model.gguf is a GGUF file", "optimum-cli export openvino --model NAME"
-        )
+    for model in ("hub", "hub/model.gguf"):
+        result = cli(name, model, *prompt, *options)
+        paragraph(result, "hub/model.gguf is a GGUF file", "optimum-cli export openvino --model NAME")
 
 
 @pytest.mark.parametrize("command", ["inspect", "optimize", "export"])
