@@ -383,10 +383,13 @@ class TorchKernels(Protocol):
 class IsCalled(Protocol):
     """A model that is a function of its framework."""
 
-    def called(self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]]) -> Callable[..., Any]:
+    def called(
+        self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]], pickled: Callable[[], tuple[Any, ...]] | None = None
+    ) -> Callable[..., Any]:
         """Return a function that is called as the model is in its framework, with the framework's tensors.
 
         Args:
             run: runs the model once, on inputs by name, and returns outputs by name.
+            pickled: returns a function and its arguments, by which a pickle makes it again; None if it cannot be pickled.
         """
         ...

@@ -1,12 +1,13 @@
-"""Digests of a model's computation: attributes, models inside ops, and the constants that affect running times."""
+"""Digests of a model's computation: attributes, models inside ops, constants that affect running times; and stamps of files."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-__all__ = ["constant_digest", "digest"]
+__all__ = ["constant_digest", "digest", "file_stamp"]
 
 _MOST_VALUES = 1024  # integers or truth values of a constant that is compared by its values
 _WHOLE = frozenset(("bool", "boolean", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
@@ -35,3 +36,12 @@ def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]
     size = math.prod(shape)
     matters = size == 1 or (size <= _MOST_VALUES and dtype in _WHOLE)
     return f"{dtype}{list(shape)}{value().hex() if matters else ''}"
+
+
+def file_stamp(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change when a file is replaced or written to; None without a file."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

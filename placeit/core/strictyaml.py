@@ -40,12 +40,12 @@ class StrictYaml:
 
     error: type[PlaceitError] = ClusterError
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        self.path, self._text = path, text  # the text in place of the file's
 
     def root(self) -> Node:
         """Parse the file and return its root node. Raises FileError if it cannot be read."""
-        text = read_text(self.path)
+        text = read_text(self.path) if self._text is None else self._text
         try:
             node: Node | None = yaml.compose(text, _Loader)
         except yaml.MarkedYAMLError as error:

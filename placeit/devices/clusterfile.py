@@ -19,7 +19,7 @@ from placeit.devices.described import FIGURES, catalog
 from placeit.devices.discovery import named, resolve
 from placeit.devices.names import check_distinct, found_kind, parse_device
 
-__all__ = ["discover", "names_file", "read_cluster", "write_cluster"]
+__all__ = ["cluster_text", "discover", "names_file", "read_cluster", "write_cluster"]
 
 _DEVICE_KEYS = ("runs_on", "slowdown", "catalog", "full_name", *FIGURES, "tags")
 _FIELDS = {
@@ -55,24 +55,30 @@ def names_file(spec: str) -> bool:
     return spec.strip().lower().endswith((".yaml", ".yml"))
 
 
-def read_cluster(path: str | Path, *, check: bool = True) -> Cluster:
+def read_cluster(path: str | Path, *, check: bool = True, text: str | None = None) -> Cluster:
     """Read a cluster file.
 
     Args:
         path: the file.
         check: whether to look for the real devices on this machine, and fill in their properties. If not, the file may describe
             another machine: its devices have the cores and the memory that the file states.
+        text: content to read in place of the file's; ``path`` then names it in messages.
 
     Raises:
         FileError: the file cannot be read.
         ClusterError: the file has an error; the message names the file, the line and the key.
         DeviceError: a real device does not exist, or is named twice.
     """
-    return _Reader(Path(path)).cluster(check)
+    return _Reader(Path(path), text).cluster(check)
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster file from which :func:`read_cluster` reads an equal cluster. Raises FileError."""
+    write_text(Path(path), cluster_text(cluster))
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Return the content of the file that :func:`write_cluster` writes."""
     lines = ["devices:"]
     for device in cluster.devices:
         lines.append(f"  {_scalar(device.name)}:")
@@ -89,7 +95,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             ends = f"between: [{_scalar(src)}, {_scalar(dst)}]"
         speed = f"bandwidth: {format_quantity(link.bandwidth, 'bandwidth')}, latency: {format_quantity(link.latency, 'time')}"
         lines.append(f"  - {{{ends}, {speed}{', measured: true' if link.origin == 'measured' else ''}}}")
-    write_text(Path(path), "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _device_fields(device: Device) -> Iterator[tuple[str, str]]:
@@ -116,8 +122,8 @@ def _scalar(text: str) -> str:
 
 
 class _Reader(StrictYaml):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, text: str | None) -> None:
+        super().__init__(path, text)
         self.real: dict[str, Address] = {}
 
     def cluster(self, check: bool) -> Cluster:

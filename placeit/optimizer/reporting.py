@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from placeit.optimizer.capacity import service_of
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.ledger import FRONT, compiled_since
 from placeit.optimizer.pareto import find_front
+from placeit.optimizer.placed_module import execution
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
 from placeit.optimizer.result import Optimized, Unplanned
@@ -21,7 +21,6 @@ from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.spending import spending
 from placeit.profiler.prediction_error import mape, pearson, spearman
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.runtime import Runtime
 
 __all__ = ["Report", "optimized"]
 
@@ -140,5 +139,5 @@ def optimized(
         story=tuple(search.story.events),
         _model=session.model,
         _again=session.again,
-        _open=functools.partial(Runtime, home.model, home.grouping, home.cluster, precision=session.precision),
+        _execution=execution(home, chosen.plan),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +26,11 @@ from placeit.measuring.statistics import Ratio
 from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
 from placeit.optimizer.capacity import Service
 from placeit.optimizer.pareto import Point
+from placeit.optimizer.placed_module import Execution, placed_module
 from placeit.optimizer.story import Event
 from placeit.planning.profiled import Profiled
-from placeit.planning.segments import Plan
 from placeit.profiler.recording import Recording
 from placeit.runtime.compiling import Compiled
-from placeit.runtime.plan_executor import PlanExecutor
-from placeit.runtime.runtime import Runtime
 from placeit.serving.load_run import RateReport
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
@@ -173,7 +170,7 @@ class Optimized(Drawn):
     story: tuple[Event, ...]
     _model: Model = field(repr=False)
     _again: Callable[[], Workbench] = field(repr=False)
-    _open: Callable[[], Runtime] = field(repr=False)
+    _execution: Execution = field(repr=False)
 
     def __repr__(self) -> str:
         shown = [self.chosen, *(one for one in self.candidates if one.name != self.chosen.name)]
@@ -286,7 +283,10 @@ class Optimized(Drawn):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Raise UsageError, since its executor cannot be copied or pickled."""
-        raise UsageError("The result of a search cannot be copied or pickled: save its placement (found.save('p.json')).")
+        raise UsageError(
+            "The result of a search cannot be copied or pickled: save its placement (found.save('p.json')), or pickle its "
+            "module (found.module)."
+        )
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once with the chosen placement, and return its outputs by name.
@@ -315,7 +315,8 @@ class Optimized(Drawn):
         """
         if not isinstance(self._model, IsCalled):
             raise UsageError(f"{self.model} is no PyTorch module, and has no signature: call run(), with arrays by name.")
-        return self._model.called(self._execution.run)
+        placement = replace(self.placement, replicas=(), serving=None)
+        return placed_module(self._model, self.cluster, placement, self._execution)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call :attr:`module`."""
@@ -354,10 +355,6 @@ class Optimized(Drawn):
         with self._again() as session:
             return of_model(session)
 
-    @functools.cached_property
-    def _execution(self) -> _Execution:
-        return _Execution(self._open, self.chosen.plan)
-
     def close(self) -> None:
         """Close the executor that :meth:`run` has opened; a later run opens it again."""
         self._execution.close()
@@ -372,27 +369,3 @@ class Optimized(Drawn):
 def _factor(ratio: Ratio) -> str:
     ends = f" (95 % interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f})" if math.isfinite(ratio.ci_high) else ""
     return f"a factor of {ratio.ratio:.2f}{ends}"
-
-
-class _Execution:
-    """An executor of a plan that the first run opens. It is closed with the last object that runs it.
-
-    It does not refer to the result, whose module refers to it, so that no cycle keeps the executor alive.
-    """
-
-    def __init__(self, open_runtime: Callable[[], Runtime], plan: Plan) -> None:
-        self._open, self._plan = open_runtime, plan
-
-    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        return self._opened[0].run(inputs)
-
-    @functools.cached_property
-    def _opened(self) -> tuple[PlanExecutor, Callable[[], object]]:
-        runtime = self._open()
-        close = weakref.finalize(self, runtime.close)
-        return runtime.executor(self._plan), close
-
-    def close(self) -> None:
-        if "_opened" in self.__dict__:
-            _, close = self.__dict__.pop("_opened")
-            close()

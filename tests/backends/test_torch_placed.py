@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,8 +169,3 @@ def test_copies_run_the_same_placement_and_have_their_own_hooks() -> None:
         copied[0].register_forward_hook(lambda *given: given[-1] * 0)
         torch.testing.assert_close(copied(X), torch.zeros(2))
         torch.testing.assert_close(whole(X), module(X).detach())
-
-
-def test_pickling_a_placed_module_names_what_can_be_saved() -> None:
-    with pytest.raises(UsageError, match=r"cannot be pickled: save its placement \(found\.save\('p\.json'\)\)"):
-        torch.save(called(nn.ReLU(), X), io.BytesIO())

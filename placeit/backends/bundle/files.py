@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.backends.digest import file_stamp
 from placeit.backends.folder import model_in
 from placeit.core.errors import FileError
 
@@ -245,11 +246,7 @@ class BundleFiles:
 
 def stamp(path: Path) -> tuple[int, ...] | None:
     """Return numbers that change when a file, or the manifest of a folder, is replaced or written to; None without a file."""
-    try:
-        found = (path / "bundle.json" if path.is_dir() else path).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return file_stamp(path / "bundle.json" if path.is_dir() else path)
 
 
 def _view(data: mmap.mmap | None) -> NDArray[np.uint8]:

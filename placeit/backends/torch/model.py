@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.backends.checking import numpy_can_hold
+from placeit.backends.digest import file_stamp
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.border import as_array
 from placeit.backends.torch.given import call_of
@@ -57,6 +58,8 @@ class TorchModel(base.Model):
         layout: positions of its parts in ``graph``.
         examples: example inputs, by name; empty if there are none.
         module: the module that was exported; None for a program.
+        file: stamp of the file at ``path`` when the program was read from it (:func:`placeit.backends.digest.file_stamp`); None
+            if it is not the program of a file.
         mixed: whether OpenVINO drives devices of the cluster, for which segments are converted.
     """
 
@@ -65,6 +68,7 @@ class TorchModel(base.Model):
     layout: ProgramMap
     examples: Arrays
     module: torch.nn.Module | None = None
+    file: tuple[int, ...] | None = None
     mixed: bool = False
 
     def statistics(self) -> dict[str, int | float]:
@@ -220,9 +224,11 @@ class TorchModel(base.Model):
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(args), dict(kwargs)
 
-    def called(self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]]) -> PlacedModule:
+    def called(
+        self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]], pickled: Callable[[], tuple[Any, ...]] | None = None
+    ) -> PlacedModule:
         """Return a module that is called as the original one; see :class:`placeit.backends.base.IsCalled`."""
-        return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs))
+        return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs), pickled)
 
     def chain(self, elements: int, hops: int) -> TorchModel:
         """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
@@ -280,13 +286,15 @@ def load(
         sizes = OpenSizes(input_shapes, label) if input_shapes else None
         return replace(_describe(export(source, args, kwargs, label, sizes), Path(label), sizes), module=source)
     if isinstance(source, ExportedProgram):
-        label, program = name or "program", source
+        label, program, file = name or "program", source, None
     elif not isinstance(source, str | Path):
         raise UsageError(f"A {type(source).__name__} is no model: give the path of a file, or a PyTorch module.")
     else:
-        label, program = str(name or source), _read(Path(source), trust=trust)
+        label, file = str(name or source), None if name else file_stamp(Path(source))
+        program = _read(Path(source), trust=trust)
     sizes = OpenSizes(input_shapes, label) if input_shapes else None
-    return _describe(fixed(program, args, kwargs, label, sizes), Path(label), sizes)
+    placed = fixed(program, args, kwargs, label, sizes)
+    return replace(_describe(placed, Path(label), sizes), file=file if placed is program else None)
 
 
 def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> TorchModel:

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from placeit.core.errors import UsageError, first_line
 
 __all__ = ["PlacedModule"]
 
+_PLAIN = bool | int | float | complex | str | None
+_OF_THE_PROGRAM = ["_inputs", "_results", "_types", "_takes", "_gives", "_run", "_outputs", "_pickled", "_original", "_kinds"]
+"""Attributes of a placed module that are made again from its program."""
+
 
 class PlacedModule(torch.nn.Module):
     """A module whose calls run a placement. Other attributes are the original module's.
@@ -31,6 +35,7 @@ class PlacedModule(torch.nn.Module):
         original: the module that it was exported from; None if it came from a file.
         run: runs the placement once, on inputs by name.
         outputs: names of the program's tensors among its results, in their order.
+        pickled: returns a function and its arguments, by which a pickle makes it again; None if it cannot be pickled.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class PlacedModule(torch.nn.Module):
         original: torch.nn.Module | None,
         run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]],
         outputs: tuple[str, ...],
+        pickled: Callable[[], tuple[Any, ...]] | None = None,
     ) -> None:
         super().__init__()
         signature, spec = program.graph_signature, program.call_spec
@@ -47,7 +53,7 @@ class PlacedModule(torch.nn.Module):
         types = {node.name: node.meta["val"].dtype for node in program.graph.nodes if _is_tensor(node.meta.get("val"))}
         self._types = types
         self._takes, self._gives = spec.in_spec, spec.out_spec
-        self._run, self._outputs = run, outputs
+        self._run, self._outputs, self._pickled = run, outputs, pickled
         positional, by_name = spec.in_spec.children()
         count, self._names = len(positional.children()), list(by_name.context)
         known = {} if original is None else inspect.signature(original.forward).parameters
@@ -89,12 +95,18 @@ class PlacedModule(torch.nn.Module):
 
     __copy__ = functools.partialmethod(__deepcopy__, {})
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Raise UsageError, since the programs of devices cannot be pickled."""
-        raise UsageError(
-            "A placed module cannot be pickled: save its placement (found.save('p.json')) and run the original module with it, "
-            "or write a bundle of both (Session.build)."
-        )
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Return the placement, a reference to a file with the program, and hooks and attributes that were set here.
+
+        Raises:
+            UsageError: the module is not the result of a search, or reading the program could execute code.
+            FileError, ModelError: the program cannot be written to placeit's cache folder.
+        """
+        if self._pickled is None:
+            raise UsageError("Only the module of a result of placeit.optimize can be pickled: pickle found.module.")
+        own = {name: value for name, value in vars(self).items() if name not in _OF_THE_PROGRAM}
+        own["_defaults"] = {name: value for name, value in self._defaults.items() if isinstance(value, _PLAIN)}
+        return (*self._pickled(), own)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the placement; takes and returns what the original module does, with tensors in host memory and no gradients.
@@ -180,7 +192,7 @@ def _same(value: Any, constant: Any) -> bool:
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor"
-    return repr(value) if isinstance(value, bool | int | float | complex | str | None) else f"of type {type(value).__name__}"
+    return repr(value) if isinstance(value, _PLAIN) else f"of type {type(value).__name__}"
 
 
 def _shown(spec: pytree.TreeSpec) -> str:

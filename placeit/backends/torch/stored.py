@@ -1,0 +1,82 @@
+"""Files of PyTorch programs to which pickles of placed modules refer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from placeit.backends.digest import file_stamp
+from placeit.backends.torch.archive import UntrustedError, screen
+from placeit.backends.torch.model import TorchModel, load
+from placeit.backends.torch.tracing import as_model_error
+from placeit.core.errors import FileError, UsageError
+from placeit.core.files import cache_folder, check_regular, own_folder, temporary_folder
+
+__all__ = ["read_stored", "stored"]
+
+
+def stored(model: TorchModel) -> tuple[str, str]:
+    """Return the path and the SHA-256 of a file with a model's program and weights.
+
+    It is the file that the model was read from, if that has not changed since, or else ``programs/SHA-256.pt2`` in placeit's
+    cache folder, which is written if it does not exist. Files there are never deleted.
+
+    Raises:
+        UsageError: reading the file could execute code (:func:`placeit.backends.torch.archive.screen`).
+        FileError: the file cannot be read or written.
+        ModelError: PyTorch cannot write the program.
+    """
+    if model.file is not None and file_stamp(model.path) == model.file:
+        path, digest = model.path.absolute(), _digest(model.path)
+    else:
+        folder = cache_folder() / "programs"
+        os.close(own_folder(folder))
+        with temporary_folder(folder) as draft:
+            written = draft / "program.pt2"
+            with as_model_error(f"Cannot write the program of {model.path}"):
+                torch.export.save(model.program, written)
+            digest = _digest(written)
+            path = written.replace(folder.absolute() / f"{digest}.pt2")
+    try:
+        screen(path)
+    except UntrustedError as error:
+        raise UsageError(
+            f"The placed {model.path} cannot be pickled, because reading its program could execute code: {error}. Write its "
+            "placement (found.save('p.json')), and run the original module with it."
+        ) from error
+    return str(path), digest
+
+
+def read_stored(path: str, digest: str, shapes: Mapping[str, Sequence[int | str]]) -> TorchModel:
+    """Return the model of a file that :func:`stored` named.
+
+    Args:
+        path: of the file.
+        digest: SHA-256 of the file.
+        shapes: sizes of the inputs, by name; ranges stay open.
+
+    Raises:
+        FileError: the file is missing or has changed.
+        ModelError: it is no program, or reading it could execute code.
+    """
+    file = Path(path)
+    if _digest(file) != digest:
+        raise FileError(f"{file} has changed since a placed module that refers to it was pickled: pickle the module again.")
+    is_open = any(isinstance(size, str) for shape in shapes.values() for size in shape)
+    return load(file, input_shapes=shapes if is_open else None)
+
+
+def _digest(path: Path) -> str:
+    check_regular(path)
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise FileError(
+            f"Cannot read {path}, the program of a pickled placed module: {error.strerror or error}. Restore the file, or "
+            "pickle the module again."
+        ) from error
