@@ -31,9 +31,11 @@ from placeit.serving.attendant import Request
 from placeit.serving.refinement import Limits
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
+from placeit.simulator.depth import served
 from placeit.workbench.proposals import Proposals
 from placeit.workbench.reference import Reference
 from placeit.workbench.refining import Refiner, Trial
+from tests.optimizer.test_throughput_search import described
 from tests.small_models import inception_like
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
@@ -257,6 +259,18 @@ def test_a_plain_device_is_refined_by_what_requests_take_there(cache: Cache, mon
         propose(monkeypatch, lambda: split(session))
         with session.serve(plain, refine=FAST) as server:
             serve_until(server, session, "requests try")
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 8])
+def test_a_plan_is_tried_if_it_serves_more_with_the_requests_in_flight(cache: Cache, in_flight: int) -> None:
+    with Session(inception_like(), described(1e9, 1e9), cache=cache) as session:
+        session.profile()
+        alone, proposals = session.plan_of(on(session, 0)), Proposals(session, in_flight)
+        proposals.search(alone, steady=True)
+        best = proposals.best(alone, [], steady=True)
+        assert best is not None
+        found, now = (served(one.problem, one.placement, in_flight).seconds for one in (best, alone))
+        assert found < 0.98 * now
 
 
 def test_a_candidate_whose_outputs_are_wrong_gets_no_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

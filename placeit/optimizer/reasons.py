@@ -56,12 +56,7 @@ def chosen_of(
     if not search.session.cluster.executable:
         least = known_value(order[0])
         most = least / WORTH if single is None else min(least / WORTH, known_value(single))
-        # up to 1 % less of an objective that is not a time is not worth being slower
-        by = known_value if objective.is_measured else _makespan
-        near = [one for one in order if known_value(one) <= most]
-        best = min(near, key=by)
-        if objective.steady and best is not single:  # the fewest segments of those that are as good
-            best = min(near, key=lambda one: (one.segments, by(one)))
+        best = _best_in_simulation(objective, order, most)
         if best is single:
             margin = " by more than 1 %" if least < known_value(best) else ""
             return (
@@ -75,7 +70,8 @@ def chosen_of(
             "described"
         )
     if decision.winner is None and decision.hurried:
-        return order[0], "there was no time to measure anything; it is the best in simulation"
+        best = _best_in_simulation(objective, order, known_value(order[0]) / WORTH)
+        return best, "there was no time to measure anything; it is the best in simulation"
     if decision.winner is None:
         if single is not None:
             return single, "the search was interrupted before the decision, so the single device is chosen"
@@ -156,8 +152,13 @@ def _of_replicas(chosen: Candidate) -> str:
     return why
 
 
-def _makespan(candidate: Candidate) -> float:
-    return candidate.plan.schedule.makespan
+def _best_in_simulation(objective: Objective, order: Sequence[Candidate], most: float) -> Candidate:
+    """Return the best of the candidates whose simulated values are at most ``most``; for throughput, of the fewest segments."""
+    near = [one for one in order if known_value(one) <= most]
+    if objective.steady:
+        return min(near, key=lambda one: (one.segments, known_value(one)))
+    # up to 1 % less of an objective that is not a time is not worth being slower
+    return min(near, key=known_value if objective.is_measured else lambda one: one.plan.schedule.makespan)
 
 
 def _by_reason(unplanned: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:

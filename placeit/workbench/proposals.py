@@ -9,17 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import ExecutionError
-from placeit.measuring.incumbent import is_worth_trying
+from placeit.measuring.incumbent import WORTH, is_worth_trying
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.calibration import calibrated
 from placeit.runtime.plan_executor import PlanExecutor, to_serve
 from placeit.runtime.runtime import SERVING_PRIORITY
+from placeit.simulator.objectives.latency import Latency
+from placeit.simulator.objectives.throughput import Throughput
 from placeit.workbench.opened import Workbench
 
 __all__ = ["Proposals"]
 
 _WORTH = 0.98  # share of the incumbent's expected time, below which a plan is tried: requests pay for the comparison
 _STEPS = 50  # of a search
+_SIMULATED = 8  # best plans by the bound of their throughput that are simulated with requests in flight
 
 
 class Proposals:
@@ -59,7 +62,7 @@ class Proposals:
             plan: the incumbent.
             steady: whether to minimise the seconds per request in steady state, and not the makespan.
         """
-        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        segmenter = self._segmenter(steady)
         problem = segmenter.problem()
         if not self._placements:
             self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
@@ -78,19 +81,29 @@ class Proposals:
         Args:
             plan: the incumbent.
             tried: plans that were tried.
-            steady: whether the expected time is the seconds per request in steady state, and not the makespan.
+            steady: whether the expected time is the seconds per request with the requests in flight, and not the makespan. Of
+                plans within 1 % of the least, the one with the fewest segments is then the best.
         """
-        segmenter = Segmenter(self._session.grouping, self._costs, steady=steady)
+        segmenter = self._segmenter(steady)
         found = {placement.tobytes(): placement for placement in self._placements}
         for one in (one for one in (plan, *tried) if self._is_here(one)):
             found.pop(one.group_devices.tobytes(), None)
         self._placements = list(found.values())
         if not found:
             return None
-        now = segmenter.seconds(plan.group_devices)[0] if self._is_here(plan) else self._plain_s
-        seconds = segmenter.seconds(np.stack(self._placements))
-        number = int(np.argmin(seconds))
-        return segmenter.plan(self._placements[number]) if is_worth_trying(seconds[number], now, _WORTH) else None
+        by = Throughput(self._in_flight) if steady else Latency()
+        now = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
+        first = np.argsort(segmenter.seconds(np.stack(self._placements)))[:_SIMULATED]
+        plans = [segmenter.plan(self._placements[number]) for number in first]
+        values = [by.of_plan(one) for one in plans]
+        if not is_worth_trying(least := min(values), now, _WORTH):
+            return None
+        near = [(value, one) for value, one in zip(values, plans, strict=True) if value <= least / WORTH]
+        return min(near, key=lambda one: (len(one[1].segments) if steady else 0, one[0]))[1]
+
+    def _segmenter(self, steady: bool) -> Segmenter:
+        """Return a segmenter for the calibrated costs, and for throughput also for the number of requests in flight."""
+        return Segmenter(self._session.grouping, self._costs, steady=steady, in_flight=self._in_flight)
 
     def _is_here(self, plan: Plan) -> bool:
         """Return whether a plan is for the session's devices, and not for a plain device, whose requests give its time."""
