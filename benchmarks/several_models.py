@@ -39,12 +39,13 @@ def _run(args: Args, report: Report, folder: Path) -> None:
     devices = [f"CPU@{core}" for core in two_cores()]
     entries = [_entry(name, folder, devices[0]) for name in MODELS]
     limit = LatencyLimit(95, _LIMIT * max(1 / entry.rate for entry in entries if entry.rate is not None) / len(MODELS))
-    most, errors = defaultdict[str, float](float), list[float]()
+    most, errors, fitted = defaultdict[str, float](float), list[float](), list[float]()
     for share in _QUICK_LOADS if args.quick else _LOADS:
         progress(f"load {share:g}")
         workload = Workload(tuple(replace(entry, limit=limit) for entry in entries)).scaled(share)
         seconds = QUICK_SECONDS if args.quick else args.seconds or SECONDS
         found = placeit.optimize_workload(workload, devices, budget=seconds, seed=args.seed)
+        fitted += [] if found.interference.error is None else [found.interference.error]
         for way in found.every:
             for k, entry in enumerate(workload):
                 off = found.error(way, k)
@@ -69,6 +70,9 @@ def _run(args: Args, report: Report, folder: Path) -> None:
         report.claim(f"largest load of joint over {name}", ratio, "", at_least=1.2)
     report.claim(
         "median error of the predicted 95th percentile", float(np.median(errors)) if errors else None, "", at_most=0.15
+    )
+    report.claim(
+        "median error of slowdowns of pairs, each predicted from the others", float(np.median(fitted)) if fitted else None, ""
     )
 
 

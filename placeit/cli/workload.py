@@ -120,8 +120,25 @@ def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | No
     console.print()
     heads = ["model", "placement", "load", "limit", "predicted", "measured", "95 % interval", "error", "kept"]
     text.tables(console, heads, {_title(found, way): _rows(found, way) for way in found.every}, left=4, spare=["error", "load"])
+    _show_interference(console, found)
     text.paragraph(console, "Predicted and measured are the percentiles that are limited, p95 without a limit.")
     text.show_notes(console, found.cluster)
+
+
+def _show_interference(console: Console, found: PlacedWorkload) -> None:
+    """Print how models slowed each other, if that was measured."""
+    if not found.interference.pairs:
+        return
+    rows = [
+        [*(f"{found.workload.entries[model].name} on {device}" for model, device in places), f"{factor:.2f}"]
+        for pair in found.interference.pairs
+        for *places, factor in pair.each
+    ]
+    console.print()
+    text.tables(console, ["model", "beside", "slowdown"], {"slowdown of models on different devices": rows}, left=2)
+    error = found.interference.error
+    fitted = "" if error is None else f", with a median error of {error:.0%} on these".replace("%", " %")
+    text.paragraph(console, f"Other pairs are fitted to these{fitted}.")
 
 
 def _title(found: PlacedWorkload, way: Together) -> str:

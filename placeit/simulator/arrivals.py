@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Sta
 from placeit.simulator.simulate import schedule
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["Flights", "SimulatedReplica", "Stream", "serve", "serve_streams"]
+__all__ = ["Flights", "SimulatedReplica", "Slowdown", "Stream", "serve", "serve_streams"]
+
+Slowdown: TypeAlias = Callable[[tuple[int, str], tuple[int, str]], float]
+"""Factor on the time of a stream's segments on a device, while segments of a stream run on another device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +85,11 @@ def serve(replicas: Sequence[SimulatedReplica], arrivals: NDArray[np.float64]) -
 
 
 def serve_streams(
-    streams: Sequence[Stream], *, until: float = math.inf, conflicts: Collection[tuple[str, str]] = ()
+    streams: Sequence[Stream],
+    *,
+    until: float = math.inf,
+    conflicts: Collection[tuple[str, str]] = (),
+    slowdown: Slowdown | None = None,
 ) -> list[Flights]:
     """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
 
@@ -94,11 +101,13 @@ def serve_streams(
         streams: one for each model.
         until: seconds after which no request is submitted to streams without times of arrival.
         conflicts: pairs of names of devices that conflict, in addition to those that the problems state.
+        slowdown: the factor by which the segment that runs on a device slows a segment on another device, for as long as both
+            run; several factors multiply. Streams are named by their numbers. None if devices do not slow each other.
 
     Returns:
         The requests of each stream. All requests end.
     """
-    return _Mix(streams, until, conflicts).run()
+    return _Mix(streams, until, conflicts, slowdown).run()
 
 
 @dataclass(eq=False)
@@ -108,6 +117,29 @@ class _Lane:
     waiting: list[tuple[int, int, _Replica, Start | Transfer]] = field(default_factory=list)
     rivals: list[_Lane] = field(default_factory=list)
     busy: bool = False
+
+
+@dataclass(eq=False)
+class _Running:
+    """A segment or a transfer that runs.
+
+    Attributes:
+        lane: where it runs.
+        replica: what it belongs to.
+        work: the instruction that started it.
+        left: seconds that it would still have taken at ``since`` if nothing slowed it.
+        since: time at which ``factor`` changed last.
+        factor: factor by which others slow it now.
+        event: number of the event of its end; events with other numbers are void.
+    """
+
+    lane: _Lane
+    replica: _Replica
+    work: Start | Transfer
+    left: float
+    since: float
+    factor: float = 1.0
+    event: int = -1
 
 
 class _Replica:
@@ -135,6 +167,10 @@ class _Replica:
         key = (names[work.device],) if isinstance(work, Start) else (names[work.src], names[work.dst])
         return self._lanes.setdefault(key, _Lane())
 
+    def place(self, work: Start) -> tuple[int, str]:
+        """Return the number of the stream, and the device of a segment."""
+        return self.source.number, self._names[work.device]
+
     def seconds(self, work: Start | Transfer) -> float:
         """Return how long an instruction takes."""
         return float(self.op[work.op] if isinstance(work, Start) else self.move[work.tensor, work.dst])
@@ -143,7 +179,8 @@ class _Replica:
 class _Source:
     """A stream while it is simulated."""
 
-    def __init__(self, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
+    def __init__(self, number: int, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
+        self.number = number
         self.replicas = [_Replica(one, self, lanes) for one in stream.replicas]
         self.closed, self.priority = isinstance(stream.arrivals, int), stream.priority
         self.waiting = deque[int]()
@@ -160,8 +197,11 @@ class _Source:
 class _Mix:
     """Streams on shared lanes, in virtual time."""
 
-    def __init__(self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]]) -> None:
-        self._now, self._until, self._count = 0.0, until, count()
+    def __init__(
+        self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]], slowdown: Slowdown | None
+    ) -> None:
+        self._now, self._until, self._count, self._slowdown = 0.0, until, count(), slowdown
+        self._segments: dict[_Running, tuple[int, str]] = {}  # that run, if they slow each other
         lanes: dict[tuple[str, ...], _Lane] = {}
         pairs = set(conflicts)
         for replica in (replica for stream in streams for replica in stream.replicas):
@@ -171,9 +211,9 @@ class _Mix:
             one, other = (lanes.setdefault((name,), _Lane()) for name in (a, b))
             one.rivals.append(other)
             other.rivals.append(one)
-        self._sources = [_Source(stream, lanes) for stream in streams]
+        self._sources = [_Source(number, stream, lanes) for number, stream in enumerate(streams)]
         # time, 0 for arrivals, which come before anything else, a number, and the source or the work that ends
-        self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
+        self._events: list[tuple[float, int, int, _Source | _Running]] = []
         for source, stream in zip(self._sources, streams, strict=True):
             times = [0.0] * stream.arrivals if isinstance(stream.arrivals, int) else stream.arrivals.tolist()
             self._events += [(time, 0, next(self._count), source) for time in times]
@@ -182,18 +222,23 @@ class _Mix:
     def run(self) -> list[Flights]:
         """Simulate until all requests have ended."""
         while self._events:
-            self._now, _, _, what = heapq.heappop(self._events)
+            now, _, number, what = heapq.heappop(self._events)
+            if isinstance(what, _Running) and what.event != number:
+                continue
+            self._now = now
             if isinstance(what, _Source):
                 self._arrive(what)
                 continue
-            lane, replica, work = what
-            lane.busy = False
+            replica, work = what.replica, what.work
+            what.lane.busy = False
+            if self._segments.pop(what, None) is not None:
+                self._slow()
             if isinstance(work, Start):
                 told = replica.scheduler.op_finished(work.request, work.op)
             else:
                 told = replica.scheduler.transfer_finished(work.request, work.tensor, work.dst)
             self._follow(replica, told)
-            self._start_next(lane)
+            self._start_next(what.lane)
         return [Flights(*map(np.array, (one.arrived, one.begun, one.ended))) for one in self._sources]
 
     def _arrive(self, source: _Source) -> None:
@@ -233,7 +278,26 @@ class _Mix:
             if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
                 *_, replica, work = heapq.heappop(one.waiting)
                 one.busy = True
-                heapq.heappush(self._events, (self._now + replica.seconds(work), 1, next(self._count), (one, replica, work)))
+                running = _Running(one, replica, work, replica.seconds(work), self._now)
+                self._end(running)
+                if self._slowdown is not None and isinstance(work, Start):
+                    self._segments[running] = replica.place(work)
+                    self._slow()
+
+    def _end(self, running: _Running) -> None:
+        """Queue the event of an end, in place of an earlier one."""
+        running.event = next(self._count)
+        heapq.heappush(self._events, (self._now + running.left * running.factor, 1, running.event, running))
+
+    def _slow(self) -> None:
+        """Move the ends of running segments to where others slow them by another factor than before."""
+        assert self._slowdown is not None  # noqa: S101 (there are no segments without it)
+        for one, place in self._segments.items():
+            factor = math.prod(self._slowdown(place, other) for running, other in self._segments.items() if running is not one)
+            if factor != one.factor:
+                one.left -= (self._now - one.since) / one.factor
+                one.since, one.factor = self._now, factor
+                self._end(one)
 
 
 def _first(lane: _Lane) -> tuple[float, float]:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
-from placeit.simulator.arrivals import Stream, serve_streams
+from placeit.simulator.arrivals import Slowdown, Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
 from placeit.workload.entries import LARGEST, Entry, Workload, largest
 from placeit.workload.options import Option
 
-__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "longer_limits", "rank"]
+__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "longer_limits", "rank", "use"]
 
 Choice: TypeAlias = tuple[int, ...]
 """The number of the option of each model."""
@@ -41,6 +41,7 @@ class Predictor:
         seed: of the arrivals.
         now: the options that serve now, None for a model that is not served; each model that leaves its option has to save 5 %
             of the weighted latency. None if nothing is served.
+        slowdown: by which models on different devices slow each other; None if they do not.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Predictor:
         conflicts: Collection[tuple[str, str]] = (),
         seed: int = 0,
         now: Sequence[int | None] | None = None,
+        slowdown: Slowdown | None = None,
     ) -> None:
-        self.workload, self.options, self.now = workload, options, now
+        self.workload, self.options, self.now, self._slowdown = workload, options, now, slowdown
         self.memory, self._conflicts, self._seed = memory, conflicts, seed
         self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in options]
@@ -74,7 +76,7 @@ class Predictor:
 
     def of(self, workload: Workload) -> Predictor:
         """Return a predictor of the same models with other rates or limits."""
-        return Predictor(workload, self.options, self.memory, self._conflicts, self._seed, self.now)
+        return Predictor(workload, self.options, self.memory, self._conflicts, self._seed, self.now, self._slowdown)
 
     def chosen(self, choice: Choice) -> list[Option]:
         """Return the options of a choice."""
@@ -95,7 +97,7 @@ class Predictor:
             priorities = self.workload.priorities
             every = zip(options, self._arrivals, priorities, strict=True)
             streams = [Stream(one.replicas, times, priority) for one, times, priority in every]
-            flights = serve_streams(streams, until=self._seconds, conflicts=self._conflicts)
+            flights = serve_streams(streams, until=self._seconds, conflicts=self._conflicts, slowdown=self._slowdown)
             points = []
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
@@ -175,7 +177,7 @@ def _greedy(predict: Predictor) -> Choice:
     choice = [0] * len(demand)
     for k in sorted(range(len(demand)), key=lambda k: -demand[k]):
         entry = predict.workload.entries[k]
-        uses = [_use(option, entry) for option in predict.options[k]]
+        uses = [use(option, entry) for option in predict.options[k]]
 
         def most(number: int, uses: Sequence[Mapping[str, float]] = uses) -> float:
             return max((busy.get(name, 0.0) + share for name, share in uses[number].items()), default=0.0)
@@ -186,7 +188,7 @@ def _greedy(predict: Predictor) -> Choice:
     return tuple(choice)
 
 
-def _use(option: Option, entry: Entry) -> dict[str, float]:
+def use(option: Option, entry: Entry) -> dict[str, float]:
     """Return the share of its time that each device works for a model; for requests under way, as if each took its time."""
     rate = entry.rate if entry.rate is not None else (entry.in_flight or 1) / option.seconds
     busy: dict[str, float] = {}

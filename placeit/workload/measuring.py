@@ -21,10 +21,13 @@ from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
 from placeit.workload.choosing import Choice
 from placeit.workload.entries import Entry, Workload
+from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
 
-__all__ = ["measured"]
+__all__ = ["measured", "slowdowns"]
 
+_PAIR_TURNS = 3  # in which a pair of models is measured alone and together, at least
+_PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn, unless there would be fewer than 5 requests
 _TURN_S = (0.1, 5.0)  # least and most seconds of requests in one turn, unless there would be too few requests
 _REQUESTS = (5, 100)  # fewest and most requests of the model with the lowest rate in one turn
 
@@ -96,6 +99,61 @@ def measured(
                 count = turn + 1
                 break
     return _summed_up(workload, turns), count, False
+
+
+def slowdowns(
+    sessions: Sequence[Session],
+    workload: Workload,
+    options: Mapping[Place, Option],
+    pairs: Sequence[tuple[Place, Place]],
+    *,
+    until: float,
+    progress: Progress | None,
+) -> list[Pair]:
+    """Measure by which factor models that run on different devices slow each other, until the time is over.
+
+    Both models of a pair have one request in flight at any time. Each runs alone, and then both run together, in turns. The
+    factor of a model is the median of its latencies together, divided by the one alone, and of these the median over turns.
+
+    Args:
+        sessions: of each model.
+        workload: the models.
+        options: the option that runs each model on a single device.
+        pairs: what to measure, the most important first.
+        until: when to end, by :func:`placeit.core.clock.now`; a pair that has begun has three turns.
+        progress: told how far it is.
+
+    Raises:
+        ExecutionError: requests fail.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    found: list[Pair] = []
+    while len(found) < len(pairs) and (begin := clock.now()) < until:
+        one, other = pair = pairs[len(found)]
+        loads = [Entry(f"{k}", workload.entries[model].model, in_flight=1) for k, (model, _) in enumerate(pair)]
+        seconds = float(np.clip((until - begin) / 30, *_PAIR_S))
+        seconds = max(seconds, _REQUESTS[0] * max(options[place].seconds for place in pair))
+        ratios = []
+        with contextlib.ExitStack() as stack:
+            servers, inputs = [], []
+            for place in pair:
+                with naming(workload.entries[place[0]]):
+                    servers.append(stack.enter_context(sessions[place[0]].serve(options[place].placement)))
+                inputs.append(sessions[place[0]].model.sample_inputs())
+            for _ in range(_PAIR_TURNS):
+                turns = []
+                for both in ([0], [1], [0, 1]):
+                    some = Workload(tuple(loads[k] for k in both))
+                    turn = _turn(some, [servers[k] for k in both], [inputs[k] for k in both], seconds, np.random.default_rng(0))
+                    if turn is None:
+                        raise KeyboardInterrupt
+                    turns += [float(np.median(latencies)) for latencies, *_ in turn]
+                ratios.append((turns[2] / turns[0], turns[3] / turns[1]))
+        first, second = np.median(ratios, axis=0).tolist()
+        found.append(Pair(one, other, (first, second)))
+        if progress is not None:
+            progress("measuring how models slow each other", len(found) / len(pairs))
+    return found
 
 
 def _turn(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +24,16 @@ from placeit.runtime.device_pool import shared_devices
 from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Policy
-from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, longer_limits, rank
+from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, longer_limits, rank, use
 from placeit.workload.entries import Workload
-from placeit.workload.measuring import measured
+from placeit.workload.interference import Interference, Place, pairs_by_load
+from placeit.workload.measuring import measured, slowdowns
 from placeit.workload.options import Option, naming, open_entry, options_of
 
 __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
 _SEARCH = 0.5  # share of the budget for the searches of the models
+_PAIRS = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE = 0.1  # share of the budget for the choice of an option for each model
 _MODELS = 64  # of a workload that is placed by measuring
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
@@ -85,6 +87,7 @@ class PlacedWorkload:
         cluster: the devices.
         interrupted: whether Ctrl-C ended the measurement early.
         start: the plan that serves now; None without one.
+        interference: how models on different devices slow each other.
     """
 
     workload: Workload
@@ -97,6 +100,7 @@ class PlacedWorkload:
     cluster: Cluster
     interrupted: bool
     start: Workload | None = None
+    interference: Interference = field(default_factory=Interference)
 
     def __repr__(self) -> str:
         return f"<PlacedWorkload of {len(self.workload)} models on {', '.join(self.cluster.names)}: {self.reason}>"
@@ -182,6 +186,17 @@ class PlacedWorkload:
                     }
                     for way in self.every
                 ],
+                "interference": {
+                    "error": self.interference.error,
+                    "pairs": [
+                        {
+                            "models": [self.workload.entries[model].name for model, _ in pair[:2]],
+                            "devices": [device for _, device in pair[:2]],
+                            "slowdown": pair.slowdown,
+                        }
+                        for pair in self.interference.pairs
+                    ],
+                },
                 "emulated": self.cluster.emulated_names,
                 "interrupted": self.interrupted,
             }
@@ -206,10 +221,11 @@ def optimize_workload(
 
     Half of the budget is for a search for each model (:func:`placeit.optimize`). Its answer, the single devices, single devices
     as replicas, and the best splits are the options of the model. A choice of an option for each model is valued by simulating
-    the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The search among
-    choices takes at most a tenth of the budget. The best choice is then measured by requests to all models at once, against
-    each model where a search for it alone puts it, and against each model on the whole CPU as its runtime uses that by itself.
-    The measurement decides.
+    the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The simulation
+    takes into account how models on different devices of a machine slow each other, which is measured in a tenth of the budget
+    (:class:`placeit.workload.interference.Interference`). The search among choices takes at most another tenth. The best choice
+    is then measured by requests to all models at once, against each model where a search for it alone puts it, and against
+    each model on the whole CPU as its runtime uses that by itself. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
@@ -257,7 +273,12 @@ def optimize_workload(
                 own, number = options_of(session, entry, each, seed, progress, served.get(entry.name))
             options.append(own)
             now.append(number)
-        predict = Predictor(workload, options, _memory(sessions), _conflicts(sessions), seed, now if served else None)
+        conflicts, slowdown = _conflicts(sessions), Interference()
+        if cluster.executable and measure:
+            slowdown = _interference(sessions, workload, options, conflicts, clock.now() + _PAIRS * seconds, progress)
+        predict = Predictor(
+            workload, options, _memory(sessions), conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
+        )
         ways = _ways(predict, clock.now() + _CHOICE * seconds)
         joint = next(iter(ways.values()))
         _check_fits(predict, joint)
@@ -282,6 +303,7 @@ def optimize_workload(
             cluster,
             interrupted,
             before,
+            slowdown,
         )
 
 
@@ -305,6 +327,30 @@ def _ways(predict: Predictor, until: float) -> dict[str, Choice]:
         if name == _JOINT or not predict.overfull(choice):
             names.setdefault(choice, []).append(name)
     return {", ".join(several): choice for choice, several in names.items()}
+
+
+def _interference(
+    sessions: Sequence[Session],
+    workload: Workload,
+    options: Sequence[Sequence[Option]],
+    conflicts: Collection[tuple[str, str]],
+    until: float,
+    progress: Progress | None,
+) -> Interference:
+    """Measure how models slow each other on the single devices that run them whole."""
+    single: dict[Place, Option] = {}
+    busy: dict[Place, float] = {}
+    traffic: dict[Place, float] = {}
+    for model, (entry, session) in enumerate(zip(workload, sessions, strict=True)):
+        graph = session.model.graph
+        for option in options[model]:
+            used = use(option, entry)
+            if len(used) == 1 and not option.plain:
+                place = model, next(iter(used))
+                single[place], busy[place] = option, used[place[1]]
+                traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
+    pairs = slowdowns(sessions, workload, single, pairs_by_load(busy, conflicts), until=until, progress=progress)
+    return Interference(tuple(pairs), traffic)
 
 
 def _memory(sessions: Sequence[Session]) -> dict[str, float]:

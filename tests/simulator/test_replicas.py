@@ -101,6 +101,14 @@ def test_conflicting_devices_of_two_models_never_run_at_the_same_time():
     assert sorted([*first.ended, *second.ended]) == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_segments_on_two_devices_slow_each_other_while_both_run():
+    factor = {(0, 1): 2.0, (1, 0): 1.5}
+    streams = [Stream([one_op(4.0, 1, "a")], np.zeros(1)), Stream([one_op(1.0, 1, "b")], np.ones(1))]
+    long, short = serve_streams(streams, slowdown=lambda one, other: factor[one[0], other[0]])
+    assert short.ended.tolist() == [2.5]
+    assert long.ended.tolist() == [4.75]  # a second alone, 0.75 done in the next 1.5 s, and 2.25 s alone
+
+
 def test_requests_under_way_are_replaced_until_the_time_is_over():
     (flights,) = serve_streams([Stream([one_op(1.0, 2)], 3)], until=5.0)
     assert flights.ended.tolist() == [1, 2, 3, 4, 5, 6, 7]

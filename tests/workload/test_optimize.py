@@ -161,6 +161,19 @@ def test_the_mix_is_measured_on_real_devices_and_served_from_its_file(models: Pa
     assert len(again.every[0].options) == 2
 
 
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
+def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) -> None:
+    path = write_workload(models, *(f"model: {name}/model.onnx, name: {name}, rate: 20" for name in ("big", "small")))
+    found = optimize_workload(path, [f"CPU@{core}" for core in allowed_cores()[:2]], budget=4, cache=None, policy=STEADY)
+    first = found.interference.pairs[0]
+    assert {first.one[0], first.other[0]} == {0, 1}
+    assert first.one[1] != first.other[1]
+    assert min(first.slowdown) > 0
+    data = json.loads(json.dumps(found.to_dict()))
+    assert {*data["interference"]["pairs"][0]["models"]} == {"big", "small"}
+    check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
+
+
 def test_requests_are_offered_to_several_servers_at_once(models: Path) -> None:
     with (
         Session(models / "big" / "model.onnx", [CORE], cache=None) as one,

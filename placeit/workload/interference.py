@@ -1,0 +1,113 @@
+"""Slowdown of models that run at the same time on different devices of a machine: measured for some, fitted for others."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from placeit.workload.arriving import node_of
+
+__all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
+
+Place: TypeAlias = tuple[int, str]
+"""The number of a model of the workload, and the name of a device that runs it."""
+
+
+class Pair(NamedTuple):
+    """A measured pair: two models on two devices, and the factor on the latency of each while the other one runs."""
+
+    one: Place
+    other: Place
+    slowdown: tuple[float, float]
+
+    @property
+    def each(self) -> tuple[tuple[Place, Place, float], ...]:
+        """The model that is slowed, the model that slows it, and the factor; both ways."""
+        return (self.one, self.other, self.slowdown[0]), (self.other, self.one, self.slowdown[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Interference:
+    """The factor by which models on different devices of a machine slow each other.
+
+    A pair that was measured has its measured factor. For others the factor is ``1 + c x``. The coefficient ``c`` is found by
+    least squares over the measured pairs, and is 0 at least. The regressor ``x`` is 1, or the product of the bytes per second
+    of both models, whichever has the smaller `error`.
+
+    Args:
+        pairs: measured pairs.
+        traffic: bytes of weights and tensors per second that each model reads and writes on each device, alone.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    traffic: Mapping[Place, float] = field(default_factory=dict)
+
+    def __call__(self, one: Place, other: Place) -> float:
+        """Return the factor on the time of a model on a device, 1 at least, while another one runs; 1 between machines."""
+        if one[1] == other[1] or node_of(one[1]) != node_of(other[1]):
+            return 1.0
+        return max(1.0, self._known.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
+
+    @property
+    def error(self) -> float | None:
+        """Median error of fitted factors, as a share of the measured ones, each fitted without its own pair (leave-one-out).
+
+        None if fewer than two pairs were measured.
+        """
+        return None if len(self.pairs) <= 1 else self._error(self._by_traffic)
+
+    @cached_property
+    def _known(self) -> dict[tuple[Place, Place], float]:
+        return {(one, other): factor for pair in self.pairs for one, other, factor in pair.each}
+
+    @cached_property
+    def _by_traffic(self) -> bool:
+        return len(self.pairs) > 1 and self._error(True) < self._error(False)
+
+    @cached_property
+    def _coefficient(self) -> float:
+        return self._fitted(self.pairs, self._by_traffic)
+
+    def _x(self, one: Place, other: Place, by_traffic: bool) -> float:
+        return self.traffic.get(one, 0.0) * self.traffic.get(other, 0.0) if by_traffic else 1.0
+
+    def _fitted(self, pairs: Sequence[Pair], by_traffic: bool) -> float:
+        rows = [(self._x(one, other, by_traffic), factor - 1.0) for pair in pairs for one, other, factor in pair.each]
+        squares = sum(x * x for x, _ in rows)
+        return max(0.0, sum(x * more for x, more in rows) / squares) if squares > 0 else 0.0
+
+    def _error(self, by_traffic: bool) -> float:
+        errors = []
+        for left_out in self.pairs:
+            c = self._fitted([pair for pair in self.pairs if pair is not left_out], by_traffic)
+            errors += [abs((1 + c * self._x(one, other, by_traffic)) / factor - 1) for one, other, factor in left_out.each]
+        return float(np.median(errors))
+
+
+def pairs_by_load(busy: Mapping[Place, float], conflicts: Collection[tuple[str, str]] = ()) -> list[tuple[Place, Place]]:
+    """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
+
+    Each pair of models comes once, then each model beside a replica, and then they come on further pairs of devices.
+
+    Args:
+        busy: share of its time that each device works for a model; pairs with the largest products come first.
+        conflicts: pairs of names of devices that never run at the same time.
+    """
+    apart = {frozenset(pair) for pair in conflicts}
+    able = [
+        (one, other)
+        for one, other in itertools.combinations(sorted(busy), 2)
+        if one[1] != other[1] and node_of(one[1]) == node_of(other[1]) and frozenset((one[1], other[1])) not in apart
+    ]
+    able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
+    turns, order = Counter[tuple[int, int]](), []
+    for (one, _), (other, _) in able:
+        turns[one, other] += 1
+        order.append((turns[one, other], one == other))
+    return [able[k] for k in sorted(range(len(able)), key=order.__getitem__)]
