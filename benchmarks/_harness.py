@@ -54,6 +54,7 @@ class Args:
         replay: files of cases that went wrong earlier, to run instead of other cases.
         keep: folder for such files.
         seconds: how long to run; None for the benchmark's default.
+        part: name of the part to run, from the parts that the benchmark has; empty for one without parts.
     """
 
     quick: bool = False
@@ -66,6 +67,7 @@ class Args:
     replay: tuple[str, ...] = ()
     keep: str = ""
     seconds: float | None = None
+    part: str = ""
 
 
 def _commit() -> str | None:
@@ -140,6 +142,7 @@ def main(
     cases: bool = False,
     replay: bool = False,
     seconds: float | None = None,
+    parts: Mapping[str, ModuleType] = {},
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -153,6 +156,8 @@ def main(
         cases: whether it has the options ``--cases``, ``--first`` and ``--last``.
         replay: whether it has the options ``--replay`` and ``--keep``.
         seconds: default of its option ``--seconds``; without it, it has no such option.
+        parts: further parts by name, which its option ``--part`` runs one of in place of the benchmark itself, each with the
+            module whose docstring describes it; without any, it has no such option.
     """
     known = parser(f"python -m benchmarks.{name}", sys.modules[run.__module__].__doc__)
     if models:
@@ -170,6 +175,11 @@ def main(
         known.add_argument("--keep", default=f"{name}-failures", metavar="FOLDER", help="where to keep cases that went wrong")
     if seconds is not None:
         known.add_argument("--seconds", type=float, metavar="S", help=f"how long to go on (default {seconds:g})")
+    if parts:
+        choices = (name, *parts)
+        known.add_argument(
+            "--part", choices=choices, default=name, help=f"what to run, of {', '.join(choices)} (default {name})"
+        )
     add_options(known)
     options = known.parse_args(argv)
     given: dict[str, Any] = {what: tuple(value) if isinstance(value, list) else value for what, value in vars(options).items()}
@@ -184,7 +194,7 @@ def main(
         sys.exit(f"benchmarks.{name}: {error}")
     result = output(name, report)
     if options.results:
-        _keep(result, sys.modules[run.__module__], _command(known, given), options)
+        _keep(result, {name: sys.modules[run.__module__], **parts}, asked.part or name, _command(known, given), options)
     if options.json:
         print(json.dumps(result, allow_nan=False))
     else:
@@ -193,12 +203,13 @@ def main(
         sys.exit(1)
 
 
-def _keep(result: dict[str, Any], module: ModuleType, command: str, options: argparse.Namespace) -> None:
-    """Write a result as the result of a benchmark with one part."""
-    name = result["benchmark"]
-    head = f"# {name}\n\nThe versions of all libraries are in [report.json](report.json)."
-    parts = {kind: [{"part": name, **entry} for entry in result[kind]] for kind in ("claims", "rows")}
-    write_results(options.results, head, {name: module}, result | parts, Origin(command, [options.seed], options.note))
+def _keep(
+    result: dict[str, Any], parts: Mapping[str, ModuleType], part: str, command: str, options: argparse.Namespace
+) -> None:
+    """Write a result as the result of one part of a benchmark."""
+    head = f"# {result['benchmark']}\n\nThe versions of all libraries are in [report.json](report.json)."
+    found = {kind: [{"part": part, **entry} for entry in result[kind]] for kind in ("claims", "rows")}
+    write_results(options.results, head, parts, result | found, Origin(command, [options.seed], options.note))
 
 
 def _command(known: argparse.ArgumentParser, given: Mapping[str, Any]) -> str:

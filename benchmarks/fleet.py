@@ -5,6 +5,8 @@ which are assumed. A load of 1 is the most that the nodes could serve at the pea
 joint planner (``placeit.workload.assigning``) is compared with baselines, and with a lower bound on requests that are late. A
 model keeps its limit if 95 % of its requests of the day are answered within it. Nothing is run but the planner: requests are
 simulated by a formula for waiting times (``placeit.simulator.waiting``), for each node and each five minutes.
+
+``--part real`` runs three nodes in place of that (``benchmarks/_fleet_real.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from benchmarks import _fleet_real
 from benchmarks._fleet_day import Day, simulate_day
 from benchmarks._fleet_problems import STEP_S, Problem, problem
 from benchmarks._harness import Args, Report, main
@@ -26,6 +29,9 @@ _KEPT, _MODELS = 0.95, 0.99  # shares of requests in time, and of models that ke
 
 
 def run(args: Args, report: Report) -> None:
+    if args.part == "real":
+        _fleet_real.run(args, report)
+        return
     for (nodes, models), loads in (QUICK if args.quick else _SIZES).items():
         made = problem(nodes, models, args.seed, QUICK_STEPS if args.quick else STEPS)
         most = {what: defaultdict[str, float](float) for what in ("requests", "models")}
@@ -72,4 +78,4 @@ def _claim(report: Report, size: str, most: dict[str, defaultdict[str, float]]) 
 
 
 if __name__ == "__main__":
-    main("fleet", run)
+    main("fleet", run, seconds=_fleet_real.SECONDS, parts={"real": _fleet_real})

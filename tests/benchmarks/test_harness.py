@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -65,6 +66,18 @@ def test_a_benchmark_prints_tables_for_people():
     assert lines[0][0] == "demo"
     for words in ("name seconds runs missing", "x 1.5 2 -", "slow 2 s >= 1 and <= 1.5 no"):
         assert words.split() in lines
+
+
+def test_a_part_is_run_in_place_of_the_benchmark_and_kept_beside_it(tmp_path):
+    def fill(args, report):
+        report.row(ran=args.part)
+
+    for part in ("demo", "other", "demo"):
+        main("demo", fill, ["--part", part, "--results", str(tmp_path)], parts={"other": ModuleType("other", "Another part.")})
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert kept["rows"] == [{"part": part, "ran": part} for part in ("demo", "other")]
+    assert kept["parts"]["other"]["command"] == f"python -m benchmarks.demo --part other --results {tmp_path}"
+    assert "## Another part" in (tmp_path / "report.md").read_text()
 
 
 def test_parts_that_were_not_run_stay_in_the_results(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _edge_graphs, _edge_models, churn
+from benchmarks import _edge_graphs, _edge_models, _fleet_real, churn
 from benchmarks._gpus import with_gpu
 from benchmarks._harness import Args, Report
 from benchmarks._network import Network, reason_why_no_quotas, reason_why_not
@@ -147,6 +147,20 @@ def test_edge_races_graphs_and_models_and_tells_what_crosses_a_network(ray_comma
         assert list(models) == [*_edge_graphs.NODES, "split", "split, Ray's references"]
         assert all(models[what]["bytes_that_cross_kb"] > 0 for what in list(models)[1:])
         assert result.claims["models that failed"]["holds"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600, method="thread")
+def test_a_fleet_is_planned_and_run_on_nodes_with_quotas(ray_command: Callable[..., Any]) -> None:
+    if why := reason_why_no_quotas():
+        pytest.skip(why)
+    result = ray_command("fleet", "--part real --quick", {})
+    assert [row["model"] for row in result.rows] == [*_fleet_real.MODELS]
+    for row in result.rows:
+        assert row["requests"] > 0
+        assert min(row[f"{how}_p{percent}_ms"] for how in ("predicted", "measured") for percent in (50, 95)) > 0
+        assert 0 <= row["measured_within_limit"] <= 1
+    assert "three nodes, four models: median error of the predicted p95" in result.claims
 
 
 @pytest.mark.nightly
