@@ -59,11 +59,15 @@ class _Server:
         self._reader = threading.Thread(target=self.said.extend, args=(self._process.stderr,))
         self._reader.start()
 
-    def bytes(self) -> float:
-        """Return the bytes that the process has to itself."""
+    def bytes(self, which: str = "RssAnon") -> float:
+        """Return the bytes of memory of a kind that the process has, by default only those that it has to itself."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        (found,) = re.findall(r"RssAnon:\s*(\d+) kB", status)
+        (found,) = re.findall(rf"{which}:\s*(\d+) kB", status)
         return 1024.0 * int(found)
+
+    def forget_peak(self) -> None:
+        """Have ``VmHWM`` begin anew, at the bytes that the process has now (proc_pid_clear_refs(5))."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5", encoding="ascii")
 
     def close(self) -> int:
         """End the process, and return its exit code."""
@@ -77,6 +81,8 @@ class _Server:
 
 class _Good:
     """Clients that ask a server all the time, over both protocols, and compare each answer with the right ones.
+
+    They also watch its memory.
 
     Attributes:
         outcomes: ``right``, ``wrong``, and the reasons of requests without an answer.
@@ -97,6 +103,8 @@ class _Good:
         self._threads = [threading.Thread(target=self._ask, args=(way,)) for way in ways]
 
     def __enter__(self) -> Self:
+        self._server.forget_peak()
+        self._own, self._all = self._server.bytes(), self._server.bytes("VmRSS")
         for thread in self._threads:
             thread.start()
         return self
@@ -145,26 +153,26 @@ class _Good:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             yield lambda: messages.ModelInferResponse.FromString(call(self._request, timeout=60)).raw_output_contents[0]
 
-    def told(self, report: Report, what: str, before: float, most: float) -> None:
+    def told(self, report: Report, what: str, most: float) -> None:
         """Add the outcomes to a report.
 
         Args:
             report: the report.
             what: was done to the server.
-            before: bytes that the server had before.
-            most: bytes that it may have more now.
+            most: bytes that the server may have more now than at the start of the clients.
         """
         asked = sum(self.outcomes.values())
         time.sleep(_SETTLE_S)
-        grown = self._server.bytes() - before
+        grown, peak = self._server.bytes() - self._own, self._server.bytes("VmHWM") - self._all
         p99 = 1e3 * float(np.quantile(self.seconds, 0.99)) if self.seconds else None
-        report.row(what=what, requests=asked, clients=len(self._threads), p99_ms=p99, grown_mb=grown / 1e6)
+        report.row(what=what, requests=asked, clients=len(self._threads), p99_ms=p99, grown_mb=grown / 1e6, peak_mb=peak / 1e6)
         lost = {said: count for said, count in self.outcomes.items() if said not in ("right", "wrong")}
         for said, count in lost.items():
             report.note(f"{what}: {count} lost: {said}")
         report.claim(f"requests lost, {what}", sum(lost.values()) if asked else None, "", at_most=0)
         report.claim(f"wrong answers, {what}", self.outcomes["wrong"] if asked else None, "", at_most=0)
         report.claim(f"memory that the server has gained, {what}", grown / 1e6, "MB", at_most=most / 1e6)
+        report.claim(f"most memory that the server has had more during {what}", peak / 1e6, "MB")
 
 
 def _bundles(folder: Path, device: str) -> tuple[list[Path], np.ndarray[Any, Any], list[bytes]]:
@@ -218,17 +226,15 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
             time.sleep(_WARM_S)
             for turn in range(max(2, reloads // 10)):  # the first ones fill what allocators keep
                 _reload(server, bundles[turn % 2], path)
-        before = server.bytes()
         with _Good(server, given, right) as good:
             for turn in range(reloads):
                 _reload(server, bundles[turn % 2], path)
                 if turn % 50 == 0:
                     progress(f"reload {turn}: {server.bytes() / 1e6:.0f} MB")
-        good.told(report, "reloads", before, _GROWTH_BYTES)
+        good.told(report, "reloads", _GROWTH_BYTES)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MOST_BYTES))
-        before = server.bytes()
         with _Good(server, given, right) as good:
             attacker.start()
             ours.recv()
@@ -239,7 +245,7 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
             ours.send(None)
             made = ours.recv()
             attacker.join()
-        good.told(report, "attacks", before, _GROWTH_BYTES)
+        good.told(report, "attacks", _GROWTH_BYTES)
         report.row(what="number of attacks", **made)
         stack.pop_all()
         report.claim("exit code of the server", server.close(), "", at_most=0)

@@ -184,7 +184,11 @@ QUICKLY = [
                 *("at the limit", "reloads", "attacks", "number of attacks"),
             )
         },
-        ("HTTP over a bare handler that runs the same model", "HTTP over a bare handler that runs nothing"),
+        (
+            "HTTP over a bare handler that runs the same model",
+            "HTTP over a bare handler that runs nothing",
+            "most memory that the server has had more during attacks",
+        ),
         ("requests lost", "wrong answers", "exit code of the server"),
         {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2), "QUICK_RELOADS": 2, "QUICK_SECONDS": 1.0},
     ),
