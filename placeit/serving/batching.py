@@ -266,13 +266,20 @@ class Prober:
 
 def why_fixed(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
     """Return why the rows of several requests cannot be joined, by the shapes of a model; None if they can be."""
-    for what, specs in (("input", inputs), ("output", outputs)):
-        for spec in specs:
-            low, high = (1, 1) if spec.limits is None or not spec.limits else spec.limits[0]
-            if low == high:
-                how = f"give --input-shape {spec.name}:1..32@1,... to 'placeit optimize' to open it"
-                hint = how if what == "input" else "its graph has the size of a single request"
-                return f"the first size of its {what} '{spec.name}' is not open: {hint}"
+    fixed = [
+        (what, spec)
+        for what, specs in (("input", inputs), ("output", outputs))
+        for spec in specs
+        if not spec.limits or spec.limits[0][0] == spec.limits[0][1]
+    ]
+    for what, spec in fixed:
+        if what == "input" and spec.shape[:1] != (1,):
+            said = f"is {spec.shape[0]}, and not a batch size of 1" if spec.shape else "does not exist: it is a scalar"
+            return f"the first size of its input '{spec.name}' {said}"
+    for what, spec in fixed[:1]:
+        how = f"give --input-shape {spec.name}:1..32@1,... to 'placeit optimize' to open it"
+        hint = how if what == "input" else "its graph has the size of a single request"
+        return f"the first size of its {what} '{spec.name}' is not open: {hint}"
     if len({spec.limits[0] for spec in inputs if spec.limits}) != 1 or not outputs:
         return "the first sizes of its inputs have different ranges"
     return None

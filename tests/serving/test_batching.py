@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,13 @@ import pytest
 from numpy.typing import NDArray
 
 from examples.decoder import TINY, write_decoder
+from placeit.backends.base import TensorSpec
 from placeit.core.errors import DeadlineError, ExecutionError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.report.metrics import registry_of
 from placeit.serving import batching
-from placeit.serving.batching import best_size
+from placeit.serving.batching import best_size, why_fixed
 from placeit.serving.server import Answer, Server
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -326,6 +328,19 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_loses_n
             reached = {hit.partition(" in ")[0] for hit in failures.hit}
         assert reached >= {"Batch.__init__", "Admitting._together"}
         assert (server.stats().waiting, server.stats().in_flight, server.repeated) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"), [((2, 1, 8), "is 2, and not a batch size of 1"), ((), "does not exist: it is a scalar")]
+)
+def test_no_size_is_to_be_opened_that_is_no_batch_size(shape: tuple[int, ...], why: str) -> None:
+    """As for the state of a recurrent network, whose first size is its number of layers."""
+    x, state = TensorSpec("x", "x", (1, 4), "float32"), TensorSpec("state", "state", shape, "float32")
+    opened = replace(x, limits=((1, 32), (4, 4)))
+    for first in (x, opened):
+        assert why_fixed([first, state], [first]) == f"the first size of its input 'state' {why}"
+    assert "--input-shape x:1..32@1" in (why_fixed([x], [x]) or "")
+    assert why_fixed([opened], [opened]) is None
 
 
 @pytest.mark.parametrize(
