@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing
 import re
 import shutil
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self
@@ -29,9 +31,8 @@ from placeit.serve.rpc_messages import Messages
 from placeit.session import Session
 
 MODEL, LAYERS = "layers", (1, 2)  # number of layers of the two bundles that take turns
-HTTP_CLIENTS, RPC_CLIENTS = 8, 4
 MOST_BYTES = 4 << 20
-_PAUSE_S = 0.005  # of a good client between two requests, so that the queue is not full by good clients alone
+_SLOWER = 1.5  # most times that p99 of good clients may grow by under attack
 _GROWTH_BYTES = 64e6
 _WARM_S, _SETTLE_S = 2.0, 6.0  # before the first reload; for connections of attackers that have gone to be closed
 _HEADER = "Inference-Header-Content-Length"
@@ -43,6 +44,7 @@ class _Server:
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "placeit", "serve", "--repository", str(folder), "--control", "--port", "0"]
         command += ["--grpc-port", "0", "--client-timeout", "5s", "--max-request-bytes", str(MOST_BYTES), "--quiet"]
+        command += ["--queue", "256"]  # more than there are good clients
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.said: list[str] = []
         ports = dict[str, int]()
@@ -79,6 +81,18 @@ class _Server:
         return code
 
 
+@dataclass(frozen=True)
+class _Crowd:
+    """Numbers of good clients over each protocol, and the seconds between two requests of one."""
+
+    http: int
+    rpc: int
+    pause_s: float
+
+
+_BUSY, _MANY = _Crowd(8, 4, 0.005), _Crowd(160, 40, 0.5)
+
+
 class _Good:
     """Clients that ask a server all the time, over both protocols, and compare each answer with the right ones.
 
@@ -89,8 +103,8 @@ class _Good:
         seconds: of each request that was answered.
     """
 
-    def __init__(self, server: _Server, given: np.ndarray[Any, Any], right: Sequence[bytes]) -> None:
-        self._server, self._right = server, right
+    def __init__(self, server: _Server, given: np.ndarray[Any, Any], right: Sequence[bytes], crowd: _Crowd) -> None:
+        self._server, self._right, self._pause_s = server, right, crowd.pause_s
         self.outcomes, self.seconds = Counter[str](), list[float]()
         self._over = threading.Event()
         tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
@@ -99,7 +113,7 @@ class _Good:
         request = Messages().ModelInferRequest(model_name=MODEL, raw_input_contents=[given.tobytes()])
         request.inputs.add(name="x0", datatype="FP32", shape=given.shape)
         self._request = request.SerializeToString()
-        ways = [self._http] * HTTP_CLIENTS + [self._rpc] * RPC_CLIENTS
+        ways = [self._http] * crowd.http + [self._rpc] * crowd.rpc
         self._threads = [threading.Thread(target=self._ask, args=(way,)) for way in ways]
 
     def __enter__(self) -> Self:
@@ -116,7 +130,7 @@ class _Good:
 
     def _ask(self, way: Callable[[], contextlib.AbstractContextManager[Callable[[], bytes]]]) -> None:
         with way() as ask:
-            while not self._over.wait(_PAUSE_S):
+            while not self._over.wait(self._pause_s):
                 begin = time.perf_counter()
                 try:
                     answer = ask()
@@ -153,6 +167,11 @@ class _Good:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             yield lambda: messages.ModelInferResponse.FromString(call(self._request, timeout=60)).raw_output_contents[0]
 
+    @property
+    def p99(self) -> float:
+        """99th percentile of the seconds until an answer; NaN without answers."""
+        return float(np.quantile(self.seconds, 0.99)) if self.seconds else math.nan
+
     def told(self, report: Report, what: str, most: float) -> None:
         """Add the outcomes to a report.
 
@@ -164,8 +183,14 @@ class _Good:
         asked = sum(self.outcomes.values())
         time.sleep(_SETTLE_S)
         grown, peak = self._server.bytes() - self._own, self._server.bytes("VmHWM") - self._all
-        p99 = 1e3 * float(np.quantile(self.seconds, 0.99)) if self.seconds else None
-        report.row(what=what, requests=asked, clients=len(self._threads), p99_ms=p99, grown_mb=grown / 1e6, peak_mb=peak / 1e6)
+        report.row(
+            what=what,
+            requests=asked,
+            clients=len(self._threads),
+            p99_ms=1e3 * self.p99,
+            grown_mb=grown / 1e6,
+            peak_mb=peak / 1e6,
+        )
         lost = {said: count for said, count in self.outcomes.items() if said not in ("right", "wrong")}
         for said, count in lost.items():
             report.note(f"{what}: {count} lost: {said}")
@@ -222,11 +247,11 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
         shutil.copyfile(bundles[0], path)
         server = _Server(folder)
         stack.callback(server.close)
-        with _Good(server, given, right):
+        with _Good(server, given, right, _BUSY):
             time.sleep(_WARM_S)
             for turn in range(max(2, reloads // 10)):  # the first ones fill what allocators keep
                 _reload(server, bundles[turn % 2], path)
-        with _Good(server, given, right) as good:
+        with _Good(server, given, right, _BUSY) as good:
             for turn in range(reloads):
                 _reload(server, bundles[turn % 2], path)
                 if turn % 50 == 0:
@@ -235,7 +260,10 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MOST_BYTES))
-        with _Good(server, given, right) as good:
+        with _Good(server, given, right, _MANY) as before:
+            time.sleep(min(60.0, seconds / 2))
+        before.told(report, "no attacks", _GROWTH_BYTES)
+        with _Good(server, given, right, _MANY) as good:
             attacker.start()
             ours.recv()
             until = time.monotonic() + seconds
@@ -246,6 +274,7 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
             made = ours.recv()
             attacker.join()
         good.told(report, "attacks", _GROWTH_BYTES)
+        report.claim("p99 during attacks over p99 without them", good.p99 / before.p99, "", at_most=_SLOWER)
         report.row(what="number of attacks", **made)
         stack.pop_all()
         report.claim("exit code of the server", server.close(), "", at_most=0)
