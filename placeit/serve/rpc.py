@@ -33,6 +33,8 @@ __all__ = ["make_server"]
 
 _HEALTH: Final = ("ServerLive", "ServerReady")
 _ARRIVING: Final = 256  # most requests that are arriving
+_WAITING: Final = 128  # most requests that wait until they may arrive
+_WHOLE_S: Final = 0.5  # seconds of arriving after which a request gives way to others: most come whole with their head
 _SLOW_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
 _SLOWLY: Final = 4  # requests of any size that may arrive so slowly
 _PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
@@ -63,7 +65,8 @@ def make_server(
     """
     messages = Messages()
     answers = _Answers(service, messages, repository)
-    arriving, at_most = Room(_ARRIVING, "requests are arriving"), min(most_bytes, room.size // _SLOWLY)
+    arriving = Room(_ARRIVING, "requests are arriving", fair_s=_WHOLE_S, waiting=_WAITING)
+    at_most = min(most_bytes, room.size // _SLOWLY)
 
     def check(context: Any) -> None:
         if token is not None:
@@ -71,7 +74,7 @@ def make_server(
 
     async def received(context: Any) -> bytes:
         async with arriving.arrival(patience_s) as one:
-            arriving.take(one, 1)
+            await arriving.reserve(one, 1)
             coming = asyncio.ensure_future(context.read())
             try:
                 if not (await asyncio.wait([coming], timeout=_SLOW_S))[0]:
