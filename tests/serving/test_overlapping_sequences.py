@@ -77,9 +77,11 @@ def test_states_that_grow_are_those_of_single_requests_and_are_measured_in_the_e
         answers = [sequence.submit(rows(2 + step % 5, step)) for step in range(30)]
         for step, answer in enumerate(answers):
             close_to(answer.result(60), model.run(rows(2 + step % 5, step)["x"]))
-        for step in range(40):  # one after the other, so that it is measured again
+        exact = []
+        for step in range(40):  # one after the other, so that it is measured again, by the 60th request at the latest
             close_to(sequence.run(rows(1, step)), model.run(rows(1, step)["x"]))
-        assert sequence.state_bytes == pytest.approx(model.state_bytes, rel=0.2)
+            exact.append(sequence.state_bytes == model.state_bytes)
+        assert any(exact)
         sequence.reset()
         assert sequence.state_bytes == 0
 
