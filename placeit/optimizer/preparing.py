@@ -15,6 +15,7 @@ from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere, on_eager_devices
+from placeit.optimizer.wholes import compiles_splits
 from placeit.planning.room import check_room
 from placeit.profiler.memory_rates import Rates, shared_reads
 from placeit.profiler.support import supported_ops
@@ -123,7 +124,7 @@ def _may_stop(state: SearchState) -> bool:
     """Return whether a search may end early because no split can be faster than a plain device."""
     session, goal = state.session, state.goal
     alone = goal.candidates.plain and not session.pins and bool(plain_devices(session.cluster))
-    may = session.policy.stop_early and goal.objective.is_makespan and alone
+    may = session.policy.stop_early and goal.objective.is_makespan and alone and not compiles_splits(session)
     return may and goal.energy is None  # a split may take less energy
 
 

@@ -14,6 +14,7 @@ from placeit.optimizer.candidates import Beside, Candidate, known_value, measure
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.search import Search
+from placeit.optimizer.wholes import compiles_splits
 from placeit.simulator.objectives.base import Objective
 
 __all__ = ["better_references", "chosen_of"]
@@ -107,7 +108,7 @@ def chosen_of(
     several = "placement over several devices" if objective.steady else "split placement"
     whole = measured_median(single) if single.simulated_s is None else single.simulated_s
     share = search.bound_s / whole if objective.is_makespan and 0 < whole < math.inf else math.nan
-    if decision.hurried and (1.0 - MARGIN) * share > 1.0:
+    if decision.hurried and (1.0 - MARGIN) * share > 1.0 and not compiles_splits(search.session):
         why = f"no {several} can be {objective.better}"
     elif decision.hurried:
         why = f"no time was left to decide whether a {several} is {objective.better}; {_enough_s(search):.0f} s may be enough"

@@ -23,7 +23,7 @@ from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
+__all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
 
 _BEHIND = 1.5  # times the best eager single device, from which on an eager split is not compiled
 _COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
@@ -69,7 +69,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
     is far behind the eager single devices.
     """
     session, known = races.session, races.known.values()
-    if not _is_compilable(session) or not races.is_placed(split) or any(one.twin is not None for one in known):
+    if not compiles_splits(session) or not races.is_placed(split) or any(one.twin is not None for one in known):
         return None
     alike = [value_of(one) for one in known if one.placer == "single" and races.is_placed(one)]
     behind = not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf)
@@ -92,6 +92,11 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
         races.skip(name, "no segment can be compiled")
         return None
     return races.known[name]
+
+
+def compiles_splits(session: Workbench) -> bool:
+    """Return whether splits that run eagerly may race with their segments compiled, so that eager costs bound none."""
+    return _is_compilable(session) and session.setup.compiled_twins is not None
 
 
 def _is_compilable(session: Workbench) -> bool:

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from placeit.backends.base import Model
+from placeit.backends.torch.model import load
 from placeit.core.cluster import Cluster
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
@@ -41,8 +45,8 @@ def costs_of(grouping: Any, cluster: Cluster) -> Costs:
     return replace(free, core=np.full_like(free.core, WHOLE_S / len(grouping.groups)))
 
 
-def bound_s(cache: Cache) -> float:
-    with Session(inception_like(), PAIR, cache=cache) as session:
+def bound_s(cache: Cache, model: Model | None = None) -> float:
+    with Session(model or inception_like(), PAIR, cache=cache) as session:
         return lower_bound(Segmenter(session.grouping, costs_of(session.grouping, session.cluster)).problem())
 
 
@@ -50,7 +54,7 @@ def bound_s(cache: Cache) -> float:
 def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Optimized, list[str]]]:
     """Search where the whole CPU takes some seconds, until a placer is asked; return what was found, and who was asked."""
 
-    def search(plain_s: float, start: Any = None, **options: Any) -> tuple[Optimized, list[str]]:
+    def search(plain_s: float, start: Any = None, model: Model | None = None, **options: Any) -> tuple[Optimized, list[str]]:
         asked: list[str] = []
         place = Heft.place
 
@@ -69,7 +73,8 @@ def searched(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         monkeypatch.setattr(Heft, "place", watched)
         monkeypatch.setattr("placeit.profiler.costs.profile", profile)
         taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else WHOLE_S)
-        return optimize(inception_like(), PAIR, candidates=Candidates("heft", start), budget=120, cache=cache, **options), asked
+        candidates = Candidates("heft", start)
+        return optimize(model or inception_like(), PAIR, candidates=candidates, budget=120, cache=cache, **options), asked
 
     return search
 
@@ -105,6 +110,18 @@ def test_where_a_split_may_be_faster_placers_are_asked(
     factor = 1.0 - MARGIN / 2 if not options else 0.5  # within the margin; other objectives are not bounded by makespans
     _, asked = searched(factor * bound_s(cache), **options)
     assert asked
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_eager_costs_exclude_no_split_whose_segments_may_be_compiled(
+    compiler: bool, searched: Callable[..., tuple[Optimized, list[str]]], cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("placeit.runtime.kinds.inductor._lacks_compiler", lambda: not compiler)
+    monkeypatch.setattr("placeit.optimizer.search.enter_compiled", lambda *_: None)  # which takes many seconds
+    model = load(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))), (torch.randn(2, 64),))
+    found, asked = searched(0.8 * bound_s(cache, model), model=model)
+    assert asked == (["heft"] if compiler else [])
+    assert ("no split placement can be faster" in found.reason) != compiler
 
 
 def test_the_margin_is_kept_on_the_side_of_the_splits(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
