@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,6 +90,16 @@ def scripted(module: nn.Module) -> nn.Module:
         return torch.jit.script(module)
 
 
+def gradient(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad((x * x).sum(), x)[0]
+
+
+def parallel(module: nn.Module) -> nn.Module:
+    made = nn.DataParallel(module)
+    made.device_ids = [0]  # as on a machine with a GPU
+    return made
+
+
 class Calling(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -122,6 +134,17 @@ class Calling(nn.Module):
         (with_plain(torch.ones(3, device="meta")), X, r"Sequential: the weight '0\.table' is on meta"),
         (with_plain(torch.eye(3).to_sparse()), X, r"the weight '0\.table' has the layout torch\.sparse_coo.*to_dense\(\)"),
         (nn.Sequential(scripted(nn.Linear(3, 3))), X, r"Sequential: the module '0' is a TorchScript module, .*made of"),
+        (
+            Calling(lambda x: x.grad_fn(x)),
+            X,
+            r"Cannot export Calling .*line \d+\).*\. Call the module with the example, without",
+        ),
+        (nn.Linear(3, 3), torch.ones(2, 4), r"Cannot export Linear: .* got \[2, 4\].*\. Call the module with the example,"),
+        (Calling(gradient), X, r"Calling \(.*line \d+\): it computes gradients, .*write them as ops"),
+        (nn.Linear(3, 3), np.float32(1), r"the input 'input' is a NumPy float32, and modules take tensors .*float\(x\)"),
+        (nn.Linear(3, 3), torch.float64, r"the input 'input' is a torch\.dtype, .*in an attribute of the module"),
+        (Calling(lambda x: x.float()), X.to(torch.float8_e4m3fn), r"type float8_e4m3fn, .*convert it inside \(x\.to\)"),
+        (parallel(nn.Linear(3, 3)), X, r"DataParallel divides batches among GPUs, .*give the module inside .*\.module\)"),
         (Noisy(), X, r"Noisy: op 'rand', called at line \d+ of .*test_torch_given\.py, reads .*random numbers in place"),
     ],
 )
@@ -144,6 +167,22 @@ def test_what_cannot_be_exported_is_refused_with_what_to_do(module: nn.Module, x
 def test_what_is_no_call_is_refused(call: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         load(nn.Linear(3, 3), **call)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (nn.Linear, r"^Linear is a class: give an instance of it, Linear\(\.\.\.\)\.$"),
+        (lambda x: x, r"^A function is no module: give a torch\.nn\.Module that calls it in forward\.$"),
+        (functools.partial(nn.Linear(3, 3)), "^A partial is no module: give a torch.nn.Module"),
+        (nn.Linear(3, 3).forward, "^A method is no module: give a torch.nn.Module"),
+        (nn.Linear(3, 3).state_dict(), r"^Weights are no program: .*load_state_dict\), and give the module"),
+        (X, "^A Tensor is no model: give the path of a file, or a PyTorch module"),
+    ],
+)
+def test_what_is_given_in_place_of_a_module_is_refused(source: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        load(source, (X,))
 
 
 @pytest.mark.parametrize("module", [nn.Linear(3, 3).double(), nn.Linear(3, 3).half()])

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from placeit.core.errors import ModelError, UsageError
 
-__all__ = ["call_of", "check_dense", "check_device", "check_given"]
+__all__ = ["call_of", "check_dense", "check_device", "check_given", "no_model"]
 
 _log = logging.getLogger("placeit")
 
@@ -41,6 +41,18 @@ def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str
     return (None if kwargs is None else ()) if example is None else tuple(example), dict(kwargs or {})
 
 
+def no_model(given: object) -> UsageError:
+    """Return the error about an object that is given in place of a model."""
+    kind = type(given).__name__
+    if isinstance(given, type):
+        return UsageError(f"{given.__name__} is a class: give an instance of it, {given.__name__}(...).")
+    if callable(given):
+        return UsageError(f"A {kind} is no module: give a torch.nn.Module that calls it in forward.")
+    if isinstance(given, Mapping):
+        return UsageError("Weights are no program: read them into their module (module.load_state_dict), and give the module.")
+    return UsageError(f"A {kind} is no model: give the path of a file, or a PyTorch module.")
+
+
 def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
     """Check that a module and the arguments of a call can be exported. Hooks are logged.
 
@@ -52,6 +64,11 @@ def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
             what = f"{name}: the module '{where}'" if where else name
             raise ModelError(
                 f"{what} is a TorchScript module, which PyTorch does not export: give the module that it was made of."
+            )
+        if isinstance(part, torch.nn.DataParallel) and part.device_ids:
+            raise ModelError(
+                f"{name}: DataParallel divides batches among GPUs, and what runs where is what a placement decides: give the "
+                "module inside (module.module)."
             )
         if type(part).__module__.startswith(_CONVERTED):
             raise ModelError(
@@ -79,6 +96,12 @@ def _check_tensor(what: str, value: Any) -> None:
         raise ModelError(f"{what} is made by the first call of the module: call it once before it is exported.")
     if isinstance(value, np.ndarray):
         raise ModelError(f"{what} is a NumPy array, and modules take tensors: give torch.from_numpy(x).")
+    if isinstance(value, np.generic):
+        raise ModelError(f"{what} is a NumPy {value.dtype}, and modules take tensors and Python's numbers: give float(x).")
+    if isinstance(value, torch.dtype | torch.device | torch.layout):
+        raise ModelError(
+            f"{what} is a torch.{type(value).__name__}, which is fixed in a program: have it in an attribute of the module."
+        )
     if isinstance(value, torch.Tensor) and value.is_nested:
         raise ModelError(
             f"{what} is a nested tensor, which has no fixed size: pad it (torch.nested.to_padded_tensor), with a mask."

@@ -25,7 +25,7 @@ from placeit.backends.checking import numpy_can_hold
 from placeit.backends.digest import file_stamp
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.border import as_array
-from placeit.backends.torch.given import call_of
+from placeit.backends.torch.given import call_of, no_model
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions
 from placeit.backends.torch.placed import PlacedModule
@@ -38,7 +38,7 @@ from placeit.backends.torch.tracing import FAILURES, as_model_error, first_parag
 from placeit.backends.torch.values import allowed_values
 from placeit.backends.values import ValueRange, common, draw, draw_any
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeviceError, FileError, ModelError, UsageError, first_line
+from placeit.core.errors import DeviceError, FileError, ModelError, first_line
 from placeit.core.files import check_regular
 from placeit.core.sizes import SizeRange
 from placeit.devices.kinds import kind_of
@@ -288,7 +288,7 @@ def load(
     if isinstance(source, ExportedProgram):
         label, program, file = name or "program", source, None
     elif not isinstance(source, str | Path):
-        raise UsageError(f"A {type(source).__name__} is no model: give the path of a file, or a PyTorch module.")
+        raise no_model(source)
     else:
         label, file = str(name or source), None if name else file_stamp(Path(source))
         program = _read(Path(source), trust=trust)
@@ -345,9 +345,10 @@ def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> 
 def _spec(name: str, op: str, tensor: torch.Tensor, what: str) -> TensorSpec:
     dtype = dtype_name(tensor.dtype)
     if not numpy_can_hold(dtype):
+        how = "torch.view_as_complex, torch.view_as_real" if tensor.is_complex() else "x.to"
         raise ModelError(
             f"{what} '{name}' has type {dtype}, which is not a type of NumPy's real numbers or truth values: let another type "
-            "cross the model's border, and convert it inside (torch.view_as_complex, torch.view_as_real)."
+            f"cross the model's border, and convert it inside ({how})."
         )
     return TensorSpec(name, op, tuple(map(int, tensor.shape)), dtype)
 

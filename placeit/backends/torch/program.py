@@ -102,7 +102,8 @@ def export(
     check_given(module, args, kwargs, name)
     training = [part for part in module.modules() if part.training]
     # without gradients, code that the module runs under no_grad does not differ from the rest, and stays in one graph
-    with as_model_error(f"Cannot export {name}"), torch.no_grad():
+    advice = "Call the module with the example, without placeit: if it fails there, too, mend the module or the example."
+    with as_model_error(f"Cannot export {name}", advice), torch.no_grad():
         try:
             for part in training:
                 part.training = False

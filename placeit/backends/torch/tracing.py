@@ -85,14 +85,19 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_model_error(what: str) -> Iterator[None]:
-    """Convert exceptions of tracing to a ModelError of one paragraph."""
+def as_model_error(what: str, advice: str = "") -> Iterator[None]:
+    """Convert exceptions of tracing to a ModelError of one paragraph.
+
+    Args:
+        what: what failed.
+        advice: a sentence for errors that say only what was wrong.
+    """
     try:
         with quiet():
             yield
     except FAILURES as error:
         message = first_paragraph(error)
-        where = _where(error)
+        where, plain = _where(error), message
         if "data-dependent" in message or "Dynamic control flow" in message:
             message = (
                 f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
@@ -101,6 +106,8 @@ def as_model_error(what: str) -> Iterator[None]:
             where = ""
         elif ".numpy() is not supported" in message:
             message = "NumPy cannot compute in a program, as tensors have no values when it is made: use PyTorch's functions"
+        elif "does not require grad" in message:
+            message = "it computes gradients, and a program runs without them: write them as ops"
         elif "fake tensor in the exported program constant" in message:
             message = (
                 "it uses .data, or keeps a tensor that it computes, which a program cannot: read x.detach(), and keep tensors "
@@ -113,7 +120,8 @@ def as_model_error(what: str) -> Iterator[None]:
                     "; for DynamicCache, transformers.integrations.executorch.register_dynamic_cache_export_support() does,"
                     " and config.use_cache = False leaves it out"
                 )
-        raise ModelError(f"{what}{where}: {message.rstrip('.')}.") from error
+        advice = f" {advice}" if advice and message == plain else ""
+        raise ModelError(f"{what}{where}: {message.rstrip('.')}.{advice}") from error
 
 
 def first_paragraph(error: BaseException) -> str:
