@@ -48,12 +48,15 @@ def chosen_of(
     if not order:
         raise InfeasibleError(" ".join([f"No placement of {where} was found.", *reasons]))
     reasons += [f"{one.name}: {one.failed}" for one in order if one.failed is not None]
+    ran = any(one.failed is not None for one in order)
     order = [one for one in order if one.failed is None]
-    if not order:
+    if ran and (not order or (search.session.cluster.executable and order[0].measured is None)):
+        varies = False
         with contextlib.suppress(PlaceitError):
-            if search.session.reference.varies():
-                reasons = [_VARIES]
-        raise ExecutionError(" ".join([f"Every placement of {where} failed.", *reasons]))
+            varies = search.session.reference.varies()
+        if varies or not order:
+            raise ExecutionError(" ".join([f"Every placement of {where} failed.", *([_VARIES] if varies else reasons)]))
+        return order[0], "every placement that was run failed, and this one was not run"
     if not search.session.cluster.executable:
         least = known_value(order[0])
         most = least / WORTH if single is None else min(least / WORTH, known_value(single))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from placeit.backends import load
@@ -14,6 +15,7 @@ from placeit.core.errors import ExecutionError
 from placeit.devices.host import allowed_cores
 from placeit.session import Session
 from tests.steady import optimize
+from tests.torch_models import Calling
 
 CORE = allowed_cores()[0]
 
@@ -53,3 +55,8 @@ def test_a_model_that_draws_random_numbers_is_said_to(tmp_path: Path) -> None:
     path = written(tmp_path / "random.onnx", [helper.make_node("RandomNormalLike", ["x"], ["y"])], [4, 4], "y")
     with pytest.raises(ExecutionError, match="computes other outputs each time for the same inputs"):
         optimize(path, f"ort:CPU@{CORE}", budget=2.0, cache=None)
+
+
+def test_a_random_module_has_no_answer_even_if_some_placement_was_not_run() -> None:
+    with pytest.raises(ExecutionError, match="computes other outputs each time for the same inputs"):
+        optimize(Calling(lambda _, x: x + torch.rand(3)), f"CPU@{CORE}", example=torch.ones(2, 3), budget=0.1, cache=None)
