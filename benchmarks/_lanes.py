@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._harness import Report
+from benchmarks._timed import TimedDevice
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.telemetry import import_openvino
@@ -22,7 +23,6 @@ from placeit.measuring.measure import Race
 from placeit.measuring.statistics import faster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime

@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks._harness import Report
 from benchmarks._models import progress
+from benchmarks._timed import TimedDevice
 from placeit.backends.openvino.model import describe
 from placeit.core.cluster import Cluster, Device
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
 

@@ -40,6 +40,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._lanes import python_computing
 from benchmarks._models import progress
 from benchmarks._plain import openvino_options
+from benchmarks._timed import TimedDevice
 from placeit.backends.openvino.model import describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.telemetry import import_openvino
@@ -49,7 +50,6 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
 

@@ -29,7 +29,6 @@ from placeit.core.errors import DeviceError, ExecutionError
 from placeit.runtime.blank import blank_value, is_blank
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Step, Token
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.null import VirtualClock
 from tests.fake_streams import (
     FakeEvent,
     FakeMemory,
@@ -42,6 +41,7 @@ from tests.fake_streams import (
     one_at_a_time,
 )
 from tests.happens_before import HappensBefore
+from tests.null_devices import VirtualClock
 
 __all__ = ["FakeAccelerator"]
 

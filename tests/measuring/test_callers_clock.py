@@ -15,8 +15,8 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime import active_run, engine_run, executor, plan_executor, run_ends
 from placeit.runtime.devices.base import Buffer
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.runtime import Runtime
+from tests.null_devices import NullDevice, VirtualClock
 from tests.small_models import random_model
 
 FILL_S, READ_S, SEGMENT_S = 3.0, 5.0, 100.0

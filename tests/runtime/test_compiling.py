@@ -20,8 +20,8 @@ from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.base import Program, SegmentSource
-from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.runtime import Runtime
+from tests.null_devices import NullDevice, VirtualClock
 from tests.small_models import inception_like
 
 CLUSTER = Cluster((Device("CPU@0", address=Address("CPU", (0,))), Device("GPU.0", address=Address("GPU.0"))))

@@ -17,9 +17,9 @@ from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.null import NullDevice, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
+from tests.null_devices import NullDevice, VirtualClock
 from tests.small_models import random_model
 
 CORES = allowed_cores()

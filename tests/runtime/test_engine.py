@@ -26,6 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._timed import TimedDevice
 from placeit import _core
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -36,7 +37,6 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.runtime import Runtime

@@ -28,9 +28,9 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.runtime import Runtime
+from tests.null_devices import NullDevice, NullLink, VirtualClock
 from tests.small_models import random_model
 
 ops = ov.opset13

@@ -25,10 +25,10 @@ from placeit.measuring.check import OutputCheck, other_inputs
 from placeit.planning.coarsen import Grouping, coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, RuntimeDevice, Transport
-from placeit.runtime.devices.null import NullDevice, NullLink, VirtualClock
 from placeit.runtime.devices.openvino import OpenVinoDevice, OpenVinoProgram
 from placeit.runtime.executor import Executor
 from placeit.runtime.runtime import Runtime
+from tests.null_devices import NullDevice, NullLink, VirtualClock
 from tests.small_models import random_model
 
 ops = ov.opset13

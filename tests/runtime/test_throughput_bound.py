@@ -13,12 +13,12 @@ import openvino as ov
 import openvino.opset13 as ops
 import pytest
 
+from benchmarks._timed import TimedDevice
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import Instance
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
 from placeit.simulator.throughput_bound import ThroughputCost

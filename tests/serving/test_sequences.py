@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from hypothesis.strategies import booleans, integers
 from numpy.typing import NDArray
 
+from benchmarks._timed import TimedDevice
 from placeit.backends.torch.model import load as load_torch
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
@@ -32,7 +33,6 @@ from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
 from placeit.runtime import executor, plan_executor, run_ends, serving_loop, slots
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.devices.timed import TimedDevice
 from placeit.runtime.drivers import drive
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime

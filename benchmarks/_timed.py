@@ -1,6 +1,6 @@
-"""Devices that compute nothing and keep a thread busy for a given time: for tests and benchmarks of executors.
+"""Devices that compute nothing and keep a thread busy for a given time.
 
-Unlike the devices of :mod:`placeit.runtime.devices.null`, they have real threads, and native entries as OpenVINO's segments do.
+They have real threads, and native entries as OpenVINO's segments do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from placeit.core.narrowing import narrowed
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.null import TimedProgram
 from placeit.runtime.devices.worker import OnWorker
 
-__all__ = ["TimedDevice"]
+__all__ = ["TimedDevice", "TimedProgram"]
 
 _ADDRESS = _core.spend()
 _spend = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(_ADDRESS)  # releases the GIL
+
+
+class TimedProgram:
+    """A segment that takes a given time."""
+
+    def __init__(self, segment: SegmentSource, seconds: float) -> None:
+        self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
 
 
 class TimedInstance:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._timed import TimedProgram
 from placeit.core.narrowing import narrowed
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
 
@@ -73,13 +74,6 @@ class _NullBuffer:
 
     def blank(self, sentinel: int) -> None:
         """Do nothing: nothing is held."""
-
-
-class TimedProgram:
-    """A segment that takes a given time."""
-
-    def __init__(self, segment: SegmentSource, seconds: float) -> None:
-        self.inputs, self.outputs, self.seconds = segment.inputs, segment.outputs, seconds
 
 
 class _NullInstance:
@@ -145,7 +139,7 @@ class NullLink:
         self._clock, self._bandwidth, self._latency = clock, bandwidth, latency
         self._free_at = 0.0
 
-    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
+    def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
         """Be busy for the time of the transfer, after everything started before has ended."""
         seconds = self._latency + destination.nbytes / self._bandwidth
         start = max(self._clock.now, self._free_at)
