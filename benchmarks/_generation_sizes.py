@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks._generation_rivals import NAMES, Steps, in_segments, plain_steps, session_of
-from benchmarks._harness import Args, Report
+from benchmarks._harness import Args, Report, timed
 from benchmarks._models import progress, settled_race, two_cores
 from benchmarks._plain import bound_thread, openvino_options
 from examples import models
@@ -27,7 +27,6 @@ from placeit.core.memory import own_use
 from placeit.core.sizes import SizeRange
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import timed
 from placeit.measuring.statistics import faster
 from placeit.serving.answers import Answer
 from placeit.serving.sequence import Sequence

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._harness import timed
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.telemetry import import_onnxruntime
-from placeit.measuring.measure import timed
 
 __all__ = ["Infer", "Plain", "bound_thread", "by_name", "onnxruntime_alone", "openvino_alone", "openvino_options"]
 

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from benchmarks._dispatch import gaps, microseconds, slower_after
-from benchmarks._harness import Args, Report
+from benchmarks._harness import Args, Report, timed
 from benchmarks._levels import EMPTY_LEVELS, LevelByLevel, empty_levels, simulated
 from benchmarks._models import fastest_split, progress, settled_race, two_cores
 from placeit.core.cluster import Cluster
@@ -48,7 +48,6 @@ from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.learning.workloads.tensor_program import TensorProgram, tensor_model
 from placeit.learning.workloads.tensors import BlockProgram, ProgramOp, ProgramSegment
 from placeit.measuring.check import OutputDifference
-from placeit.measuring.measure import timed
 from placeit.measuring.statistics import faster
 from placeit.optimizer.options import Candidates
 from placeit.planning.coarsen import Grouping

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._harness import Args, Report, main
+from benchmarks._harness import Args, Report, main, timed
 from benchmarks._models import progress
 from examples.models import MODELS, build_model, example_inputs
 from placeit.backends.torch.model import load
@@ -41,7 +41,7 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.nvml import GpuSampler, gpu_use
 from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.learning.workloads.tensor_program import tensor_model
-from placeit.measuring.measure import Race, timed
+from placeit.measuring.measure import Race
 from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.result import Candidate
 from placeit.planning.coarsen import Grouping

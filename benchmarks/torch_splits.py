@@ -22,11 +22,10 @@ import torch
 from torch import nn
 
 import placeit
-from benchmarks._harness import Args, Report, main
+from benchmarks._harness import Args, Report, main, timed
 from benchmarks._models import progress, settled_race, two_cores
 from benchmarks._plain import Plain, bound_thread
 from placeit.backends.torch.inductor import compile_package
-from placeit.measuring.measure import timed
 from placeit.measuring.statistics import faster
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.pytorch import use_threads

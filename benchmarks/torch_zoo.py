@@ -24,14 +24,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import placeit
-from benchmarks._harness import Args, Report, main
+from benchmarks._harness import Args, Report, main, timed
 from benchmarks._models import progress, settled_race, two_cores
 from benchmarks._plain import Plain, bound_thread, openvino_alone, openvino_options
 from placeit.backends.convert import convert
 from placeit.backends.torch.model import TorchModel, load
 from placeit.core.errors import PlaceitError
 from placeit.core.telemetry import import_openvino
-from placeit.measuring.measure import timed
 from placeit.measuring.statistics import faster
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.pytorch import use_threads

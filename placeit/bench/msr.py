@@ -104,34 +104,6 @@ class MsrInput:
             memory=np.r_[np.full(self.cpus, np.inf), np.full(devices - self.cpus, self.memory)],
         )
 
-    def most_loaded(self, placement: NDArray[np.int32]) -> float:
-        """Return the load of the most loaded device by the authors' rules, for the device of each group; node by node."""
-        of = placement[self.group].tolist()
-        load, held = [0.0] * self.seconds.shape[1], [0.0] * self.seconds.shape[1]
-        for v, d in enumerate(of):
-            load[d] += float(self.seconds[v, d])
-            held[d] += float(self.size[v])
-        moved = {(u, d) for u, v in self.edges.tolist() if of[u] != of[v] for d in (of[u], of[v]) if d >= self.cpus}
-        for u, d in moved:
-            load[d] += float(self.transfer[u])
-        return float("inf") if max(held[self.cpus :]) > self.memory else max(load)
-
-    @cached_property
-    def bound(self) -> float:
-        """A lower bound: the longest group, or the work divided into any fractions, on one kind of CPU and of accelerator."""
-        compute, accelerators = self.problem.compute, self.seconds.shape[1] - self.cpus
-        slow, fast = compute[:, 0] if self.cpus else np.full(len(compute), np.inf), compute[:, -1]
-        longest = float(compute.min(axis=1).max())
-        order = np.argsort(np.divide(slow, fast, out=np.zeros(len(slow)), where=np.isfinite(fast) & (fast > 0)))
-        cpu, rest = 0.0, float(np.where(np.isfinite(fast), fast, 0.0).sum())
-        for v in order.tolist() if self.cpus else ():
-            after, left = cpu + slow[v], rest - (fast[v] if np.isfinite(fast[v]) else 0.0)
-            if after / self.cpus >= left / accelerators:  # the point at which both are equally loaded is in this group
-                share = (rest / accelerators - cpu / self.cpus) / (slow[v] / self.cpus + (rest - left) / accelerators)
-                return max(longest, float(cpu + max(0.0, share) * slow[v]) / self.cpus)
-            cpu, rest = float(after), float(left)
-        return float(max(longest, rest / accelerators))
-
 
 def _without_cycles(colour: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the group of each node, ``int64[N]``: its colour, joined with colours that it reaches and that reach it."""

@@ -8,7 +8,6 @@ what follows from their times is in :mod:`placeit.measuring.statistics`. ``docs/
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -21,7 +20,7 @@ from placeit.measuring.blocks import BLOCK_S, SINGLE, SLOW_S, Block, alike, bloc
 from placeit.measuring.pace import Pace
 from placeit.measuring.statistics import FEWEST, Measurement, summed_up
 
-__all__ = ["FAILURES", "WARMUP", "Leave", "Progress", "Race", "TimedRun", "Watching", "check_length", "timed"]
+__all__ = ["FAILURES", "WARMUP", "Leave", "Progress", "Race", "TimedRun", "Watching", "check_length"]
 
 TimedRun: TypeAlias = Callable[[], float]
 """Runs once and returns the seconds from the call to its answer. :func:`timed` makes one of any callable."""
@@ -332,17 +331,6 @@ class Race:
         for name in losers:
             if self._leave is not None:
                 self._leave(name, None)
-
-
-def timed(run: Callable[[], object]) -> TimedRun:
-    """Turn a callable into a candidate by timing it from outside."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        run()
-        return time.perf_counter() - begin
-
-    return once
 
 
 def check_length(runs: int, duration: float | None, warmup: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,8 +37,6 @@ __all__ = [
 
 NOT_RUN = OutputDifference(math.nan, math.nan, not_checked="it was not run", not_finite=math.nan)
 """Output error of a candidate that was not run."""
-_COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
-_log = logging.getLogger("placeit")
 
 
 @dataclass(frozen=True, eq=False)

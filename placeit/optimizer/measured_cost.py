@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import weakref
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,6 @@ from placeit.workbench import Workbench
 
 __all__ = ["MeasuredCost", "Winner"]
 
-_LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # plans that are open at the same time, the anchor included
 _RIVALS = 3  # most plans in one of the further races for plans that look better than the incumbent

@@ -26,23 +26,19 @@ class Served:
     Attributes:
         in_flight: most requests in flight.
         seconds: seconds per request, once as many requests are in flight.
-        latency: mean seconds from the begin of a request to its end.
     """
 
     in_flight: int
     seconds: float
-    latency: float
 
 
 def served(problem: Problem, placement: NDArray[np.int32], in_flight: int) -> Served:
     """Return what a feasible placement, ``int32[V]``, serves while requests wait and ``in_flight`` of them are in flight."""
     first = _WARM + 2 * in_flight
     last = first + math.ceil(_COUNTED / in_flight) * in_flight  # requests in flight may end in bursts
-    flights = schedule(problem, placement, requests=last + in_flight, in_flight=in_flight).requests
-    ended = np.sort(flights.ended)
-    latency = (flights.ended - flights.begun)[first:last].mean()
+    ended = np.sort(schedule(problem, placement, requests=last + in_flight, in_flight=in_flight).requests.ended)
     seconds = float(ended[last - 1] - ended[first - 1]) / (last - first)
-    return Served(in_flight, max(seconds, float(ThroughputCost(problem)(placement)[0])), float(latency))
+    return Served(in_flight, max(seconds, float(ThroughputCost(problem)(placement)[0])))
 
 
 def enough(problem: Problem, placement: NDArray[np.int32]) -> Served:

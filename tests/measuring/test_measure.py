@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks._harness import timed
 from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError, UsageError
 from placeit.measuring import statistics
-from placeit.measuring.measure import Race, timed
+from placeit.measuring.measure import Race
 from placeit.measuring.statistics import FEWEST, Measurement, Ratio, faster, faster_in_any_opening, median_interval
 
 

@@ -21,17 +21,13 @@ def at(plan: Plan, requests: int) -> Served:
 
 def test_with_one_request_in_flight_each_takes_the_makespan() -> None:
     plan = alternating(0.1, 0.4, 0.1, 0.1, 0.5)
-    one = at(plan, 1)
-    assert one.seconds == pytest.approx(plan.schedule.makespan)
-    assert one.latency == pytest.approx(plan.schedule.makespan)
+    assert at(plan, 1).seconds == pytest.approx(plan.schedule.makespan)
 
 
 def test_a_full_pipeline_serves_at_the_pace_of_its_bottleneck() -> None:
     plan = chain(0.1, 0.2, 0.2)
     for requests in (3, 5, 8):
-        found = at(plan, requests)
-        assert found.seconds == pytest.approx(0.2)
-        assert found.latency == pytest.approx(requests * found.seconds)  # Little's law
+        assert at(plan, requests).seconds == pytest.approx(0.2)
 
 
 def test_requests_that_end_in_bursts_are_counted_over_whole_bursts() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from placeit.bench.streams import INSTRUCTIONS_PER_S, RATE, StreamGraph
 from placeit.learning.workloads.registry import Case, Dataset, Split
 
-__all__ = ["STREAMS", "draw_stream_graph", "split_graphs"]
+__all__ = ["STREAMS", "draw_stream_graph"]
 
 # branches and lengths of the paper's graphs: 17 with up to 12 operators, of which there are 50 each; 23 of which there are 100
 _SHAPES = (
@@ -64,13 +64,6 @@ def draw_stream_graph(rng: np.random.Generator) -> StreamGraph:
         np.array(fork + steps + join, np.int32),
         np.array([1.0 / branches] * branches + [1.0] * (len(steps) + branches)),
     )
-
-
-def split_graphs(graphs: list[StreamGraph], seed: int = 0) -> tuple[list[StreamGraph], list[StreamGraph]]:
-    """Divide graphs at random, in the paper's proportion of training to test; the paper's own division is not published."""
-    order = np.random.default_rng(seed).permutation(len(graphs)).tolist()
-    first = round(len(graphs) * _TRAIN / (_TRAIN + _TEST))
-    return [graphs[i] for i in order[:first]], [graphs[i] for i in order[first:]]
 
 
 def _cases(split: Split | None, seed: int) -> Iterator[Case]:

@@ -10,7 +10,7 @@ import pytest
 from placeit.bench.streams import DEVICES, RATE, StreamGraph, load_stream_graphs
 from placeit.core.errors import FileError
 from placeit.learning.workloads.registry import find_dataset
-from placeit.learning.workloads.stream_graphs import draw_stream_graph, split_graphs
+from placeit.learning.workloads.stream_graphs import draw_stream_graph
 from placeit.placers.metis import partition
 from placeit.simulator.simulate import SimulatedCost
 from placeit.simulator.throughput_bound import ThroughputCost, relative_throughput
@@ -163,14 +163,6 @@ def test_graphs_that_make_no_sense_are_told(tmp_path, changed, says):
     path.write_bytes(gzip.compress(json.dumps({"graphs": [good, good | changed]}).encode()))
     with pytest.raises(FileError, match=says):
         load_stream_graphs(path)
-
-
-def test_the_split_is_seeded_and_has_the_ratio_of_the_paper():
-    graphs = generated(100)
-    train, test = split_graphs(graphs, seed=1)
-    assert (len(train), len(test)) == (80, 20)
-    assert {*map(id, train), *map(id, test)} == set(map(id, graphs))
-    assert split_graphs(graphs, seed=1)[1] == test != split_graphs(graphs, seed=2)[1]
 
 
 def test_generated_graphs_are_a_data_set():
