@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.placements import naming, read_placement
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import parse_pairs
 from placeit.core.errors import UsageError
 from placeit.report import text
 
@@ -65,7 +65,7 @@ def export(
     """
     weights = output.with_suffix(".bin") if output.suffix == ".xml" or placement is not None else None
     check_outputs(output, weights, inputs=[*options.files(), placement])
-    names = _mapping(mapping)
+    names = parse_pairs("--map", mapping or (), "NAME=DEVICE, such as CPU@0=CPU")
     model = options.load_with_inputs()
     if placement is None:
         return _convert(model, options.model, output, weights, names)
@@ -123,15 +123,3 @@ def _convert(model: Model, source: Path, output: Path, weights: Path | None, nam
     }
     written = str(output) if weights is None else f"{output} and {weights.name}"
     return Output(data, lambda console: text.facts(console, {"written": written}), answer=str(output))
-
-
-def _mapping(texts: Sequence[str] | None) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for item in texts or ():
-        name, equals, device = item.partition("=")
-        if not (name and equals and device):
-            raise UsageError(f"Cannot read --map '{item}'; write NAME=DEVICE, such as CPU@0=CPU.")
-        if name in names:
-            raise UsageError(f"--map says twice what '{name}' stands for.")
-        names[name] = device
-    return names

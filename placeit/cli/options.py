@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
-from placeit.cli.values import complete_devices, complete_objectives, duration, minimised
+from placeit.cli.values import complete_devices, complete_objectives, duration, minimised, parse_pairs
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange, parsed_size
 
@@ -359,14 +359,4 @@ def parse_state(texts: Sequence[str] | None) -> dict[str, str] | Literal["none"]
         if len(texts) > 1:
             raise UsageError("--state none keeps nothing as state; leave the others out, or it.")
         return "none"
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, _, output = text.partition("=")
-        if not name or not output:
-            raise UsageError(
-                f"Cannot read --state '{text}'; write IN=OUT, such as past_key_values.0.key=present.0.key, or none."
-            )
-        if name in pairs:
-            raise UsageError(f"--state gives the input '{name}' twice.")
-        pairs[name] = output
-    return pairs
+    return parse_pairs("--state", texts, "IN=OUT, such as past_key_values.0.key=present.0.key, or none")

@@ -14,6 +14,7 @@ import typer
 from placeit.cli.command import was_given
 from placeit.cli.nodes import Compress, reach_nodes
 from placeit.cli.options import CheckedOptions, Logits, Precision, SessionOptions
+from placeit.cli.values import parse_pairs
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 
 if TYPE_CHECKING:
@@ -294,12 +295,4 @@ def open_application(options: CheckedOptions, model: BundleModel, rematch: str |
 def _rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:
     if text is None or text.strip() == "auto":
         return None if text is None else "auto"
-    names: dict[str, str] = {}
-    for item in text.split(","):
-        old, equals, new = (part.strip() for part in item.partition("="))
-        if not (old and equals and new):
-            raise UsageError(f"Cannot read --rematch '{item}'; write OLD=NEW, such as GPU=CPU@0, or auto.")
-        if old in names:
-            raise UsageError(f"--rematch says twice what takes the place of '{old}'.")
-        names[old] = new
-    return names
+    return parse_pairs("--rematch", text.split(","), "OLD=NEW, such as GPU=CPU@0, or auto")

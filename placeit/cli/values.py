@@ -20,6 +20,7 @@ __all__ = [
     "complete_placers",
     "duration",
     "minimised",
+    "parse_pairs",
 ]
 
 
@@ -45,6 +46,19 @@ def check_placers(placers: Sequence[str]) -> None:
         if own_module(one) and str(Path.cwd()) not in sys.path:  # last: it hides no module of a package
             sys.path.append(str(Path.cwd()))
         parse_placer(one)
+
+
+def parse_pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    """Read ``NAME=VALUE`` for each text. Raises UsageError, with the right ``form``, also if a name occurs twice."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not (name and value):
+            raise UsageError(f"Cannot read {option} '{text}'; write {form}.")
+        if name in pairs:
+            raise UsageError(f"{option} names '{name}' twice.")
+        pairs[name] = value
+    return pairs
 
 
 def complete_devices(incomplete: str) -> list[str]:

@@ -89,7 +89,7 @@ def test_what_differs_is_said(cli: Any, bundle: Path, cores: Sequence[str]) -> N
         (("--batch", "3"), "built with its own --batch"),
         (("-p", "p.json"), "built with its own --placement"),
         (("--rematch", "CPU@0"), "write OLD=NEW"),
-        (("--rematch", "A=B,A=C"), "says twice what takes the place of 'A'"),
+        (("--rematch", "A=B,A=C"), "names 'A' twice"),
         (("--rematch", "A=B"), "has no device 'A' to rematch"),
         (("--rate", "3", "--csv", "t.csv"), "--csv is about single ones"),
     ],

@@ -75,7 +75,7 @@ def test_parameters_are_taken_from_the_command_line(cli: Any) -> None:
         (["sensor-fusion", "--max-tasks", "5"], 2, "'sensor-fusion' take no --graph"),
         (["random", "--graph", "tasks"], 2, "Cannot read --graph 'tasks'; write NAME=VALUES"),
         (["random", "--network", "devices=few"], 2, "Cannot read --network 'devices=few'"),
-        (["random", "--graph", "alpha=1", "--graph", "alpha=2"], 2, "--graph gives values of 'alpha' twice"),
+        (["random", "--graph", "alpha=1", "--graph", "alpha=2"], 2, "--graph names 'alpha' twice"),
         (["random", "--graph", "depth=3"], 2, "has no parameter 'depth'; its parameters are tasks"),
         (["random", "--network", "devices=2.5"], 2, "'devices' of DeviceNetworkParameters must be a whole number"),
         (["random", "--network", "support=nan"], 2, "'support' of DeviceNetworkParameters must be a number"),

@@ -106,7 +106,7 @@ def test_caches_are_listed_as_state_and_not_as_inputs(cli: Any, tmp_path: Path) 
     ("texts", "words"),
     [
         (["h"], "Cannot read --state 'h'; write IN=OUT"),
-        (["h=y", "h=z"], "--state gives the input 'h' twice"),
+        (["h=y", "h=z"], "--state names 'h' twice"),
         (["none", "h=y"], "--state none keeps nothing as state"),
         (["x=y"], "cannot be one state"),
     ],

@@ -11,6 +11,7 @@ import typer
 
 from placeit.cli.options import SeedOption
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import parse_pairs
 from placeit.core.errors import UsageError
 from placeit.report import text
 
@@ -104,16 +105,12 @@ def generate(
 
 def _choices(option: str, texts: Sequence[str] | None) -> dict[str, tuple[float, ...]]:
     """Read ``NAME=1,2.5`` for each text. Raises UsageError."""
-    choices: dict[str, tuple[float, ...]] = {}
-    for item in texts or ():
-        name, _, values = item.partition("=")
+    form, choices = "NAME=VALUES, such as hardware_types=2,5", dict[str, tuple[float, ...]]()
+    for name, values in parse_pairs(option, texts or (), form).items():
         try:
-            numbers = tuple(_number(value) for value in values.split(","))
+            choices[name] = tuple(map(_number, values.split(",")))
         except ValueError:
-            raise UsageError(f"Cannot read {option} '{item}'; write NAME=VALUES, such as hardware_types=2,5.") from None
-        if name in choices:
-            raise UsageError(f"{option} gives values of '{name}' twice; write them as one list.")
-        choices[name] = numbers
+            raise UsageError(f"Cannot read {option} '{name}={values}'; write {form}.") from None
     return choices
 
 
