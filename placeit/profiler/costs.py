@@ -35,6 +35,7 @@ from placeit.profiler.passes import Passes, Progress, unslowed
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kernels import Kernel, group_shares
 from placeit.runtime.devices.kinds import device_kind
+from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
 
 __all__ = ["Certain", "Progress", "Worth", "kept_costs", "profile"]
@@ -335,8 +336,13 @@ class _Profile:
     def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
         passes = _FEWEST if self.short else _COUNTED
-        self.kernels[d] = device_kind(device).kernels(runtime.model, self.grouping, device, runtime.precision, passes)
-        return group_shares(self.kernels[d], self.grouping)
+        kind = device_kind(device)
+        found = kind.kernels(runtime.model, self.grouping, device, runtime.precision, passes)
+        if found is None:
+            eager = replace(device, kind=kind.compiles or device.kind)
+            found = groups_as_kernels(runtime.model, self.grouping, eager, runtime.precision, passes=passes)
+        self.kernels[d] = found
+        return group_shares(found, self.grouping)
 
 
 def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:

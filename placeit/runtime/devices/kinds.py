@@ -44,12 +44,13 @@ class DeviceKind(Kind, ABC):
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the names of the ops that the device can run. Raises DeviceError if it runs no such models at all."""
 
-    @abstractmethod
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:  # noqa: ARG002
         """Measure the kernels of a pass over the whole model. Raises DeviceError.
 
-        A runtime without the times of ops runs the groups one by one: :func:`placeit.runtime.group_times.groups_as_kernels`.
+        None if the runtime has no times of ops: the groups then run one by one (:mod:`placeit.runtime.group_times`), on the
+        eager kind (``compiles``) of a kind that compiles.
         """
+        return None
 
     def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
         """Drive all devices of a cluster through streams, launched ahead; None if it cannot, or none of them has streams.

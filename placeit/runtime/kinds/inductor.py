@@ -15,10 +15,7 @@ from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.kinds.pytorch import TorchKind
 
 if TYPE_CHECKING:
-    from placeit.backends.base import Model
-    from placeit.planning.coarsen import Grouping
     from placeit.runtime.devices.accelerator import Streams
-    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND", "say_missing"]
 
@@ -52,10 +49,6 @@ class _InductorKind(TorchKind):
     def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
         """Return None: the host runs core sets."""
         return None
-
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
-        """Run the groups eagerly, one by one, since compiling each takes many seconds. Raises DeviceError."""
-        return super().kernels(model, grouping, replace(device, kind=self.compiles), precision, passes)
 
     def compiled(self, cores: Device) -> Device | None:
         """Return the device that compiles for a core set; None if there is no C++ compiler."""

@@ -44,7 +44,7 @@ class _NodeKind(DeviceKind):
         """Return the ops that the runtime of the node supports. Raises DeviceError."""
         return self._of.supported(model, device)
 
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
         """Measure the kernels on the node. Raises DeviceError."""
         return self._of.kernels(model, grouping, device, precision, passes)
 

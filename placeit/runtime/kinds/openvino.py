@@ -52,16 +52,15 @@ class DrivenByOpenVino(DeviceKind):
         nodes = there(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
+    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
         """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError.
 
-        Segments that were converted do not say of which ops their kernels are: groups run one by one.
+        None for a model whose segments were converted: these do not say of which ops their kernels are.
         """
         from placeit.runtime.devices.counters import count_kernels
-        from placeit.runtime.group_times import groups_as_kernels
 
         if isinstance(model, ConvertsOps) and "openvino" in model.formats:
-            return groups_as_kernels(model, grouping, device, precision, passes=passes)
+            return None
         read, samples = _read(model, device), model.sample_requests()
         inputs = [list(sample.inputs.values()) for sample in samples]
         found = []

@@ -15,9 +15,7 @@ from placeit.runtime.nodes.elsewhere import at_device
 
 if TYPE_CHECKING:
     from placeit.backends.base import Format, Model
-    from placeit.planning.coarsen import Grouping
     from placeit.runtime.devices.accelerator import Streams
-    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND"]
 
@@ -98,12 +96,6 @@ class _OrtKind(DeviceKind):
                 "of it that can, or choose devices that OpenVINO drives."
             )
         return found
-
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
-        """Run the groups one by one. Raises DeviceError."""
-        from placeit.runtime.group_times import groups_as_kernels
-
-        return groups_as_kernels(model, grouping, device, precision, passes=passes)
 
     def open_sizes(self, device: Device) -> bool:
         """Return whether the device is a core set: streams run one size."""

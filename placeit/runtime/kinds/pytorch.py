@@ -14,9 +14,7 @@ from placeit.runtime.devices.kinds import DeviceKind
 from placeit.runtime.nodes.elsewhere import there
 
 if TYPE_CHECKING:
-    from placeit.planning.coarsen import Grouping
     from placeit.runtime.devices.accelerator import Streams
-    from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["KIND", "TorchKind"]
 
@@ -85,12 +83,6 @@ class TorchKind(DeviceKind):
     def open_sizes(self, device: Device) -> bool:
         """Return whether the device is a core set: streams run one size."""
         return device.core_set
-
-    def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel]:
-        """Run the groups one by one. Raises DeviceError."""
-        from placeit.runtime.group_times import groups_as_kernels
-
-        return groups_as_kernels(model, grouping, device, precision, passes=passes)
 
 
 def _without_kernel(module: Any, device: Device) -> list[int]:
