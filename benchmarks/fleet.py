@@ -16,11 +16,11 @@ from collections import defaultdict
 import numpy as np
 
 from benchmarks import _fleet_real
+from benchmarks._fleet_baselines import WAYS, Way, planner
 from benchmarks._fleet_day import Day, simulate_day
 from benchmarks._fleet_problems import STEP_S, Problem, problem
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import progress
-from placeit.workload.assigning import WAYS, Planner, Way
 
 _SIZES = {(100, 10): (0.1, 0.3, 0.5, 0.7, 0.9), (1000, 100): (0.03, 0.1, 0.3, 0.5, 0.7, 0.9), (10_000, 1000): (0.1, 0.7)}
 QUICK = {(100, 10): (0.3,)}
@@ -65,8 +65,8 @@ def run(args: Args, report: Report) -> None:
 
 def _day(made: Problem, load: float, way: Way) -> Day:
     expected, rates = made.expected * np.float32(load), made.rates * np.float32(load)
-    planner = Planner(made.fleet, made.demand, expected.mean(axis=0, dtype=float), way)
-    return simulate_day(planner, rates, expected, made.alive, step_s=STEP_S)
+    plans = planner(made.fleet, made.demand, expected.mean(axis=0, dtype=float), way)
+    return simulate_day(plans, rates, expected, made.alive, step_s=STEP_S)
 
 
 def _claim(report: Report, size: str, most: dict[str, defaultdict[str, float]]) -> None:

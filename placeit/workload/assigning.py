@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +12,15 @@ from placeit.simulator.waiting import late_share, most_busy
 from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
-__all__ = ["PARTS", "WAYS", "Assignment", "Planner", "Way"]
+__all__ = ["MOST_LATE", "PARTS", "Assignment", "Near", "Planner"]
 
-Way: TypeAlias = Literal["joint", "round robin", "best fit", "declared", "each alone"]
-WAYS: tuple[Way, ...] = get_args(Way)
-
+MOST_LATE = 0.5
+"""Share of the requests that may be late for which nodes are filled at most."""
 PARTS = 4
 """Most nodes that a model is split over."""
 
-_FIRST, _KEPT, _MOST = 0.05, 0.2, 0.5  # share of the requests that may be late for which nodes are filled: see `Planner`
+_FIRST, _KEPT = 0.05, 0.2  # share of the requests that may be late for which nodes are filled: see `Planner`
 _NEAR = 4  # sites with others below them that a site may send requests to
-_DECLARED = 0.7  # share of a node's time that is given away where loads are declared
 _SENT = 0.7  # share of a link's bandwidth that requests may take, so that they do not wait for each other
 _WASTE = 3.0  # times of what a request costs on the best class of nodes; dearer choices are for what is left at the end
 _SMALL = 1e-6  # share of a source's requests that may be left out
@@ -80,7 +78,7 @@ class Assignment:
         return every
 
 
-class _Near(NamedTuple):
+class Near(NamedTuple):
     """The nodes that requests of a site may go to: the time on the way, and which site of ``links`` each is at."""
 
     nodes: NDArray[np.intp]
@@ -109,17 +107,12 @@ class Planner:
     choices. When rates change, flows change first, up to a fifth of what the limit allows; instances are added only for the
     rest.
 
-    Other ways are baselines. They take a node for a model only if it would keep the limit alone there, fill it as if it had no
-    other model, and fill a node that holds the model before they take another one. ``round robin`` takes nodes in turn, ``best
-    fit`` the node with the least memory left, ``declared`` does so among nodes that are busy for less than 70 % of their time,
-    and ``each alone`` takes the node that answers first. All ways keep to the memory of nodes, and to 70 % of the bandwidth of
-    links.
+    Assignments keep to the memory of nodes, and to 70 % of the bandwidth of links.
 
     Args:
         fleet: the nodes.
         demand: the models, and where requests arrive.
         rates: ``float64[Q]``, typical requests per second of each source, for which prices are found.
-        way: how nodes are chosen.
 
     Attributes:
         factor: the factor on all rates that no assignment can exceed (`capacity`).
@@ -128,8 +121,10 @@ class Planner:
         least: ``float64[Q]``, seconds of a request of each source, alone, on the best node in reach; infinite without one.
     """
 
-    def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64], way: Way = "joint") -> None:
-        self.fleet, self.demand, self.way = fleet, demand, way
+    _stages: ClassVar = ((_FIRST, _WASTE), (MOST_LATE, _WASTE), (MOST_LATE, np.inf))
+
+    def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> None:
+        self.fleet, self.demand = fleet, demand
         memory = np.array([fleet.memory[fleet.node_class == c].min(initial=np.inf) for c in range(len(fleet.classes))])
         parts = np.maximum(np.ceil(demand.weights[:, None] / np.maximum(memory, 1e-9)), 1.0)
         self.able = np.isfinite(demand.seconds) & (parts <= PARTS)
@@ -139,7 +134,7 @@ class Planner:
         self.factor, self.price = capacity(fleet, demand, rates)
         self._limits, self._late = demand.limits, demand.late
         self._weights = np.array([entry.weight for entry in demand.workload])
-        self._near: dict[int, _Near] = {}
+        self._near: dict[int, Near] = {}
         self._now: Assignment | None = None
         self.least, self._choices, self._saved, self._cheapest = (np.zeros(len(demand.model)) for _ in range(4))
         for source in range(len(demand.model)):
@@ -150,9 +145,8 @@ class Planner:
             self._choices[source], self._cheapest[source] = able.sum(), cost.min(initial=np.inf)
             if able.any():
                 self._saved[source] = cost[home].min(initial=np.inf) - cost[~home].min(initial=np.inf)
-        self._turn = 0
 
-    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = _MOST) -> NDArray[np.float64]:
+    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = MOST_LATE) -> NDArray[np.float64]:
         """Return the share of its time that a node may work, for the shortest wait and the longest request of its models."""
         return most_busy(2.0 * wait / np.maximum(longest, 1e-12), late * self._late)
 
@@ -203,7 +197,7 @@ class Planner:
         work = left * self._whole[self.demand.model].min(axis=1)
         order = np.lexsort((-work, self._choices, -self._weights[self.demand.model]))
         self._toll = self._tolls(rates)
-        for late, waste in ((_FIRST, _WASTE), (_MOST, _WASTE), (_MOST, np.inf)) if self.way == "joint" else ((_MOST, np.inf),):
+        for late, waste in self._stages:
             for source in order[left[order] > _SMALL * rates[order]].tolist():
                 small = _SMALL * float(rates[source])
                 left[source] = self._place(draft, source, float(left[source]), small, late, waste)
@@ -227,7 +221,7 @@ class Planner:
         np.maximum.at(toll, site[over], np.where(np.isfinite(saved), saved, 0.0)[order][over])
         return toll
 
-    def _nearby(self, site: int) -> _Near:
+    def _nearby(self, site: int) -> Near:
         if site not in self._near:
             sites = self.fleet.sites
             every = np.arange(len(sites.names), dtype=np.int32)
@@ -238,10 +232,10 @@ class Planner:
             nodes = [np.flatnonzero(self.fleet.site == one) for one in near]
             at = np.repeat(np.arange(len(near)), [len(each) for each in nodes])
             per_byte = np.where(links >= 0, 1 / sites.bandwidth[links], 0.0).max(axis=1)
-            self._near[site] = _Near(np.concatenate(nodes), latency[near][at], per_byte[near][at], at, links[near])
+            self._near[site] = Near(np.concatenate(nodes), latency[near][at], per_byte[near][at], at, links[near])
         return self._near[site]
 
-    def _uses(self, source: int, near: _Near) -> _Uses:
+    def _uses(self, source: int, near: Near) -> _Uses:
         model = int(self.demand.model[source])
         of = self.fleet.node_class[near.nodes]
         parts = self._parts[model, of]
@@ -259,54 +253,53 @@ class Planner:
         toll = self.demand.sent[model] * np.where(near.links >= 0, self._toll[near.links], 0.0).sum(axis=1)[near.at]
         while left > small:
             nodes = near.nodes
-            own = draft.own(model, nodes)
-            has = own >= 0
-            if self.way == "joint":
-                most = self.most(np.minimum(draft.wait[nodes], uses.wait), np.maximum(draft.longest[nodes], uses.part), late)
-                room = (most - draft.load[nodes]) / uses.part
-            else:
-                room = self.most(uses.wait, uses.part, late) / uses.part - np.maximum(own, 0.0)
-            if self.way == "declared":
-                room = np.minimum(room, (_DECLARED - draft.load[nodes]) / uses.part)
-            sendable = np.where(near.links >= 0, draft.sendable[near.links], np.inf).min(axis=1)
-            room = np.minimum(room, (sendable / self.demand.sent[model])[near.at])
+            has = draft.own(model, nodes) >= 0
+            most = self.most(np.minimum(draft.wait[nodes], uses.wait), np.maximum(draft.longest[nodes], uses.part), late)
+            room = self._sendable(draft, near, model, (most - draft.load[nodes]) / uses.part)
             able = tried & (room > small) & (has | (draft.free[nodes] >= uses.held))
-            if not able.any():
-                return left
             each = np.flatnonzero(able)
-            if self.way == "joint":
-                take = np.minimum(room[each], left)
-                idle = np.maximum(self.most(draft.wait[nodes[each]], draft.longest[nodes[each]], late) - most[each], 0.0)
-                cost = price[each] * (uses.part[each] + idle / take)
-                each, cost, take = (of[cost <= waste * self._cheapest[source]] for of in (each, cost, take))
-                if not len(each):
-                    return left
-                memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes[each]], 1e-9))
-                cost = cost + price[each] * memory / take + toll[each]
-            else:
-                cost = np.where(has[each], -np.inf, self._rank(draft, near, uses)[each])
-            best = int(each[np.argmin(cost)])
-            chosen = draft.place(model, int(nodes[best])) if has[best] else self._parts_of(near, uses, able & ~has, best)
-            taken = min([left, *room[np.isin(nodes, chosen) if len(chosen) > 1 else [best]]]) if chosen else 0.0
-            if taken <= small:
-                tried[best] = False
-                continue
+            take = np.minimum(room[each], left)
+            idle = np.maximum(self.most(draft.wait[nodes[each]], draft.longest[nodes[each]], late) - most[each], 0.0)
+            cost = price[each] * (uses.part[each] + idle / take)
+            each, cost, take = (of[cost <= waste * self._cheapest[source]] for of in (each, cost, take))
+            if not len(each):
+                return left
+            memory = np.where(has[each], 0.0, uses.held[each] / np.maximum(self.fleet.memory[nodes[each]], 1e-9))
+            best = int(each[np.argmin(cost + price[each] * memory / take + toll[each])])
+            taken = self._take(
+                draft, source, near, uses, best, able & ~has, np.where(room > small, np.minimum(room, left), 0.0)
+            )
+            tried[best] &= taken > 0
+            left -= taken
+        return 0.0
+
+    def _sendable(self, draft: _Draft, near: Near, model: int, room: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the requests per second that near nodes have room for, as far as links can take them."""
+        sendable = np.where(near.links >= 0, draft.sendable[near.links], np.inf).min(axis=1)
+        able: NDArray[np.float64] = np.minimum(room, (sendable / self.demand.sent[model])[near.at])
+        return able
+
+    def _take(
+        self, draft: _Draft, source: int, near: Near, uses: _Uses, best: int, new: NDArray[np.bool_], room: NDArray[np.float64]
+    ) -> float:
+        """Give requests of a source to a near node, or to a new instance on it; return how many, 0 if it has no room."""
+        model, node = int(self.demand.model[source]), int(near.nodes[best])
+        chosen = self._parts_of(near, uses, new, best) if new[best] else draft.place(model, node)
+        taken = float(min(room[np.isin(near.nodes, chosen) if len(chosen) > 1 else [best]])) if chosen else 0.0
+        if taken > 0:
             draft.add(model, chosen, source, taken, *(float(of[best]) for of in uses[1:]))
             links = near.links[near.at[best]]
             draft.sendable[links[links >= 0]] -= taken * self.demand.sent[model]
-            left -= taken
-            self._turn = int(nodes[best]) + 1
-        return 0.0
+        return taken
 
-    def _rank(self, draft: _Draft, near: _Near, uses: _Uses) -> NDArray[np.float64]:
-        """Return the order in which a baseline takes near nodes, the least first."""
-        if self.way == "each alone":
-            return -uses.wait * uses.parts
-        if self.way == "round robin":
-            return ((near.nodes - self._turn) % len(self.fleet.names)).astype(np.float64)
-        return draft.free[near.nodes] - uses.held
+    def _fits(self, kept: Assignment, wait: NDArray[np.float64], longest: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the share of each kept flow that its nodes still have room for, ``float64[F]``."""
+        nodes = kept.nodes[kept.instance]
+        fits = np.minimum(1.0, self.most(wait, longest, _KEPT) / np.maximum(kept.load(len(wait)), 1e-300))
+        least: NDArray[np.float64] = np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
+        return least
 
-    def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int]:
+    def _parts_of(self, near: Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int]:
         """Return the nodes of a new instance, of one class and one site; none if there are too few."""
         of = self.fleet.node_class[near.nodes]
         like = able & (near.at == near.at[first]) & (of == of[first])
@@ -335,14 +328,7 @@ class _Draft:
         lowest, highest = np.full(count, np.inf), np.zeros(count)
         np.minimum.at(lowest, *kept.spread(kept.instance, kept.wait))
         np.maximum.at(highest, *kept.spread(kept.instance, kept.part[kept.instance]))
-        nodes = kept.nodes[kept.instance]
-        if planner.way == "joint":  # flows shrink where a node would be too busy
-            fits = np.minimum(1.0, planner.most(lowest, highest, _KEPT) / np.maximum(kept.load(count), 1e-300))
-            rate = kept.rate * np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
-        else:
-            own = total(kept.instance, kept.rate, len(kept.model))[kept.instance]
-            most = planner.most(kept.wait, kept.part[kept.instance]) / kept.part[kept.instance]
-            rate = kept.rate * np.minimum(1.0, most / np.maximum(own, 1e-300))
+        rate = kept.rate * planner._fits(kept, lowest, highest)  # flows shrink where a node would be too busy
         most_sent = _SENT * planner.fleet.sites.bandwidth
         links = planner.links(kept)
         fits = np.minimum(1.0, most_sent / np.maximum(planner.sent(kept, rate), 1e-9))

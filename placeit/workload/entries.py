@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,19 +22,7 @@ from placeit.simulator.load import check_rate
 
 __all__ = ["LARGEST", "Entry", "LoadReader", "Workload", "largest"]
 
-_KEYS = (
-    "model",
-    "name",
-    "rate",
-    "in_flight",
-    "latency_limit",
-    "weight",
-    "devices",
-    "arrives_at",
-    "input_shapes",
-    "inputs",
-    "placement",
-)
+_RENAMED = {"limit": "latency_limit", "shapes": "input_shapes"}  # attributes of a model that have another key in the file
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # requests of one model that are under way
@@ -195,25 +183,15 @@ class Workload:
         """Write a workload file, with paths relative to its folder. Raises FileError."""
         models = []
         for entry in self.entries:
-            fields = {
-                "model": _relative(entry.model, path),
-                "name": entry.name,
-                "rate": entry.rate,
-                "in_flight": entry.in_flight,
-                "latency_limit": None if entry.limit is None else str(entry.limit),
+            said = vars(entry) | {
+                "limit": None if entry.limit is None else str(entry.limit),
                 "weight": None if entry.weight == 1 else entry.weight,
                 "devices": [*entry.devices] or None,
-                "arrives_at": entry.arrives_at,
-                "input_shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
-                "inputs": _relative(entry.inputs, path),
-                "placement": _relative(entry.placement, path),
+                "shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
             }
-            models.append({key: value for key, value in fields.items() if value is not None})
+            said |= {key: os.path.relpath(value, path.parent) for key, value in said.items() if isinstance(value, Path)}
+            models.append({_RENAMED.get(key, key): value for key, value in said.items() if value is not None})
         write_text(path, yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=math.inf))
-
-
-def _relative(path: Path | None, file: Path) -> str | None:
-    return None if path is None else os.path.relpath(path, file.parent)
 
 
 def largest(kept: Callable[[float], bool], most: float) -> float:
@@ -255,22 +233,23 @@ class _Reader(LoadReader):
         return tuple(self.entry(node, f"models[{number}]") for number, node in enumerate(nodes))
 
     def entry(self, node: Node, entry: str) -> Entry:
-        fields = self.mapping(node, f"'{entry}'", _KEYS, ("model",))
-        model = self.file(fields["model"], f"'{entry}.model'")
-        numbers = {key: self.number(fields[key], f"'{entry}.{key}'", key) for key in _NUMBERS if key in fields}
+        keys = [_RENAMED.get(one.name, one.name) for one in fields(Entry)]
+        given = self.mapping(node, f"'{entry}'", keys, ("model",))
+        model = self.file(given["model"], f"'{entry}.model'")
+        numbers = {key: self.number(given[key], f"'{entry}.{key}'", key) for key in _NUMBERS if key in given}
         try:
             return Entry(
-                name=self.text(fields["name"], f"'{entry}.name'") if "name" in fields else model.stem,
+                name=self.text(given["name"], f"'{entry}.name'") if "name" in given else model.stem,
                 model=model,
                 rate=numbers.get("rate"),
                 in_flight=int(numbers["in_flight"]) if "in_flight" in numbers else None,
-                limit=self.limit(fields["latency_limit"], entry) if "latency_limit" in fields else None,
+                limit=self.limit(given["latency_limit"], entry) if "latency_limit" in given else None,
                 weight=numbers.get("weight", 1.0),
-                inputs=self.file(fields["inputs"], f"'{entry}.inputs'") if "inputs" in fields else None,
-                placement=self.file(fields["placement"], f"'{entry}.placement'") if "placement" in fields else None,
-                devices=tuple(self.names(fields["devices"], f"'{entry}.devices'")) if "devices" in fields else (),
-                arrives_at=self.text(fields["arrives_at"], f"'{entry}.arrives_at'") if "arrives_at" in fields else None,
-                shapes=self.shapes(fields["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in fields else {},
+                inputs=self.file(given["inputs"], f"'{entry}.inputs'") if "inputs" in given else None,
+                placement=self.file(given["placement"], f"'{entry}.placement'") if "placement" in given else None,
+                devices=tuple(self.names(given["devices"], f"'{entry}.devices'")) if "devices" in given else (),
+                arrives_at=self.text(given["arrives_at"], f"'{entry}.arrives_at'") if "arrives_at" in given else None,
+                shapes=self.shapes(given["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in given else {},
             )
         except UsageError as error:
             self.fail(node, str(error).rstrip("."))

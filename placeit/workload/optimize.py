@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from placeit.core import clock
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Cluster
 from placeit.core.errors import WorkloadError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.units import about_bytes, milliseconds, parse_duration
@@ -273,11 +273,13 @@ def optimize_workload(
                 own, number = options_of(session, entry, each, seed, progress, served.get(entry.name))
             options.append(own)
             now.append(number)
-        conflicts, slowdown = _conflicts(sessions), Interference()
+        every_device = _devices(sessions)
+        conflicts, slowdown = _conflicts(every_device), Interference()
+        memory = {device.name: device.memory_bytes for device in every_device.devices}
         if cluster.executable and measure:
             slowdown = _interference(sessions, workload, options, conflicts, clock.now() + _PAIRS * seconds, progress)
         predict = Predictor(
-            workload, options, _memory(sessions), conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
+            workload, options, memory, conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
         )
         ways = _ways(predict, clock.now() + _CHOICE * seconds)
         joint = next(iter(ways.values()))
@@ -353,19 +355,14 @@ def _interference(
     return Interference(tuple(pairs), traffic)
 
 
-def _memory(sessions: Sequence[Session]) -> dict[str, float]:
-    return {name: device.memory_bytes for name, device in _devices(sessions).items()}
-
-
-def _devices(sessions: Sequence[Session]) -> dict[str, Device]:
-    """Return the devices that models may be placed on, by name."""
+def _devices(sessions: Sequence[Session]) -> Cluster:
+    """Return the devices that models may be placed on, without links."""
     clusters = (cluster for session in sessions for cluster in (*session.setup.elsewhere, session.cluster))
-    return {device.name: device for cluster in clusters for device in cluster.devices}
+    return Cluster(tuple({device.name: device for cluster in clusters for device in cluster.devices}.values()))
 
 
-def _conflicts(sessions: Sequence[Session]) -> set[tuple[str, str]]:
-    """Return the pairs of devices of all models that share hardware."""
-    cluster = Cluster(tuple(_devices(sessions).values()))
+def _conflicts(cluster: Cluster) -> set[tuple[str, str]]:
+    """Return the pairs of devices that share hardware."""
     return {(cluster.names[a], cluster.names[b]) for a, b in np.argwhere(cluster.conflicts()) if a < b}
 
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._fleet_baselines import WAYS, Way
+from benchmarks._fleet_baselines import planner as planner_of
 from benchmarks._fleet_day import least_late, simulate_day
 from placeit.core.errors import WorkloadError
 from placeit.core.problem import Problem
 from placeit.serving.latency import LatencyLimit
 from placeit.simulator.arrivals import SimulatedReplica, Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.assigning import WAYS, Planner, Way
+from placeit.workload.assigning import Planner
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.fleet import Demand, Fleet, Sites
 from placeit.workload.fleet_bound import capacity
@@ -168,7 +170,7 @@ def test_every_assignment_keeps_to_memory_links_and_nodes_and_accounts_for_every
     case: tuple[Fleet, Demand, np.ndarray], way: Way, seed: int
 ) -> None:
     made, needs, rates = case
-    planner, before = Planner(made, needs, rates[0], way), set[tuple[int, ...]]()
+    planner, before = planner_of(made, needs, rates[0], way), set[tuple[int, ...]]()
     alive = np.random.default_rng(seed).random((len(rates), len(made.names))) < 0.9
     for now_rates, up in zip(rates, alive, strict=True):
         now = planner.plan(now_rates, up)
