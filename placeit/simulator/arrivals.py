@@ -112,32 +112,17 @@ def serve_streams(
 
 @dataclass(eq=False)
 class _Lane:
-    """A device, or a link, and a heap of what waits for it: priority, when it was queued, its replica, and its instruction."""
+    """A device, or a link, and a heap of what waits for it: priority, when it was queued, its replica, and its instruction.
+
+    While it is busy, ``left`` seconds were left at ``since`` if nothing slowed it, others slow it by ``factor`` since then, and
+    its end is the event with the number ``event``; earlier events are void.
+    """
 
     waiting: list[tuple[int, int, _Replica, Start | Transfer]] = field(default_factory=list)
     rivals: list[_Lane] = field(default_factory=list)
     busy: bool = False
-
-
-@dataclass(eq=False)
-class _Running:
-    """A segment or a transfer that runs.
-
-    Attributes:
-        lane: where it runs.
-        replica: what it belongs to.
-        work: the instruction that started it.
-        left: seconds that it would still have taken at ``since`` if nothing slowed it.
-        since: time at which ``factor`` changed last.
-        factor: factor by which others slow it now.
-        event: number of the event of its end; events with other numbers are void.
-    """
-
-    lane: _Lane
-    replica: _Replica
-    work: Start | Transfer
-    left: float
-    since: float
+    left: float = 0.0
+    since: float = 0.0
     factor: float = 1.0
     event: int = -1
 
@@ -201,7 +186,7 @@ class _Mix:
         self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]], slowdown: Slowdown | None
     ) -> None:
         self._now, self._until, self._count, self._slowdown = 0.0, until, count(), slowdown
-        self._segments: dict[_Running, tuple[int, str]] = {}  # that run, if they slow each other
+        self._segments: dict[_Lane, tuple[_Replica, Start]] = {}  # that run, if they slow each other
         lanes: dict[tuple[str, ...], _Lane] = {}
         pairs = set(conflicts)
         for replica in (replica for stream in streams for replica in stream.replicas):
@@ -213,7 +198,7 @@ class _Mix:
             other.rivals.append(one)
         self._sources = [_Source(number, stream, lanes) for number, stream in enumerate(streams)]
         # time, 0 for arrivals, which come before anything else, a number, and the source or the work that ends
-        self._events: list[tuple[float, int, int, _Source | _Running]] = []
+        self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
         for source, stream in zip(self._sources, streams, strict=True):
             times = [0.0] * stream.arrivals if isinstance(stream.arrivals, int) else stream.arrivals.tolist()
             self._events += [(time, 0, next(self._count), source) for time in times]
@@ -223,22 +208,22 @@ class _Mix:
         """Simulate until all requests have ended."""
         while self._events:
             now, _, number, what = heapq.heappop(self._events)
-            if isinstance(what, _Running) and what.event != number:
-                continue
-            self._now = now
             if isinstance(what, _Source):
+                self._now = now
                 self._arrive(what)
                 continue
-            replica, work = what.replica, what.work
-            what.lane.busy = False
-            if self._segments.pop(what, None) is not None:
+            lane, replica, work = what
+            if lane.event != number:
+                continue
+            self._now, lane.busy = now, False
+            if self._segments.pop(lane, None) is not None:
                 self._slow()
             if isinstance(work, Start):
                 told = replica.scheduler.op_finished(work.request, work.op)
             else:
                 told = replica.scheduler.transfer_finished(work.request, work.tensor, work.dst)
             self._follow(replica, told)
-            self._start_next(what.lane)
+            self._start_next(lane)
         return [Flights(*map(np.array, (one.arrived, one.begun, one.ended))) for one in self._sources]
 
     def _arrive(self, source: _Source) -> None:
@@ -278,26 +263,27 @@ class _Mix:
             if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
                 *_, replica, work = heapq.heappop(one.waiting)
                 one.busy = True
-                running = _Running(one, replica, work, replica.seconds(work), self._now)
-                self._end(running)
+                one.left, one.since, one.factor = replica.seconds(work), self._now, 1.0
+                self._end(one, replica, work)
                 if self._slowdown is not None and isinstance(work, Start):
-                    self._segments[running] = replica.place(work)
+                    self._segments[one] = replica, work
                     self._slow()
 
-    def _end(self, running: _Running) -> None:
-        """Queue the event of an end, in place of an earlier one."""
-        running.event = next(self._count)
-        heapq.heappush(self._events, (self._now + running.left * running.factor, 1, running.event, running))
+    def _end(self, lane: _Lane, replica: _Replica, work: Start | Transfer) -> None:
+        """Queue the end of what runs, in place of an earlier event."""
+        lane.event = next(self._count)
+        heapq.heappush(self._events, (self._now + lane.left * lane.factor, 1, lane.event, (lane, replica, work)))
 
     def _slow(self) -> None:
         """Move the ends of running segments to where others slow them by another factor than before."""
         assert self._slowdown is not None  # noqa: S101 (there are no segments without it)
-        for one, place in self._segments.items():
-            factor = math.prod(self._slowdown(place, other) for running, other in self._segments.items() if running is not one)
-            if factor != one.factor:
-                one.left -= (self._now - one.since) / one.factor
-                one.since, one.factor = self._now, factor
-                self._end(one)
+        places = {lane: replica.place(work) for lane, (replica, work) in self._segments.items()}
+        for lane, (replica, work) in self._segments.items():
+            factor = math.prod(self._slowdown(places[lane], place) for other, place in places.items() if other is not lane)
+            if factor != lane.factor:
+                lane.left -= (self._now - lane.since) / lane.factor
+                lane.since, lane.factor = self._now, factor
+                self._end(lane, replica, work)
 
 
 def _first(lane: _Lane) -> tuple[float, float]:

@@ -346,7 +346,7 @@ def _interference(
     for model, (entry, session) in enumerate(zip(workload, sessions, strict=True)):
         graph = session.model.graph
         for option in options[model]:
-            used = use(option, entry)
+            used = {name: share for name, share in use(option, entry).items() if share > 0}  # not where requests arrive
             if len(used) == 1 and not option.plain:
                 place = model, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]

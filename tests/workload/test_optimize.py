@@ -163,8 +163,10 @@ def test_the_mix_is_measured_on_real_devices_and_served_from_its_file(models: Pa
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
 def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) -> None:
-    path = write_workload(models, *(f"model: {name}/model.onnx, name: {name}, rate: 20" for name in ("big", "small")))
-    found = optimize_workload(path, [f"CPU@{core}" for core in allowed_cores()[:2]], budget=4, cache=None, policy=STEADY)
+    names = [f"CPU@{core}" for core in allowed_cores()[:2]]
+    entries = [f"model: {name}/model.onnx, name: {name}, rate: 20" for name in ("big", "small")]
+    path = write_workload(models, f"{entries[0]}, arrives_at: {names[0]}", entries[1])
+    found = optimize_workload(path, names, budget=4, cache=None, policy=STEADY)
     first = found.interference.pairs[0]
     assert {first.one[0], first.other[0]} == {0, 1}
     assert first.one[1] != first.other[1]
