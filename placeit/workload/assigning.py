@@ -12,7 +12,7 @@ from placeit.simulator.waiting import late_share, most_busy
 from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
-__all__ = ["MOST_LATE", "PARTS", "Assignment", "Near", "Planner"]
+__all__ = ["MOST_LATE", "PARTS", "Assignment", "Planner"]
 
 MOST_LATE = 0.5
 """Share of the requests that may be late for which nodes are filled at most."""
@@ -78,7 +78,7 @@ class Assignment:
         return every
 
 
-class Near(NamedTuple):
+class _Near(NamedTuple):
     """The nodes that requests of a site may go to: the time on the way, and which site of ``links`` each is at."""
 
     nodes: NDArray[np.intp]
@@ -134,7 +134,7 @@ class Planner:
         self.factor, self.price = capacity(fleet, demand, rates)
         self._limits, self._late = demand.limits, demand.late
         self._weights = np.array([entry.weight for entry in demand.workload])
-        self._near: dict[int, Near] = {}
+        self._near: dict[int, _Near] = {}
         self._now: Assignment | None = None
         self.least, self._choices, self._saved, self._cheapest = (np.zeros(len(demand.model)) for _ in range(4))
         for source in range(len(demand.model)):
@@ -221,7 +221,7 @@ class Planner:
         np.maximum.at(toll, site[over], np.where(np.isfinite(saved), saved, 0.0)[order][over])
         return toll
 
-    def _nearby(self, site: int) -> Near:
+    def _nearby(self, site: int) -> _Near:
         if site not in self._near:
             sites = self.fleet.sites
             every = np.arange(len(sites.names), dtype=np.int32)
@@ -232,10 +232,10 @@ class Planner:
             nodes = [np.flatnonzero(self.fleet.site == one) for one in near]
             at = np.repeat(np.arange(len(near)), [len(each) for each in nodes])
             per_byte = np.where(links >= 0, 1 / sites.bandwidth[links], 0.0).max(axis=1)
-            self._near[site] = Near(np.concatenate(nodes), latency[near][at], per_byte[near][at], at, links[near])
+            self._near[site] = _Near(np.concatenate(nodes), latency[near][at], per_byte[near][at], at, links[near])
         return self._near[site]
 
-    def _uses(self, source: int, near: Near) -> _Uses:
+    def _uses(self, source: int, near: _Near) -> _Uses:
         model = int(self.demand.model[source])
         of = self.fleet.node_class[near.nodes]
         parts = self._parts[model, of]
@@ -273,14 +273,14 @@ class Planner:
             left -= taken
         return 0.0
 
-    def _sendable(self, draft: _Draft, near: Near, model: int, room: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _sendable(self, draft: _Draft, near: _Near, model: int, room: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the requests per second that near nodes have room for, as far as links can take them."""
         sendable = np.where(near.links >= 0, draft.sendable[near.links], np.inf).min(axis=1)
         able: NDArray[np.float64] = np.minimum(room, (sendable / self.demand.sent[model])[near.at])
         return able
 
     def _take(
-        self, draft: _Draft, source: int, near: Near, uses: _Uses, best: int, new: NDArray[np.bool_], room: NDArray[np.float64]
+        self, draft: _Draft, source: int, near: _Near, uses: _Uses, best: int, new: NDArray[np.bool_], room: NDArray[np.float64]
     ) -> float:
         """Give requests of a source to a near node, or to a new instance on it; return how many, 0 if it has no room."""
         model, node = int(self.demand.model[source]), int(near.nodes[best])
@@ -299,7 +299,7 @@ class Planner:
         least: NDArray[np.float64] = np.where(nodes >= 0, fits[nodes], 1.0).min(axis=1, initial=1.0)
         return least
 
-    def _parts_of(self, near: Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int]:
+    def _parts_of(self, near: _Near, uses: _Uses, able: NDArray[np.bool_], first: int) -> list[int]:
         """Return the nodes of a new instance, of one class and one site; none if there are too few."""
         of = self.fleet.node_class[near.nodes]
         like = able & (near.at == near.at[first]) & (of == of[first])

@@ -113,7 +113,7 @@ def slowdowns(
     """Measure by which factor models that run on different devices slow each other, until the time is over.
 
     Both models of a pair have one request in flight at any time. Each runs alone, and then both run together, in turns. The
-    factor of a model is the median of its latencies together, divided by the one alone, and of these the median over turns.
+    factor of a model is the mean of its latencies together, divided by the mean alone, and of these the median over turns.
 
     Args:
         sessions: of each model.
@@ -147,7 +147,7 @@ def slowdowns(
                     turn = _turn(some, [servers[k] for k in both], [inputs[k] for k in both], seconds, np.random.default_rng(0))
                     if turn is None:
                         raise KeyboardInterrupt
-                    turns += [float(np.median(latencies)) for latencies, *_ in turn]
+                    turns += [float(np.mean(latencies)) for latencies, *_ in turn]
                 ratios.append((turns[2] / turns[0], turns[3] / turns[1]))
         first, second = np.median(ratios, axis=0).tolist()
         found.append(Pair(one, other, (first, second)))
