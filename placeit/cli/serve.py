@@ -96,13 +96,20 @@ def serve(
         raise UsageError("Nothing is to be served: give bundles, a model with its placement, or --repository.")
     if placement is not None and (len(models) != 1 or coming.repository is not None):
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
+    workloads = [given for given in models if is_workload(Path(given))]
+    if placement is not None and workloads:
+        raise UsageError(
+            f"--placement is of a model file, and {workloads[0]} is a workload, which names placements: leave it out."
+        )
+    if coming.follow_rates and not workloads:
+        raise UsageError("--follow-rates is about placed workloads, and none is served: leave it out, or give one.")
     options, ending = network.checked(), Gate()
     return_freed_memory()
     running.check()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     with contextlib.ExitStack() as stack:
-        if any(is_workload(Path(given)) for given in models):
+        if workloads:
             stack.enter_context(shared_devices())
         more = {"devices": devices, "context": context, "ray_address": ray_address}
         here = contextvars.copy_context()  # what was given, and the devices that models share, for models that come later
@@ -127,7 +134,7 @@ def serve(
         fixed = []
         with terminal.progress() as progress:
             for given in models:
-                if is_workload(Path(given)):
+                if given in workloads:
                     repository.open_plan(Path(given), lambda plan: reach_nodes(devices or plan.used(), ray_address))
                 elif placement is None and devices is None:
                     repository.open(*_named(given))

@@ -55,7 +55,8 @@ def optimize_workload(
 
     if given := [f"--{name.replace('_', '-')}" for name in _OF_ONE_MODEL if was_given(name)]:
         raise UsageError(f"{given[0]} is about one model, and {options.model} is a workload: leave it out.")
-    workload = Workload.load(options.model).at(_rates(rates))
+    workload = Workload.load(options.model)
+    workload = workload.at(_rates(rates, [entry.name for entry in workload]))
     path = output or options.model.with_name(f"{options.model.stem}.placed.yaml")
     if len(start) > 1:
         raise UsageError("One plan of a workload serves at a time: give --start once.")
@@ -94,14 +95,15 @@ def only_rate(given: Sequence[str] | None) -> float | None:
     return rate
 
 
-def _rates(given: Sequence[str]) -> dict[str, float]:
+def _rates(given: Sequence[str], known: Sequence[str]) -> dict[str, float]:
+    """Return rates by the names of models, such as the known ones. Raises UsageError."""
     rates = {}
     for one in given:
-        name, _, rate = one.rpartition("=")
+        name, equals, rate = one.rpartition("=")
         try:
-            rates[name] = float(rate)
+            rates[name] = float(rate if equals else "")
         except ValueError:
-            raise UsageError(f"--rate is '{one}': give NAME=PER_SECOND, such as detector=20.") from None
+            raise UsageError(f"--rate is '{one}': give NAME=PER_SECOND, such as {known[0]}=20.") from None
     return rates
 
 

@@ -18,7 +18,6 @@ from placeit.core.nearest import nearest
 from placeit.core.placement import Placement
 from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
-from placeit.simulator.load import check_rate
 
 __all__ = ["LARGEST", "Entry", "LoadReader", "Workload", "largest"]
 
@@ -27,6 +26,7 @@ _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (pla
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # requests of one model that are under way
 _MODELS = 1000  # of a workload
+_BOUNDS = (1e-12, 1e12)  # of rates and weights, far beyond which sums of them are not numbers any more
 LARGEST = 8.0
 """The largest factor on rates that is tried."""
 
@@ -70,12 +70,11 @@ class Entry:
             )
         if (self.rate is None) == (self.in_flight is None):
             raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")
-        if self.rate is not None:
-            check_rate(self.rate)
         if self.in_flight is not None and not 1 <= self.in_flight <= _MOST:
             raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight}; it must be 1 to {_MOST}.")
-        if not 0 < self.weight < math.inf:
-            raise UsageError(f"'weight' of '{self.name}' is {self.weight:g}; it must be positive and finite.")
+        for what, value in (("rate", self.rate), ("weight", self.weight)):
+            if value is not None and not _BOUNDS[0] <= value <= _BOUNDS[1]:
+                raise UsageError(f"'{what}' of '{self.name}' is {value:g}; it must be from {_BOUNDS[0]:g} to {_BOUNDS[1]:g}.")
 
     @property
     def limited(self) -> LatencyLimit:
@@ -167,7 +166,8 @@ class Workload:
         """Return it with other rates of some models, by name. Raises UsageError if there is no such model with a rate."""
         known = [entry.name for entry in self if entry.rate is not None]
         if unknown := [name for name in rates if name not in known]:
-            raise UsageError(f"The workload has no model '{unknown[0]}' with a rate{nearest(unknown[0], known)}.")
+            hint = nearest(unknown[0], known) or f": it has {', '.join(known) or 'none'}"
+            raise UsageError(f"The workload has no model '{unknown[0]}' with a rate{hint}.")
         return replace(self, entries=tuple(replace(entry, rate=rates.get(entry.name, entry.rate)) for entry in self))
 
     def placements(self, path: Path) -> list[Path]:

@@ -28,8 +28,9 @@ __all__ = ["measured", "slowdowns"]
 
 _PAIR_TURNS = 3  # in which a pair of models is measured alone and together, at least
 _PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn, unless there would be fewer than 5 requests
-_TURN_S = (0.1, 5.0)  # least and most seconds of requests in one turn, unless there would be too few requests
-_REQUESTS = (5, 100)  # fewest and most requests of the model with the lowest rate in one turn
+_TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget has them and there are too few requests
+_REQUESTS = (5, 100)  # fewest, as far as the seconds allow, and most requests of the model with the lowest rate in one turn
+_MOST = 20_000  # requests of a model in one turn
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests, whether its server kept up, and the requests per second that it served."""
@@ -81,7 +82,7 @@ def measured(
         rates = [entry.rate for entry in workload if entry.rate is not None]
         fewest, most = (number / min(rates, default=math.inf) for number in _REQUESTS)
         left = (until - clock.now()) / (FEWEST * len(choices))
-        window = float(np.clip(left, max(_TURN_S[0], fewest), max(min(_TURN_S[1], most), fewest, _TURN_S[0])))
+        window = float(np.clip(left, max(_TURN_S[0], min(_TURN_S[1], fewest)), max(min(_TURN_S[1], most), fewest, _TURN_S[0])))
         count = max(FEWEST, int((until - clock.now()) / (window * len(choices))))
         for turn in range(count):
             for name in rng.permutation(list(choices)):
@@ -176,7 +177,7 @@ def _turn(
         offers = []
         for k in arriving:
             rate = workload.entries[k].rate or 0.0
-            times = poisson_arrivals(rate, max(1, math.ceil(rate * seconds)), seed=int(seeds[k]))
+            times = poisson_arrivals(rate, min(max(1, math.ceil(rate * seconds)), _MOST), seed=int(seeds[k]))
             offers.append((servers[k], inputs[k], times))
         served |= zip(arriving, offer_all(offers) if offers else (), strict=True)
         served |= {k: future.result() for k, future in busy.items()}

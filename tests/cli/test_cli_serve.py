@@ -178,6 +178,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--client-timeout", "inf"), "--client-timeout is inf seconds"),
         ((*served, "--max-batch", "8"), "cannot be joined: the first size of its input 'x' is not open"),
         ((*served, "--max-batch", "-1"), "--max-batch is '-1': give a number of rows"),
+        ((*served, "--follow-rates"), "--follow-rates is about placed workloads"),
         ((), "Nothing is to be served: give bundles"),
         ((*served, "--repository", tmp_path / "missing"), "A placement is of one model"),
         (("--repository", tmp_path / "missing"), "missing is not a folder"),

@@ -70,6 +70,8 @@ def test_what_a_workload_does_not_take_is_refused(cli: Any, models: Path) -> Non
         (["--texts", "2"], "--texts is about one model"),
         (["--page", "page.html"], "--page is about one model"),
         (["--output", path], "is named twice"),
+        (["--rate", "zzz=5"], "no model 'zzz' with a rate: it has one"),
+        (["--rate", "one=1e99"], "'rate' of 'one' is 1e+99; it must be from"),
         (["-d", "CPU@99999"], "CPU@99999"),
     ):
         done = cli("optimize", path, *words)
@@ -79,6 +81,8 @@ def test_what_a_workload_does_not_take_is_refused(cli: Any, models: Path) -> Non
     assert "unknown key 'devices'; known: models" in done.stderr
     done = cli("serve", path, "-d", "CPU")
     assert "the model 'one' has no 'placement'" in done.stderr
+    done = cli("serve", path, "-p", models / "boards.yaml")
+    assert "--placement is of a model file" in done.stderr
 
 
 def test_the_models_of_a_placed_workload_are_served_by_their_names(
@@ -122,7 +126,7 @@ def test_a_workload_is_placed_anew_for_other_rates_from_where_it_serves(cli: Any
     assert [entry.rate for entry in Workload.load(output)] == [50.0, 9.0]
     for words, message in (
         (["--rate", "onee=3"], "no model 'onee' with a rate (did you mean 'one'?)"),
-        (["--rate", "3"], "no model '' with a rate"),
+        (["--rate", "3"], "--rate is '3': give NAME=PER_SECOND, such as one=20"),
         (["--rate", "one=fast"], "--rate is 'one=fast': give NAME=PER_SECOND"),
     ):
         assert message in " ".join(cli("optimize", path, *words).stderr.split())

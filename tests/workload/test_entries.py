@@ -63,6 +63,8 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models: [{model: m, rate: 0}]", "'models.0..rate' is 0; it must be above 0"),
         ("models: [{model: m, rate: -1}]", "negative"),
         ("models: [{model: m, rate: inf}]", "cannot be infinite"),
+        ("models: [{model: m, rate: 1e300}]", r"'rate' of 'm' is 1e\+300; it must be from 1e-12 to 1e\+12"),
+        ("models: [{model: m, rate: 1, weight: 1e-300}]", "'weight' of 'm' is 1e-300; it must be from 1e-12"),
         ("models: [{model: m, in_flight: 1.5}]", "is 1.5; it must be a whole number from 1 on"),
         ("models: [{model: m, in_flight: 65}]", "is 65; it must be 1 to 64"),
         ("models: [{model: m, rate: 1, weight: 0}]", "'models.0..weight' is 0; it must be above 0"),
@@ -85,7 +87,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
 def test_a_workload_that_is_not_from_a_file_is_checked_too(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         Workload.load(tmp_path / "none.yaml")
-    with pytest.raises(UsageError, match="The rate is 0"):
+    with pytest.raises(UsageError, match="'rate' of 'm' is 0"):
         Entry("m", Path("m"), rate=0.0)
     with pytest.raises(UsageError, match="'weight' of 'm' is inf"):
         Entry("m", Path("m"), rate=1.0, weight=float("inf"))

@@ -176,6 +176,15 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
 
 
+@pytest.mark.parametrize("rate", [1e-6, 1e9])
+def test_a_rate_that_no_turn_can_have_is_measured_in_the_budget_all_the_same(models: Path, rate: float) -> None:
+    """Five requests of the model would take two months, and a tenth of a second of them 100 million requests."""
+    path = write_workload(models, f"model: small/model.onnx, name: small, rate: {rate}")
+    found = optimize_workload(path, [CORE], budget=2, cache=None, policy=STEADY)
+    assert found.turns >= 6
+    assert all(way.measured is not None for way in found.every)
+
+
 def test_requests_are_offered_to_several_servers_at_once(models: Path) -> None:
     with (
         Session(models / "big" / "model.onnx", [CORE], cache=None) as one,
