@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
+from placeit.backends.torch.model import TorchModel, load
 from placeit.serving.sequence import Sequence
+
+X = torch.arange(6.0).reshape(2, 3)
 
 
 class ConvNet(nn.Module):
@@ -101,3 +105,24 @@ def check_remembering(sequence: Sequence) -> None:
     for one, (value, before) in zip((*found, again, first), (*expected, expected[2], expected[0]), strict=True):
         np.testing.assert_array_equal(one["output.0"], value)
         np.testing.assert_array_equal(one["output.1"], before)
+
+
+@functools.cache
+def conv_net() -> tuple[ConvNet, TorchModel]:
+    """Return a convolutional network and its model."""
+    torch.manual_seed(0)
+    module = ConvNet()
+    return module, load(module, (torch.randn(1, 3, 8, 8),))
+
+
+@functools.cache
+def transformer() -> tuple[Transformer, TorchModel]:
+    """Return a transformer and its model."""
+    torch.manual_seed(1)
+    module = Transformer()
+    return module, load(module, (torch.randint(20, (2, 6)), 0.5))
+
+
+def calling(function: Callable[..., Any], *others: Any, **buffers: torch.Tensor) -> TorchModel:
+    """Return the model of a module that calls a function with X and other arguments."""
+    return load(Calling(function, **buffers), (X, *others), name="small")
