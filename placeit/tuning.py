@@ -44,6 +44,7 @@ _FAR = 2.0  # times the limit, from which on no higher rate is tried in a turn
 _OPENING = 0.15  # share of the time that is left, in which capacities are measured
 _TURN_S = (0.02, 2.0)  # least and most seconds of requests at one rate in one turn
 _REQUESTS = (20, 4000)  # fewest and most requests of a turn
+_LONGEST_S = 5.0  # most seconds of a turn at a low rate, which then has fewer requests
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,7 +416,8 @@ class _Turns:
         for rate in rates:
             if too_high and rate != self._rate:
                 continue
-            requests = int(np.clip(rate * seconds, *_REQUESTS))
+            fewest = min(_REQUESTS[0], max(1.0, rate * _LONGEST_S))
+            requests = int(np.clip(rate * seconds, fewest, _REQUESTS[1]))
             served = offer(trial.server, self._inputs, poisson_arrivals(rate, requests, seed=int(self._rng.integers(1 << 31))))
             if served.interrupted:
                 return False

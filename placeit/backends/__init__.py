@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from placeit.backends.folder import in_folder
+from placeit.backends.folder import NAMES, in_folder
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
@@ -113,6 +113,8 @@ def load(
     if context is not None and not own:
         raise UsageError(f"{path}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
     if suffix.lower() not in known:
+        if Path(path).is_dir():
+            raise ModelError(f"{path} is a folder without a model: give a file, or a folder with {', '.join(NAMES)}.")
         made = programs()
         name = str(path).partition(":")[0]
         if name in made:

@@ -181,10 +181,12 @@ def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) 
         problems: problems that :func:`placeit.bench.read_problems` has read; None for PlaceBench.
 
     Raises:
-        FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
+        FileError: the file cannot be read, is no submission, is of a newer version, states other rules, or has no placements.
     """
     rules = EXECUTED_RULES if problems is None else next(iter(problems.values())).rules
     version, solutions = _read(path, rules)
+    if not solutions:
+        raise FileError(f"{path} has no placements, so there is nothing to check.")
     return [_checked(one, problems, version) for one in solutions.values()]
 
 

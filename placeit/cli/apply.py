@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 import typer
 
 from placeit.cli.command import FAILED
+from placeit.cli.server_options import read_token
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.report import text
@@ -52,13 +53,12 @@ def apply(
 
     If a model cannot be placed as the workload says, it stays as it was, and the exit code is 1.
     """
-    from placeit.core.files import read_text
     from placeit.core.placement import Placement
     from placeit.workload.entries import Workload
 
-    if urlsplit(to).scheme not in ("http", "https") or not urlsplit(to).netloc:
+    if not _is_address(to):
         raise UsageError(f"'{to}' is no address of a server: give --to as http://HOST:PORT.")
-    token = "" if token_file is None else read_text(token_file).strip()
+    token = "" if token_file is None else read_token(token_file)
     placements = {entry.name: Placement.load(entry.placement or "") for entry in Workload.load(plan).placed()}
     models = []
     with terminal.progress() as progress:
@@ -73,6 +73,15 @@ def apply(
     answer = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     data = {"workload": str(plan), "server": to, "models": models}
     return Output(data, partial(_show, models=models), FAILED if failed else 0, answer="; ".join([answer, *failed]).strip("; "))
+
+
+def _is_address(url: str) -> bool:
+    """Return whether a URL names a host, and no port that does not exist."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from placeit.core.placement import Placement
     from placeit.serve.network import Options
 
-__all__ = ["NetworkOptions", "RepositoryOptions", "RunOptions"]
+__all__ = ["NetworkOptions", "RepositoryOptions", "RunOptions", "read_token"]
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,6 @@ class NetworkOptions:
 
     def checked(self) -> Options:
         """Read the files, and return the options. Raises UsageError or FileError."""
-        from placeit.core.files import read_text
         from placeit.core.units import parse_quantity
         from placeit.serve.network import Options
 
@@ -230,17 +229,12 @@ class NetworkOptions:
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
         if not 0.001 <= self.client_timeout < math.inf:
             raise UsageError(f"--client-timeout is {self.client_timeout:g} seconds; it must be at least 1 ms, and finite.")
-        token = None
-        if self.token_file is not None:
-            token = read_text(self.token_file).strip().encode()
-            if not token.isascii() or len(token.split()) != 1:
-                raise UsageError(f"{self.token_file} is to hold a token: ASCII text without spaces, and nothing else.")
         return Options(
             host=self.host,
             port=self.port,
             grpc_port=None if self.no_grpc else self.grpc_port,
             tls=None if self.tls_cert is None or self.tls_key is None else (self.tls_cert, self.tls_key),
-            token=token,
+            token=None if self.token_file is None else read_token(self.token_file).encode(),
             most_bytes=self.max_request_bytes,
             room_bytes=None if self.request_memory is None else int(parse_quantity(self.request_memory, "memory")),
             connections=self.max_connections,
@@ -248,3 +242,13 @@ class NetworkOptions:
             allowed_hosts=tuple(self.allow_host or ()),
             shared_memory=self.shared_memory,
         )
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file. Raises UsageError if it holds anything else, or FileError."""
+    from placeit.core.files import read_text
+
+    token = read_text(path).strip()
+    if not token.isascii() or len(token.split()) != 1:
+        raise UsageError(f"{path} is to hold a token: ASCII text without spaces, and nothing else.")
+    return token

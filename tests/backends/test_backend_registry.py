@@ -26,6 +26,11 @@ def test_a_file_that_no_backend_reads_is_refused_with_a_list_of_suffixes():
         load("model.h5")
 
 
+def test_a_folder_without_a_model_is_refused_with_the_names_that_a_model_has_there(tmp_path):
+    with pytest.raises(ModelError, match=r"is a folder without a model: give a file, or a folder with .*openvino_model\.xml"):
+        load(tmp_path)
+
+
 def test_files_of_weights_are_told_from_programs(tmp_path):
     with pytest.raises(ModelError, match=r"model\.pth: no backend reads .* Such files hold weights .*torch\.export\.save"):
         load(tmp_path / "model.pth")

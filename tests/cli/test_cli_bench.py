@@ -59,6 +59,9 @@ def test_a_check_says_what_is_wrong_and_fails(cli: Any, tmp_path: Path) -> None:
     bench.write(file, [best()[name]])
     right = cli("bench", "check", str(file))
     assert (right.exit_code, right.stdout) == (0, "1 of 1 placements are correct, 0 better than the best known\n")
+    bench.write(tmp_path / "none.json", [])
+    none = cli("bench", "check", str(tmp_path / "none.json"))
+    assert (none.exit_code, "has no placements" in none.stderr) == (1, True)
     file.write_text(file.read_text().replace('"value": ', '"value": 1'))
     wrong = cli("bench", "check", str(file))
     assert wrong.exit_code == 1

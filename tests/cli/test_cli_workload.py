@@ -213,6 +213,11 @@ def test_a_server_that_is_not_there_is_said(cli: Any, models: Path, cores: Seque
     for to, say, code in (
         ("http://127.0.0.1:1", "does not answer as a placeit server does", 1),
         ("edge:8000", "give --to as http://HOST:PORT", 2),
+        ("http://[::1", "give --to as http://HOST:PORT", 2),
+        ("http://127.0.0.1:99999", "give --to as http://HOST:PORT", 2),
     ):
         done = cli("apply", path, "--to", to)
-        assert (done.exit_code != 0, say in " ".join(done.stderr.split())) == (True, True), (code, done.stderr)
+        assert (done.exit_code, say in " ".join(done.stderr.split())) == (code, True), done.stderr
+    (models / "token").touch()
+    done = cli("apply", path, "--to", "http://127.0.0.1:1", "--token-file", models / "token")
+    assert (done.exit_code, "token is to hold a token" in done.stderr) == (2, True)

@@ -72,6 +72,14 @@ def test_a_rate_is_measured_by_itself_and_the_least_latency_at_it_wins(session: 
     assert found.reason.startswith("of those that serve 2000 requests per second within p99=60000ms")
 
 
+def test_a_rate_at_which_few_requests_arrive_takes_no_longer(session: Session, whole: Placement) -> None:
+    """Twenty requests would arrive in eight months."""
+    found = tune(session, "p99=60s", rate=1e-6, placements={"whole": whole}, budget=0.5)
+    at = [one.at(1e-6) for one in found.configurations]
+    assert all(point is None or point.requests >= 6 for point in at)
+    assert found.chosen is not None
+
+
 def test_precisions_are_tried_beside_each_other_and_capacities_are_predicted(
     session: Session, whole: Placement, tmp_path: Path
 ) -> None:
