@@ -21,7 +21,6 @@ from placeit.runtime.devices.base import (
     BufferSpec,
     Delivers,
     Instance,
-    KeepsState,
     Program,
     ReadsInPlace,
     Rebinds,
@@ -31,6 +30,7 @@ from placeit.runtime.devices.base import (
     WritesTo,
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.state import KeepsState
 from placeit.runtime.lending import COPIED, Bind, Entrance, Exit, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.spans import Moved, Ran

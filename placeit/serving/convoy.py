@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.backends.base import Arrays, TensorSpec
 from placeit.core.telemetry import import_openvino
-from placeit.runtime.devices.base import BufferSpec, Fetched
+from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.devices.state import Fetched
 from placeit.runtime.slots import Slot
 from placeit.serving.line import Line
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["draw_choice", "log_probabilities", "score_choice"]
+from placeit.core.errors import UsageError
+from placeit.core.problem import Problem
+
+__all__ = ["check_devices", "draw_choice", "log_probabilities", "score_choice"]
+
+
+def check_devices(policy: str, most: int, problems: Sequence[Problem]) -> None:
+    """Raise UsageError if a problem has more devices than a policy, by its name, has outputs."""
+    for problem in problems:
+        if problem.devices > most:
+            raise UsageError(
+                f"This {policy} policy was made for at most {most} devices, and the problem has {problem.devices} "
+                f"({', '.join(problem.device_names[:3])} ...): it has an output for each device. Train it with "
+                f"devices={problem.devices}, or use GiPH, which takes any number."
+            )
 
 
 def log_probabilities(logits: Tensor, allowed: NDArray[np.bool_]) -> Tensor:

@@ -2,13 +2,14 @@
 
 A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
 and runs instances asynchronously; it knows nothing of placement or scheduling. Devices, instances, programs, buffers and links
-that can do more say so by the protocols below and in :mod:`placeit.runtime.devices.entries`: callers ask with ``isinstance``.
+that can do more say so by the protocols below, and in :mod:`~placeit.runtime.devices.entries` and
+:mod:`~placeit.runtime.devices.state`: callers ask with ``isinstance``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -26,12 +27,10 @@ __all__ = [
     "Delivers",
     "DividedIntoStreams",
     "DoneCallback",
-    "Fetched",
     "HostPaced",
     "InHostMemory",
     "Instance",
     "KeepsPrograms",
-    "KeepsState",
     "KeptOnDisk",
     "OnThread",
     "OneAtATime",
@@ -172,7 +171,7 @@ class Instance(Protocol):
     """A program with its own buffers; there is one instance for every request that may be in flight.
 
     Every run starts from the segment's initial state, if it has any. What else an instance may be able to do:
-    :class:`WritesTo`, :class:`Rebinds`, :class:`KeepsState`.
+    :class:`WritesTo`, :class:`Rebinds`, :class:`placeit.runtime.devices.state.KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -221,43 +220,6 @@ class Rebinds(WritesTo, Protocol):
     @property
     def rebinds(self) -> bool:
         """True."""
-        ...
-
-
-@runtime_checkable
-class Fetched(Protocol):
-    """The value of a variable that is not in this process."""
-
-    def fetch(self) -> Any:
-        """Return it as an ``openvino.Tensor``."""
-        ...
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """An instance whose runs can continue from the state that the last run left. It must not run during these calls."""
-
-    def keep_state(self, *, keep: bool) -> None:
-        """Choose whether later runs continue from the current state, or each start from the initial one (the default)."""
-        ...
-
-    def reset_state(self) -> None:
-        """Return to the initial state."""
-        ...
-
-    def states(self) -> Mapping[str, Any]:
-        """Return copies of the values of its variables, by name, for other instances of segments of the same model.
-
-        Each is an ``openvino.Tensor``, or :class:`Fetched` if it is not in this process.
-        """
-        ...
-
-    def set_states(self, states: Mapping[str, Any]) -> None:
-        """Set its variables to values from ``states``, which may hold the variables of all segments. Raises DeviceError."""
-        ...
-
-    def state_bytes(self) -> int:
-        """Return the size of its state in bytes. This may take as long as copying the state."""
         ...
 
 

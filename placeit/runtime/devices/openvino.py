@@ -25,7 +25,7 @@ from placeit.devices.openvino import (
     target_name,
     what_openvino_says,
 )
-from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
 from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
@@ -38,6 +38,7 @@ from placeit.runtime.devices.openvino_c import (
     Spec,
     native_openvino,
 )
+from placeit.runtime.devices.state import Fetched
 from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
 __all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]

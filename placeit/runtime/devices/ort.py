@@ -20,8 +20,9 @@ from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
-from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.state import Fetched
 from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
 
 __all__ = [

@@ -24,8 +24,9 @@ from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
-from placeit.runtime.devices.base import Buffer, BufferSpec, Fetched, Program, SegmentSource
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.failing import failing_op
+from placeit.runtime.devices.state import Fetched
 from placeit.runtime.devices.worker import OnWorker
 
 __all__ = [

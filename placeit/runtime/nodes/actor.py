@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.runtime.devices.base import Instance, KeepsState, Program, RuntimeDevice
+from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
+from placeit.runtime.devices.state import KeepsState
 from placeit.runtime.nodes.lane import Lane, Wiring
 from placeit.runtime.nodes.package import Package, Unpacked
 from placeit.runtime.nodes.states import SentVariable, sent

@@ -73,7 +73,7 @@ class KeptVariable(NamedTuple):
 
 
 class RemoteKeepingInstance(RemoteInstance):
-    """An instance of a segment with state on a node: see :class:`placeit.runtime.devices.base.KeepsState`.
+    """An instance of a segment with state on a node: see :class:`placeit.runtime.devices.state.KeepsState`.
 
     Segments of an earlier run of its slot, which may still run after a failure elsewhere, end before its state is used, and do
     not change it later.

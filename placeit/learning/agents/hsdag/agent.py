@@ -16,7 +16,7 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.choice import draw_choice, log_probabilities, score_choice
+from placeit.learning.agents.choice import check_devices, draw_choice, log_probabilities, score_choice
 from placeit.learning.agents.hsdag.features import node_features, pairs
 from placeit.learning.agents.hsdag.networks import Network
 from placeit.learning.agents.hsdag.parsing import Parsing, parse, pool, score_edges, spread
@@ -244,13 +244,8 @@ class HsdagAgent:
         return first
 
     def _side_by_side(self, problems: Sequence[Problem]) -> _Batch:
+        check_devices("HSDAG", self.devices, problems)
         for problem in problems:
-            if problem.devices > self.devices:
-                raise UsageError(
-                    f"This HSDAG policy was made for at most {self.devices} devices, and the problem has {problem.devices} "
-                    f"({', '.join(problem.device_names[:3])} ...): it has an output for each device. Train it with "
-                    f"devices={problem.devices}."
-                )
             if problem not in self._seen:
                 features = torch.from_numpy(node_features(problem, self._without))
                 self._seen[problem] = features, pairs(problem).astype(np.int64)

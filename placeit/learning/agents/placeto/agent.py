@@ -16,7 +16,7 @@ from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
 from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.choice import draw_choice, score_choice
+from placeit.learning.agents.choice import check_devices, draw_choice, score_choice
 from placeit.learning.agents.doppler.teachers import Teacher, find_teacher, teacher_names
 from placeit.learning.agents.placeto.batch import FEATURES, SUMMARIES, Batch
 from placeit.learning.agents.placeto.lessons import Lessons
@@ -256,13 +256,7 @@ class PlacetoAgent:
         teacher: Teacher | None = None,
         explore: float = 0.0,
     ) -> _Decisions:
-        for problem in problems:
-            if problem.devices > self.devices:
-                raise UsageError(
-                    f"This Placeto policy was made for at most {self.devices} devices, and the problem has {problem.devices} "
-                    f"({', '.join(problem.device_names[:3])} ...): Placeto has an output for each device. Train it with "
-                    f"devices={problem.devices}, or use GiPH, which takes any number."
-                )
+        check_devices("Placeto", self.devices, problems)
         batch = Batch(problems, self.devices)
         lengths = np.maximum(1, np.rint(steps_per_op * batch.sizes)).astype(np.intp)
         valid = np.arange(lengths.max())[:, None] < lengths

@@ -1,0 +1,45 @@
+"""What instances of segments with state can do beside others, by protocols as in :mod:`placeit.runtime.devices.base`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Fetched", "KeepsState"]
+
+
+@runtime_checkable
+class Fetched(Protocol):
+    """The value of a variable that is not in this process."""
+
+    def fetch(self) -> Any:
+        """Return it as an ``openvino.Tensor``."""
+        ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An instance whose runs can continue from the state that the last run left. It must not run during these calls."""
+
+    def keep_state(self, *, keep: bool) -> None:
+        """Choose whether later runs continue from the current state, or each start from the initial one (the default)."""
+        ...
+
+    def reset_state(self) -> None:
+        """Return to the initial state."""
+        ...
+
+    def states(self) -> Mapping[str, Any]:
+        """Return copies of the values of its variables, by name, for other instances of segments of the same model.
+
+        Each is an ``openvino.Tensor``, or :class:`Fetched` if it is not in this process.
+        """
+        ...
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        """Set its variables to values from ``states``, which may hold the variables of all segments. Raises DeviceError."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Return the size of its state in bytes. This may take as long as copying the state."""
+        ...
