@@ -11,8 +11,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from placeit.workload.arriving import node_of
-
 __all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
 
 Place: TypeAlias = tuple[int, str]
@@ -42,15 +40,18 @@ class Interference:
 
     Args:
         pairs: measured pairs.
+        machines: the machine of each device, by name; devices of different machines do not slow each other.
         traffic: bytes of weights and tensors per second that each model reads and writes on each device, alone.
     """
 
     pairs: tuple[Pair, ...] = ()
+    machines: Mapping[str, str] = field(default_factory=dict)
     traffic: Mapping[Place, float] = field(default_factory=dict)
 
     def __call__(self, one: Place, other: Place) -> float:
         """Return the factor on the time of a model on a device, 1 at least, while another one runs; 1 between machines."""
-        if one[1] == other[1] or node_of(one[1]) != node_of(other[1]):
+        here, there = (self.machines.get(device, device) for _, device in (one, other))
+        if one[1] == other[1] or here != there:
             return 1.0
         return max(1.0, self._known.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
 
@@ -90,20 +91,23 @@ class Interference:
         return float(np.median(errors))
 
 
-def pairs_by_load(busy: Mapping[Place, float], conflicts: Collection[tuple[str, str]] = ()) -> list[tuple[Place, Place]]:
+def pairs_by_load(
+    busy: Mapping[Place, float], machines: Mapping[str, str], conflicts: Collection[tuple[str, str]] = ()
+) -> list[tuple[Place, Place]]:
     """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
 
     Each pair of models comes once, then each model beside a replica, and then they come on further pairs of devices.
 
     Args:
         busy: share of its time that each device works for a model; pairs with the largest products come first.
+        machines: the machine of each device, by name.
         conflicts: pairs of names of devices that never run at the same time.
     """
     apart = {frozenset(pair) for pair in conflicts}
     able = [
         (one, other)
         for one, other in itertools.combinations(sorted(busy), 2)
-        if one[1] != other[1] and node_of(one[1]) == node_of(other[1]) and frozenset((one[1], other[1])) not in apart
+        if one[1] != other[1] and machines[one[1]] == machines[other[1]] and frozenset((one[1], other[1])) not in apart
     ]
     able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
     turns, order = Counter[tuple[int, int]](), []

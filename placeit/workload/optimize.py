@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -277,7 +277,7 @@ def optimize_workload(
         conflicts, slowdown = _conflicts(every_device), Interference()
         memory = {device.name: device.memory_bytes for device in every_device.devices}
         if cluster.executable and measure:
-            slowdown = _interference(sessions, workload, options, conflicts, clock.now() + _PAIRS * seconds, progress)
+            slowdown = _interference(sessions, workload, options, every_device, clock.now() + _PAIRS * seconds, progress)
         predict = Predictor(
             workload, options, memory, conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
         )
@@ -335,7 +335,7 @@ def _interference(
     sessions: Sequence[Session],
     workload: Workload,
     options: Sequence[Sequence[Option]],
-    conflicts: Collection[tuple[str, str]],
+    cluster: Cluster,
     until: float,
     progress: Progress | None,
 ) -> Interference:
@@ -351,8 +351,9 @@ def _interference(
                 place = model, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]
                 traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
-    pairs = slowdowns(sessions, workload, single, pairs_by_load(busy, conflicts), until=until, progress=progress)
-    return Interference(tuple(pairs), traffic)
+    machines = {device.name: device.where.node for device in cluster.devices}
+    order = pairs_by_load(busy, machines, _conflicts(cluster))
+    return Interference(tuple(slowdowns(sessions, workload, single, order, until=until, progress=progress)), machines, traffic)
 
 
 def _devices(sessions: Sequence[Session]) -> Cluster:
