@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeit.core.cluster import Cluster, Link
+from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ClusterError
 from placeit.core.problem import Problem
 from placeit.simulator.arrivals import SimulatedReplica
@@ -23,7 +23,7 @@ def resolved(at: str, cluster: Cluster) -> str:
         ClusterError: the cluster has neither such a device nor a device of such a node.
     """
     for device in cluster.devices:
-        if at in (device.name, _node(device.name)):
+        if at in (device.name, _node(device)):
             return device.name
     raise ClusterError(
         f"'arrives_at' is '{at}', which is neither one of the devices that the model may use nor a node of one of them: name "
@@ -79,9 +79,9 @@ def arriving(replica: SimulatedReplica, at: str, cluster: Cluster, sent: float, 
 def _links(at: str, name: str, cluster: Cluster) -> tuple[Link, Link]:
     """Return the links to a device from where requests arrive, and back."""
     if name not in cluster.names:
-        name = next((one for one in cluster.names if _node(one) == _node(name)), at)
+        name = next((one.name for one in cluster.devices if _node(one) == name.rpartition("/")[0]), at)
     return cluster.links.get((at, name), _FREE), cluster.links.get((name, at), _FREE)
 
 
-def _node(name: str) -> str:
-    return name.rpartition("/")[0]
+def _node(device: Device) -> str:
+    return device.name.rpartition("/")[0] if device.address is None else device.where.node
