@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import multiprocessing
 import pickle
 import pickletools
@@ -36,7 +37,28 @@ class Scored(nn.Module):
         return {"scores": value if bias is None else value + bias, "rest": (value, scale)}
 
 
-def found_of(model: Any, *example: Tensor, **options: Any) -> Optimized:
+@dataclasses.dataclass
+class Pair:
+    """A registered type."""
+
+    first: Tensor
+    second: Tensor
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="placeit_tests.pickled.Pair")
+
+
+class Paired(nn.Module):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair(x * 2, x)
+
+
+class Unpaired(nn.Module):
+    def forward(self, pair: Pair) -> Tensor:
+        return pair.first + pair.second
+
+
+def found_of(model: Any, *example: Any, **options: Any) -> Optimized:
     return optimize(model, CORES, example=example or None, budget=0.1, cache=None, **options)
 
 
@@ -90,6 +112,19 @@ def test_it_is_called_as_before_with_names_and_defaults(programs: Path) -> None:
             torch.testing.assert_close(module(bias=bias, x=x, scale=1.0), found(x, bias=bias), rtol=0, atol=0)
         with pytest.raises(UsageError, match="'scale' was not in the example"):
             module(x, 2.0, bias=x)
+
+
+def test_results_keep_registered_types_and_arguments_of_such_types_are_refused(programs: Path) -> None:
+    x = torch.ones(2)
+    with found_of(Paired(), x) as found:
+        made = again(found.module)(x)
+    assert isinstance(made, Pair)
+    torch.testing.assert_close((made.first, made.second), (x * 2, x))
+    with (
+        found_of(Unpaired(), Pair(x, x)) as found,
+        pytest.raises(UsageError, match=r"placed Unpaired cannot be pickled, because it takes a Pair.*found\.save"),
+    ):
+        pickle.dumps(found.module)
 
 
 def test_open_sizes_stay_open(programs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -23,7 +24,7 @@ from placeit.core.errors import UsageError, first_line
 __all__ = ["PlacedModule"]
 
 _PLAIN = bool | int | float | complex | str | None
-_OF_THE_PROGRAM = ["_inputs", "_results", "_types", "_takes", "_gives", "_run", "_outputs", "_pickled", "_original", "_kinds"]
+_OF_THE_PROGRAM = ("_inputs", "_results", "_types", "_takes", "_gives", "_run", "_outputs", "_pickled", "_original", "_kinds")
 """Attributes of a placed module that are made again from its program."""
 
 
@@ -106,7 +107,13 @@ class PlacedModule(torch.nn.Module):
             raise UsageError("Only the module of a result of placeit.optimize can be pickled: pickle found.module.")
         own = {name: value for name, value in vars(self).items() if name not in _OF_THE_PROGRAM}
         own["_defaults"] = {name: value for name, value in self._defaults.items() if isinstance(value, _PLAIN)}
-        return (*self._pickled(), own)
+        return (*self._pickled(), {**own, "_gives": pytree.treespec_dumps(self._gives)})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take hooks and attributes, and the types of results, if they are registered in this process."""
+        with contextlib.suppress(NotImplementedError):
+            self._gives = pytree.treespec_loads(state["_gives"])
+        super().__setstate__({name: value for name, value in state.items() if name != "_gives"})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the placement; takes and returns what the original module does, with tensors in host memory and no gradients.

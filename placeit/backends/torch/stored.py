@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from placeit.backends.digest import file_stamp
 from placeit.backends.torch.archive import UntrustedError, screen
@@ -26,10 +28,18 @@ def stored(model: TorchModel) -> tuple[str, str]:
     cache folder, which is written if it does not exist. Files there are never deleted.
 
     Raises:
-        UsageError: reading the file could execute code (:func:`placeit.backends.torch.archive.screen`).
+        UsageError: reading the file could execute code (:func:`placeit.backends.torch.archive.screen`), or the model takes
+            arguments of registered types, which have other names when the file is read.
         FileError: the file cannot be read or written.
         ModelError: PyTorch cannot write the program.
     """
+    instead = "Write its placement (found.save('p.json')), and run the original module with it."
+    for kind in _kinds(model.program.call_spec.in_spec):
+        if kind not in (tuple, list, dict, None):
+            raise UsageError(
+                f"The placed {model.path} cannot be pickled, because it takes a {kind.__name__}, and programs in files take "
+                f"tensors, lists, tuples and dictionaries. {instead}"
+            )
     if model.file is not None and file_stamp(model.path) == model.file:
         path, digest = model.path.absolute(), _digest(model.path)
     else:
@@ -45,10 +55,15 @@ def stored(model: TorchModel) -> tuple[str, str]:
         screen(path)
     except UntrustedError as error:
         raise UsageError(
-            f"The placed {model.path} cannot be pickled, because reading its program could execute code: {error}. Write its "
-            "placement (found.save('p.json')), and run the original module with it."
+            f"The placed {model.path} cannot be pickled, because reading its program could execute code: {error}. {instead}"
         ) from error
     return str(path), digest
+
+
+def _kinds(spec: pytree.TreeSpec) -> Iterator[Any]:
+    yield spec.type
+    for child in spec.children():
+        yield from _kinds(child)
 
 
 def read_stored(path: str, digest: str, shapes: Mapping[str, Sequence[int | str]]) -> TorchModel:
