@@ -170,6 +170,7 @@ def test_a_program_that_could_run_code_when_it_is_read_is_not_pickled(programs: 
         pytest.raises(UsageError, match=r"placed Calling cannot be pickled.*placeit_tests.*found\.save"),
     ):
         pickle.dumps(found.module)
+    assert not [*programs.iterdir()]
 
 
 def test_devices_are_looked_for_where_it_is_unpickled(programs: Path) -> None:

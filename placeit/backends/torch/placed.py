@@ -113,7 +113,7 @@ class PlacedModule(torch.nn.Module):
         """Take hooks and attributes, and the types of results, if they are registered in this process."""
         with contextlib.suppress(NotImplementedError):
             self._gives = pytree.treespec_loads(state["_gives"])
-        super().__setstate__({name: value for name, value in state.items() if name != "_gives"})
+        self.__dict__ |= {name: value for name, value in state.items() if name != "_gives"}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the placement; takes and returns what the original module does, with tensors in host memory and no gradients.

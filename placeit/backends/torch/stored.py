@@ -33,31 +33,33 @@ def stored(model: TorchModel) -> tuple[str, str]:
         FileError: the file cannot be read or written.
         ModelError: PyTorch cannot write the program.
     """
-    instead = "Write its placement (found.save('p.json')), and run the original module with it."
     for kind in _kinds(model.program.call_spec.in_spec):
         if kind not in (tuple, list, dict, None):
-            raise UsageError(
-                f"The placed {model.path} cannot be pickled, because it takes a {kind.__name__}, and programs in files take "
-                f"tensors, lists, tuples and dictionaries. {instead}"
+            raise _refused(
+                model, f"it takes a {kind.__name__}, and programs in files take tensors, lists, tuples and dictionaries"
             )
-    if model.file is not None and file_stamp(model.path) == model.file:
-        path, digest = model.path.absolute(), _digest(model.path)
-    else:
+    try:
+        if model.file is not None and file_stamp(model.path) == model.file:
+            screen(model.path)
+            return str(model.path.absolute()), _digest(model.path)
         folder = cache_folder() / "programs"
         os.close(own_folder(folder))
         with temporary_folder(folder) as draft:
             written = draft / "program.pt2"
             with as_model_error(f"Cannot write the program of {model.path}"):
                 torch.export.save(model.program, written)
+            screen(written)
             digest = _digest(written)
-            path = written.replace(folder.absolute() / f"{digest}.pt2")
-    try:
-        screen(path)
+            return str(written.replace(folder.absolute() / f"{digest}.pt2")), digest
     except UntrustedError as error:
-        raise UsageError(
-            f"The placed {model.path} cannot be pickled, because reading its program could execute code: {error}. {instead}"
-        ) from error
-    return str(path), digest
+        raise _refused(model, f"reading its program could execute code: {error}") from error
+
+
+def _refused(model: TorchModel, why: str) -> UsageError:
+    return UsageError(
+        f"The placed {model.path} cannot be pickled, because {why}. Write its placement (found.save('p.json')), and run the "
+        "original module with it."
+    )
 
 
 def _kinds(spec: pytree.TreeSpec) -> Iterator[Any]:
