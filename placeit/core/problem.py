@@ -249,21 +249,13 @@ class Problem:
         Raises:
             PlacementError: wrong length, unknown device, an op where it cannot run, weights that do not fit.
         """
-        devices = np.asarray(placement)
-        if devices.shape != (len(self),) or not np.issubdtype(devices.dtype, np.integer):
-            raise PlacementError(
-                f"A placement of this problem is {len(self)} device numbers; got shape {devices.shape}, {devices.dtype}."
-            )
-        if devices.min() < 0 or devices.max() >= self.devices:
-            raise PlacementError(
-                f"A placement uses device numbers 0..{self.devices - 1}; got {devices.min()}..{devices.max()}."
-            )
+        devices = checks.device_numbers("A placement of this problem is", placement, len(self), self.devices)
         bad = np.flatnonzero(~self.feasible[np.arange(len(self)), devices])
         if len(bad):
             v = int(bad[0])
             raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
         checks.room(self.held(devices[None])[0], self.memory, self.device_names)
-        return np.ascontiguousarray(devices, np.int32)
+        return devices
 
     def placement(self, devices: ArrayLike) -> Placement:
         """Wrap checked device numbers as a :class:`Placement` of this problem."""

@@ -231,3 +231,17 @@ def room(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence
             f"{names[d]} has {about_bytes(memory[d])} of memory; the ops placed there need {about_bytes(used[d])} for "
             "weights and states."
         )
+
+
+def device_numbers(what: str, placements: ArrayLike, ops: int, devices: int, *, rows: bool = False) -> NDArray[np.int32]:
+    """Return a placement, ``int32[V]``, or several ``rows``, ``int32[B, V]``. ``what`` begins a sentence about their shape.
+
+    Raises:
+        PlacementError: another shape, no integers, or a device that does not exist.
+    """
+    array = np.asarray(placements)
+    if array.ndim != 1 + rows or array.shape[-1] != ops or array.dtype.kind not in "iu":
+        raise PlacementError(f"{what} {ops} device numbers; got shape {array.shape}, {array.dtype}.")
+    if array.size and not 0 <= array.min() <= array.max() < devices:
+        raise PlacementError(f"A placement uses device numbers 0..{devices - 1}; got {array.min()}..{array.max()}.")
+    return np.ascontiguousarray(array, np.int32)

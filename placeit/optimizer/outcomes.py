@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
+from placeit.core.problem_checks import device_numbers
 from placeit.measuring.statistics import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.races import Races
@@ -134,15 +135,8 @@ class Asked:
 
     def rows(self, placements: ArrayLike) -> list[NDArray[np.int32]]:
         """Return the rows of placements, ``int32[B, G]``. Raises PlacementError: a wrong length, or an unknown device."""
-        rows = np.asarray(placements)
-        groups, devices = self._problem.compute.shape
-        if rows.ndim != 2 or rows.shape[1] != groups or rows.dtype.kind not in "iu":
-            raise PlacementError(
-                f"Placements of these groups are rows of {groups} device numbers; got shape {rows.shape}, {rows.dtype}."
-            )
-        if rows.size and not 0 <= rows.min() <= rows.max() < devices:
-            raise PlacementError(f"A placement uses device numbers 0..{devices - 1}; got {rows.min()}..{rows.max()}.")
-        return [np.array(row, np.int32) for row in rows]
+        what, size = "Placements of these groups are rows of", self._problem.compute.shape
+        return [np.array(row) for row in device_numbers(what, placements, *size, rows=True)]
 
     def refused(self, row: NDArray[np.int32]) -> str | None:
         """Return why a placement does not fit; None if it does."""

@@ -16,6 +16,7 @@ from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.core.problem import Problem
+from placeit.core.problem_checks import device_numbers
 from placeit.core.units import milliseconds
 from placeit.core.weights import held_bytes
 from placeit.planning.coarsen import Grouping
@@ -379,14 +380,7 @@ class Segmenter:
         return best
 
     def _in_range(self, placement: ArrayLike) -> NDArray[np.int32]:
-        devices, names = np.asarray(placement), self.costs.cluster.names
-        if devices.shape != (len(self.graph),) or devices.dtype.kind not in "iu":
-            raise PlacementError(
-                f"A placement of these groups is {len(self.graph)} device numbers; got shape {devices.shape}, {devices.dtype}."
-            )
-        if devices.min() < 0 or devices.max() >= len(names):
-            raise PlacementError(f"A placement uses device numbers 0..{len(names) - 1}; got {devices.min()}..{devices.max()}.")
-        return np.ascontiguousarray(devices, np.int32)
+        return device_numbers("A placement of these groups is", placement, len(self.graph), len(self.costs.cluster))
 
     def _check(self, placement: ArrayLike) -> NDArray[np.int32]:
         devices = self._in_range(placement)

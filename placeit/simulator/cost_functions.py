@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
+from placeit.core.problem_checks import device_numbers
 
 __all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost", "as_batch"]
 
@@ -225,16 +226,10 @@ class AmortisedCost:
 
 
 def as_batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
-    """Return ``int32[B, V]``; ``int[V]`` is a batch of one."""
-    array = np.atleast_2d(np.asarray(placements))
-    if array.ndim != 2 or array.shape[1] != len(problem) or array.dtype.kind not in "iu":
-        raise PlacementError(
-            f"Placements of this problem are device numbers of shape (B, {len(problem)}); got {array.dtype} of shape "
-            f"{array.shape}."
-        )
-    if array.size and (array.min() < 0 or array.max() >= problem.devices):
-        raise PlacementError(f"Placements use device numbers {array.min()}..{array.max()}; there are 0..{problem.devices - 1}.")
-    return array.astype(np.int32, copy=False)
+    """Return ``int32[B, V]``; ``int[V]`` is a batch of one. Raises PlacementError."""
+    return device_numbers(
+        "Placements of this problem are rows of", np.atleast_2d(placements), *problem.compute.shape, rows=True
+    )
 
 
 def _figures(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
