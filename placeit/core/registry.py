@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,7 +12,15 @@ from placeit.core.extras import install
 from placeit.core.nearest import nearest
 from placeit.core.units import parse_duration
 
-__all__ = ["check_size", "entry_table", "load_entry", "parse_options"]
+__all__ = ["check_options", "check_size", "entry_table", "load_entry", "parse_options"]
+
+
+def check_options(what: str, name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise UsageError, which lists the options that exist, if a given option does not."""
+    for option in given:
+        if option not in known:
+            has = f"its options are {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"The {what} '{name}' has no option '{option}'; {has}{nearest(option, known)}.")
 
 
 def check_size(what: str, name: str, option: str, value: float, least: float, most: float) -> None:

@@ -8,9 +8,7 @@ import typing
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from placeit.core.errors import UsageError
-from placeit.core.nearest import nearest
-from placeit.core.registry import entry_table, load_entry
+from placeit.core.registry import check_options, entry_table, load_entry
 
 if TYPE_CHECKING:
     from placeit.learning.agent import Agent
@@ -50,11 +48,7 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
         UsageError: the agent or an option does not exist, or the agent refuses a value.
     """
     cls = agent_class(name)
-    known = inspect.signature(cls).parameters
-    for key in options:
-        if key not in known:
-            has = f"its options are {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"The agent '{name}' has no option '{key}'; {has}{nearest(key, known)}.")
+    check_options("agent", name, options, inspect.signature(cls).parameters)
     return fresh(cls, seed, **options)
 
 

@@ -12,8 +12,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from placeit.core.errors import FileError, UsageError
-from placeit.core.nearest import nearest
-from placeit.core.registry import check_size, entry_table, load_entry, parse_options
+from placeit.core.registry import check_options, check_size, entry_table, load_entry, parse_options
 from placeit.placers.base import Placer
 
 __all__ = [
@@ -120,10 +119,8 @@ def get_placer(name: str, **options: Any) -> Placer:
         FileError: a file that an option names is missing or damaged.
     """
     known = {option.name: option for option in placer_options(name)}
+    check_options("placer", name, options, known)
     for key, value in options.items():
-        if key not in known:
-            has = f"its options are {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"The placer '{name}' has no option '{key}'; {has}{nearest(key, known)}.")
         wanted = known[key].type
         # an int is accepted for a float, but a bool is not accepted for a number
         accepted = (float, int) if wanted is float else wanted

@@ -14,7 +14,7 @@ import numpy as np
 from placeit.core.errors import UsageError
 from placeit.core.nearest import nearest
 from placeit.core.problem import CostFunction
-from placeit.core.registry import parse_options
+from placeit.core.registry import check_options, parse_options
 from placeit.learning.agent import Agent, Explorer, ProblemInstance, Taught
 from placeit.learning.training.baselines import Baseline, find_baseline
 
@@ -256,10 +256,7 @@ def parse_stage(text: str, draw: Draw) -> Stage:
     hints = typing.get_type_hints(Stage)
     types = {field.name: _plain(hints[field.name]) for field in dataclasses.fields(Stage) if field.name not in ("draw", "kind")}
     kind, options = parse_options("stage", text, lambda _: types)
-    for key in options:
-        if key not in types:
-            has = f"its options are {', '.join(types)}{nearest(key, types)}"
-            raise UsageError(f"The stage '{text}' has no option '{key}'; {has}.")
+    check_options("stage", text, options, types)
     return Stage(draw, kind=kind, **options)
 
 

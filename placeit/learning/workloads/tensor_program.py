@@ -23,7 +23,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.graph import OpGraph
 from placeit.core.nearest import nearest
-from placeit.core.registry import parse_options
+from placeit.core.registry import check_options, parse_options
 from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
 from placeit.learning.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.learning.workloads.tensors.expression import elementwise, tensor
@@ -191,10 +191,7 @@ def parse_tensor_model(text: str) -> TensorProgram:
     sizes = [option for option in inspect.signature(TENSOR_GRAPHS[name]).parameters if option not in ("shards", "partition")]
     known: dict[str, type] = {"shards": int, "seed": int, "paper_sizes": bool} | dict.fromkeys(sizes, int)
     _, options = parse_options("tensor graph", text, lambda _: known)
-    for option in options:
-        if option not in known:
-            has = f"its options are {', '.join(known)}{nearest(option, known)}"
-            raise UsageError(f"The tensor graph '{name}' has no option '{option}'; {has}.")
+    check_options("tensor graph", name, options, known)
     return replace(tensor_model(name, **options), path=Path(text))
 
 
