@@ -108,18 +108,18 @@ def load(
     if called and suffix.lower() != ".pt2":
         raise UsageError(f"{path}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
     own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
+    name = str(path).partition(":")[0]
+    made = {} if suffix.lower() in known else programs()
+    if suffix.lower() not in known and name not in made:
+        if Path(path).is_dir():
+            raise ModelError(f"{path} is a folder without a model: give a file, or a folder with {', '.join(NAMES)}.")
+        raise _unknown(path, known, made)
     if state not in (None, "none") and not own:
         raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
     if context is not None and not own:
         raise UsageError(f"{path}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
-    if suffix.lower() not in known:
-        if Path(path).is_dir():
-            raise ModelError(f"{path} is a folder without a model: give a file, or a folder with {', '.join(NAMES)}.")
-        made = programs()
-        name = str(path).partition(":")[0]
-        if name in made:
-            return _program(made, name, str(path), **options)
-        raise _unknown(path, known, made)
+    if name in made:
+        return _program(made, name, str(path), **options)
     if own:
         options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits, "context": context}
     options |= called
@@ -138,6 +138,7 @@ def check_suffix(path: Path) -> None:
 def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:
     """Return the error for a path whose suffix no backend reads, given all suffixes and the names of all programs."""
     suffix, hint = Path(path).suffix, ""
+    what = f"no backend reads '{suffix}' files; the known ones are"
     if suffix.lower() == ".gguf":
         return ModelError(
             f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
@@ -152,9 +153,10 @@ def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) ->
     elif suffix.lower() == ".placeit":
         hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
     elif not suffix and made:
+        what = what if Path(path).exists() else "there is no such file or folder; files of models are"
         close = nearest(str(path).partition(":")[0], made)
         hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
-    return ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {', '.join(sorted(known))}.{hint}")
+    return ModelError(f"{path}: {what} {', '.join(sorted(known))}.{hint}")
 
 
 def _program(

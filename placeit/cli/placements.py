@@ -203,12 +203,14 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
         FileError, PlacementError: a file cannot be read, or has other content.
     """
     from placeit.backends.bundle.files import is_bundle
+    from placeit.backends.bundle.manifest import MANIFEST
     from placeit.core.placement import Placement
 
     bundled = is_bundle(options.model)
     if not bundled and rematch is not None:
         raise UsageError("--rematch is about the devices that a bundle names: for a placement, --devices says which they are.")
-    for option in _DECIDED if bundled else ():
+    exists = options.model.is_file() or (options.model / MANIFEST).is_file()
+    for option in _DECIDED if bundled and exists else ():
         if was_given(option):
             name = option.replace("_", "-")
             raise UsageError(f"{options.model} is a bundle, built with its own --{name}: leave that out, or build it anew.")

@@ -31,6 +31,12 @@ def test_a_folder_without_a_model_is_refused_with_the_names_that_a_model_has_the
         load(tmp_path)
 
 
+def test_a_model_that_does_not_exist_is_said_to_be_missing_whatever_else_is_asked():
+    for options in ({}, {"context": 8}, {"state": "a=b"}):
+        with pytest.raises(ModelError, match=r"ffnnn: there is no such file or folder; .*did you mean 'ffnn'"):
+            load("ffnnn", **options)
+
+
 def test_files_of_weights_are_told_from_programs(tmp_path):
     with pytest.raises(ModelError, match=r"model\.pth: no backend reads .* Such files hold weights .*torch\.export\.save"):
         load(tmp_path / "model.pth")
