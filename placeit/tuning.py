@@ -253,6 +253,8 @@ def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[
 def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
     """Search for placements by throughput, and return the best of them by name, and the best single device."""
     found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
+    if found.interrupted:  # what it found would still be measured
+        raise KeyboardInterrupt
     best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_PLACEMENTS]
     chosen = [found.chosen, *best, *([] if found.best_single is None else [found.best_single])]
     return {one.name: replace(one.placement, conditions=found.conditions) for one in chosen}

@@ -131,6 +131,8 @@ def options_of(
         serves = now is not None and kept.placement.runs_like(Placement.load(now))
         return [_arriving(session, entry, kept)], 0 if serves else None
     found = session.optimize("latency", budget=budget, seed=seed, candidates=Candidates(), progress=progress)
+    if found.interrupted:  # the other models would still be searched for and measured
+        raise KeyboardInterrupt
     able = [one for one in found.candidates if one.failed is None and one.may_be_chosen and one.not_run is None]
     singles = sorted((one for one in able if one.placer == "single" and not one.plain), key=_time)
     splits = sorted((one for one in able if len(_used(one)) > 1), key=_time)[:_SPLITS]

@@ -72,6 +72,13 @@ def test_a_rate_is_measured_by_itself_and_the_least_latency_at_it_wins(session: 
     assert found.reason.startswith("of those that serve 2000 requests per second within p99=60000ms")
 
 
+def test_ctrl_c_in_the_search_for_placements_ends_all(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimize = Session.optimize
+    monkeypatch.setattr(Session, "optimize", lambda *args, **options: replace(optimize(*args, **options), interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        tune(session, "p95=60s", budget=1)
+
+
 def test_a_rate_at_which_few_requests_arrive_takes_no_longer(session: Session, whole: Placement) -> None:
     """Twenty requests would arrive in eight months."""
     found = tune(session, "p99=60s", rate=1e-6, placements={"whole": whole}, budget=0.5)

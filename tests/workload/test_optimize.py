@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,6 +176,23 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     data = json.loads(json.dumps(found.to_dict()))
     assert {*data["interference"]["pairs"][0]["models"]} == {"big", "small"}
     check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
+
+
+def test_ctrl_c_in_the_search_for_a_model_ends_the_search_for_all(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, searched = (
+        write_workload(models, *(f"model: {name}/model.onnx, rate: 5, name: {name}" for name in ("big", "small"))),
+        [],
+    )
+
+    def interrupted(session: Session, *args: Any, **options: Any) -> Any:
+        searched.append(session.model.path)
+        return replace(optimize(session, *args, **options), interrupted=True)
+
+    optimize = Session.optimize
+    monkeypatch.setattr(Session, "optimize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimize_workload(path, described(only=1e6), budget=2, cache=None)
+    assert searched == [models / "big" / "model.onnx"]
 
 
 @pytest.mark.parametrize("rate", [1e-6, 1e9])
