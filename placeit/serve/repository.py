@@ -300,14 +300,18 @@ class Repository:
                         outcome = await self._load(service, key, source)
                     else:
                         outcome = await self._place(service, key, source, placement)
+                except RefusedError:
+                    raise
                 except PlaceitError as error:
                     raise RefusedError(Status.FAILED, f"The model '{name}' cannot be loaded: {error}") from error
             return outcome
 
     async def _place(self, service: Service, key: Key, source: Source, placement: object) -> Outcome:
         """Load a model of a workload with another placement. Raises RefusedError, or PlaceitError if it cannot be loaded."""
-        if not (isinstance(source, Planned) and isinstance(placement, str)):
+        if not isinstance(source, Planned):
             raise invalid("This server loads bundles as they were built: leave out the parameter 'config'.")
+        if not isinstance(placement, str):
+            raise invalid("The parameter 'config' is the content of a placement's file, as a text.")
         try:
             undo = await asyncio.to_thread(source.place, placement)
         except PlacementError as error:
