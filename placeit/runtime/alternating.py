@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from placeit.runtime.devices.base import Buffer, Rebinds
+from placeit.runtime.devices.base import Buffer, Instance, Rebinds
+from placeit.runtime.devices.host_buffer import HostBuffer
 
-__all__ = ["Alternating"]
+__all__ = ["Alternating", "SharesState", "alternating"]
+
+
+@runtime_checkable
+class SharesState(Instance, Protocol):
+    """An instance whose state the requests in several slots of a sequence use.
+
+    Attributes:
+        alternates: whether it can be shared.
+    """
+
+    alternates: bool
+
+    def beside(self, outputs: Sequence[Buffer]) -> Instance:
+        """Return an instance for another slot, with the same state and other buffers."""
+        ...
 
 
 class _Runnable(Rebinds, Protocol):
@@ -31,19 +47,23 @@ class Alternating:
         instance: the instance.
         outputs: buffers of its outputs.
         last: shared by the slots: the one whose buffers the instance used last; None for the first slot.
+
+    Attributes:
+        instance: the instance, which keeps the state.
     """
 
     rebinds = True  # may read and write other buffers from one run to the next
+    alternates = True
 
     def __init__(self, instance: _Runnable, outputs: Sequence[Buffer], last: list[Alternating | None] | None = None) -> None:
-        self._instance, self._outputs = instance, [*outputs]
+        self.instance, self._outputs = instance, [*outputs]
         self._bound: dict[int, Buffer] = {}
         self._last: list[Alternating | None] = [None] if last is None else last
         self._changed = True
 
     def beside(self, outputs: Sequence[Buffer]) -> Alternating:
         """Return the buffers of another slot for the same instance."""
-        return Alternating(self._instance, outputs, self._last)
+        return Alternating(self.instance, outputs, self._last)
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in this slot from now on."""
@@ -62,8 +82,16 @@ class Alternating:
         if self._changed or self._last[0] is not self:
             self._last[0] = None
             for index, buffer in enumerate(self._outputs):
-                self._instance.write_to(index, buffer)
+                self.instance.write_to(index, buffer)
             for index, buffer in self._bound.items():
-                self._instance.bind(index, buffer)
+                self.instance.bind(index, buffer)
             self._last[0], self._changed = self, False
-        self._instance.run()
+        self.instance.run()
+
+
+def alternating(made: Instance, outputs: int) -> Instance:
+    """Return an instance that keeps state with buffers to alternate; the instance itself if it has to keep its buffers."""
+    buffers = [made.output(i) for i in range(outputs)]
+    if isinstance(made, Rebinds) and all(type(one) is HostBuffer for one in buffers):
+        return Alternating(made, buffers)  # type: ignore[arg-type]
+    return made

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
-from placeit.runtime.alternating import Alternating
+from placeit.runtime.alternating import Alternating, SharesState, alternating
 from placeit.runtime.blank import is_blank
 from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.base import (
@@ -161,20 +161,19 @@ class Slot:
         run_ahead = next((device.run_ahead for device in pool.devices if isinstance(device, RunsAhead)), None)
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
         used = {segment.device for segment in plan.programs}
-        alone = self.renew is not None or any(isinstance(pool.devices[d], ServesSlots) for d in used)
-        self.at_once = 1 if alone or any(isinstance(one, KeepsState) for one in self.instances) else len(used)
+        alone = any(isinstance(pool.devices[d], ServesSlots) for d in used)
+        keeping = [one for one in self.instances if isinstance(one, KeepsState)]
+        self.at_once = len(used) if not alone and all(map(_alternates, keeping)) else 1
 
     def _instance(self, device: RuntimeDevice, program: Program, keep: bool, beside: Instance | None) -> Instance:
         """Make the instance of a segment; ``beside``: the instance in another slot that shares the state."""
-        if isinstance(beside, Alternating):
+        if isinstance(beside, SharesState):
             return beside.beside([device.allocate(spec) for spec in program.outputs])
         made = device.instance(program)
         if isinstance(made, KeepsState):
             made.keep_state(keep=keep)
             self._keeping.append((device.name, made))
-            outputs = [made.output(i) for i in range(len(program.outputs))]
-            if keep and isinstance(made, Rebinds) and all(type(one) is HostBuffer for one in outputs):
-                return Alternating(made, outputs)  # type: ignore[arg-type]
+            return alternating(made, len(program.outputs)) if keep else made
         return made
 
     def _reading(self, bound: Mapping[int, dict[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
@@ -278,6 +277,10 @@ class Slot:
         for device, instance in self._keeping:
             found[device] += instance.state_bytes()
         return found
+
+
+def _alternates(instance: object) -> bool:
+    return isinstance(instance, SharesState) and instance.alternates
 
 
 def _shares(device: RuntimeDevice) -> bool:

@@ -126,10 +126,10 @@ def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_n
     device, lane, _ = parts
     one = np.ones((1, 1), np.float32)
     bring(lane, 1, one)
-    with beside(lambda: lane.at_rest(JOB, 2)) as found:
+    with beside(lambda: lane.at_rest(JOB, {SLOT: 2})) as found:
         assert not found
         device.go()
-    assert found == [lane.at_rest(JOB, 2)]
+    assert found == [lane.at_rest(JOB, {SLOT: 2})]
     assert lane.place(Frame(Kind.DATA, epoch=1, target=READS, size=4, sizes=(1, 1))) is None
     with pytest.raises(DeviceError, match="has no segment 77 any more"):
         lane.at_rest(77, 1)
@@ -176,4 +176,40 @@ def test_tensors_of_a_gpu_are_received_and_sent_in_memory_that_the_gpu_copies(
         assert driver.ended.wait(30)
         sent = [payload for frame, payload in driver.frames if (frame.kind, frame.epoch) == (Kind.DATA, epoch)]
         np.testing.assert_array_equal(np.frombuffer(sent[0], np.float32), 2 * value)
+    device.close()
+
+
+def test_jobs_with_one_state_run_in_the_order_in_which_the_driver_begins_their_slots() -> None:
+    device = Held()
+    lane = Lane(device)
+    for slot, job, shares in ((1, 10, None), (2, 20, 10)):
+        jobs = (SegmentJob(job, 0, 0.0, (job + 1,), (job + 2,), keeps_state=True, shares=shares),)
+        lane.wire(Wiring(slot, {job + 1: SPEC}, jobs, ()), [device.instance(device.compile(Doubles()))])
+
+    def tensor(slot: int, epoch: int) -> None:
+        payload = bytes_of(np.ones((1, 1), np.float32))
+        frame = Frame(Kind.DATA, epoch=epoch, target=10 * slot + 1, sizes=(1, 1), size=len(payload))
+        place = lane.place(frame)
+        assert place is not None
+        place[:] = payload
+        lane.took(frame, place, None)  # type: ignore[arg-type]
+
+    def begin(slot: int, epoch: int) -> None:
+        lane.took(Frame(Kind.BEGIN, slot=slot, epoch=epoch), None, None)  # type: ignore[arg-type]
+
+    tensor(2, 1)
+    assert device.held == []  # nothing says yet that no other request is before it
+    begin(1, 1)
+    begin(2, 1)
+    assert device.held == []
+    tensor(1, 1)
+    (first,) = device.held
+    device.go()
+    assert [one is first for one in device.held] == [False]
+    device.go()
+    for slot in (1, 2):
+        begin(slot, 2)
+    lane.at_rest(10, {1: 3})
+    tensor(2, 2)
+    assert len(device.held) == 1  # as the request before it is over
     device.close()

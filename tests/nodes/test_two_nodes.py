@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
+from placeit.runtime.devices.base import DoneCallback, Instance
+from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.actor import DeviceActor
-from placeit.runtime.nodes.device import NodeDevice
+from placeit.runtime.nodes.device import NodeDevice, NodeLink
 from placeit.runtime.nodes.wire import Frame, Kind
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
@@ -36,6 +39,7 @@ from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampling
 from placeit.workbench.options import Inputs
 from tests.open_models import LENGTHS, OPEN, Arrays, assert_close, at_one_size, attention, divided, values
+from tests.runtime.test_faults import Troubled
 from tests.small_texts import write_folder
 from tests.stateful_models import SIZE, Totals, totals
 from tests.text_steps import generate
@@ -157,6 +161,47 @@ def test_sequences_keep_their_states_on_nodes(connected: None) -> None:
             check(sequences[1].run(ask(step), timeout=PATIENCE_S), models[1].run(ask(step)["x"]))
 
 
+def test_a_request_enters_a_node_when_the_one_before_has_left_it_for_another_device(
+    connected: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, ended, waited = discover(DEVICES[1:]), threading.Semaphore(0), list[bool]()
+    start = NodeDevice.start
+
+    def counted(device: NodeDevice, instance: Instance, done: DoneCallback) -> None:
+        def report(*ran: Any) -> None:
+            ended.release()
+            done(*ran)
+
+        start(device, instance, report)
+
+    def hold() -> None:
+        """Keep the first request on the last device until a second segment has ended on the node."""
+        if not waited:
+            waited.append(all(ended.acquire(timeout=PATIENCE_S) for _ in range(2)))
+
+    monkeypatch.setattr(NodeDevice, "start", counted)
+    here = Troubled(device_kind(cluster.devices[1]).open(cluster.devices[1], "f32"))
+    model = totals(LAYERS)
+    grouping = coarsen(model.graph, keep_together=model.together, co_locate=False)
+    there = NodeDevice(cluster.devices[0], "f32")
+    links = {(0, 1): NodeLink(there, here), (1, 0): NodeLink(here, there)}
+    with (
+        Runtime(model, grouping, cluster, devices=[there, here], transports=links) as runtime,
+        runtime.executor(placed(runtime, [0, 1])) as executor,
+        Server([executor], queue=100) as server,
+        server.sequence() as sequence,
+    ):
+        here.trouble = hold
+        assert sequence.at_once == 2
+        for _ in range(2):
+            expected = Totals(LAYERS)
+            answers = [sequence.submit(ask(step)) for step in range(30)]
+            for step, answer in enumerate(answers):
+                check(answer.result(PATIENCE_S), expected.run(ask(step)["x"]))
+            assert waited == [True]
+            sequence.reset()
+
+
 def test_states_move_to_other_nodes_and_to_this_process_and_back(connected: None) -> None:
     model, states = Totals(LAYERS), dict[str, Any]()
     with stateful() as (runtime, _):
@@ -254,6 +299,32 @@ def test_texts_go_on_with_equal_tokens_when_one_of_their_nodes_dies(connected: N
             assert max(server.stats().steps) > 1
             (replacement,) = server.replacements
             assert f"{DEVICES[1]} is lost" in replacement.why
+
+
+@pytest.mark.slow
+def test_a_prompt_whose_node_dies_while_two_chunks_are_in_flight_gives_equal_tokens(
+    connected: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, started, start = write_folder(tmp_path, exact=True) / "openvino_model.xml", list[NodeDevice](), NodeDevice.start
+
+    def killing(device: NodeDevice, instance: Instance, done: DoneCallback) -> None:
+        started.append(device)
+        if started.count(device) == 2 and device.name == DEVICES[1]:
+            os.kill(device.pid, signal.SIGKILL)
+        start(device, instance, done)
+
+    with Session(path, DEVICES, inputs=Inputs(context=400), cache=None) as session:
+        session.profile(budget_s=1)
+        texts = []
+        for placement in (session.placement(np.full(len(session.grouping.groups), 2)), divided(session, 2)):
+            with session.serve(placement, on_loss="replace") as server:
+                model = TextModel(server, session.model)
+                if texts:
+                    monkeypatch.setattr(NodeDevice, "start", killing)
+                texts.append("".join(piece.text for piece in model.generate([7] * 300, Wanted(20, sampling=Sampling(0)))))
+                replaced = len(server.replacements)
+        assert replaced == 1
+        assert texts[1] == texts[0]
 
 
 def _use_up(asked: Server | Sequence, inputs: Arrays) -> None:

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
+from placeit.core.narrowing import narrowed
+from placeit.runtime.alternating import Alternating, SharesState, alternating
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import SlowedDevice
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
 from placeit.runtime.devices.state import KeepsState
-from placeit.runtime.nodes.lane import Lane, Wiring
+from placeit.runtime.nodes.lane import Lane, SegmentJob, Wiring
 from placeit.runtime.nodes.package import Package, Unpacked
 from placeit.runtime.nodes.states import SentVariable, sent
 from placeit.runtime.nodes.weights import WeightStore
@@ -120,44 +122,55 @@ class DeviceActor:
         with self._lock:
             self._programs.pop(program, None)
 
-    def wire(self, wiring: Wiring) -> None:
-        """Make a slot ready to run. Raises DeviceError."""
-        instances = [self._device.instance(self._programs[job.program]) for job in wiring.jobs]
-        for job, instance in zip(wiring.jobs, instances, strict=True):
-            if job.keeps_state:
-                self._keeping(instance).keep_state(keep=True)
+    def wire(self, wiring: Wiring) -> list[bool]:
+        """Make a slot ready to run; return for each instance whether other slots can use its state. Raises DeviceError."""
+        instances = [self._instance(job) for job in wiring.jobs]
         self._lane.wire(wiring, instances)
+        return [isinstance(instance, SharesState) for instance in instances]
+
+    def _instance(self, job: SegmentJob) -> Instance:
+        program = self._programs[job.program]
+        if job.shares is not None:
+            first = narrowed(Alternating, self._lane.at_rest(job.shares, {}))
+            return first.beside([self._device.allocate(spec) for spec in program.outputs])
+        made = self._device.instance(program)
+        if not job.keeps_state:
+            return made
+        self._keeping(made).keep_state(keep=True)
+        return alternating(made, len(program.outputs))
 
     def _keeping(self, instance: Instance) -> KeepsState:
+        if isinstance(instance, Alternating):
+            instance = instance.instance
         if not isinstance(instance, KeepsState):
             raise DeviceError(f"{self._setting.name} does not keep the state of a segment from one request to the next.")
         return instance
 
-    def _at_rest(self, job: int, epoch: int) -> KeepsState:
-        return self._keeping(self._lane.at_rest(job, epoch))
+    def _at_rest(self, job: int, epochs: Mapping[int, int]) -> KeepsState:
+        return self._keeping(self._lane.at_rest(job, epochs))
 
     def unwire(self, slot: int) -> None:
         """Forget a slot."""
         self._lane.unwire(slot)
 
-    def keep_state(self, job: int, epoch: int, keep: bool) -> None:
+    def keep_state(self, job: int, epochs: Mapping[int, int], keep: bool) -> None:
         """Choose whether later runs continue from the current state; see :meth:`reset_state`. Raises DeviceError."""
-        self._at_rest(job, epoch).keep_state(keep=keep)
+        self._at_rest(job, epochs).keep_state(keep=keep)
 
-    def reset_state(self, job: int, epoch: int) -> None:
+    def reset_state(self, job: int, epochs: Mapping[int, int]) -> None:
         """Return an instance to its initial state. Raises DeviceError.
 
-        Runs of its slot before ``epoch`` end first: nothing more of them starts, and a segment that is running is waited for.
+        Runs of slots before ``epochs``, by slot, end first: nothing more of them starts, and a running segment is waited for.
         """
-        self._at_rest(job, epoch).reset_state()
+        self._at_rest(job, epochs).reset_state()
 
-    def state_bytes(self, job: int, epoch: int) -> int:
+    def state_bytes(self, job: int, epochs: Mapping[int, int]) -> int:
         """Return the bytes of an instance's state; see :meth:`reset_state`. Raises DeviceError."""
-        return self._at_rest(job, epoch).state_bytes()
+        return self._at_rest(job, epochs).state_bytes()
 
-    def copy_states(self, job: int, epoch: int) -> int:
+    def copy_states(self, job: int, epochs: Mapping[int, int]) -> int:
         """Keep a copy of the state of an instance; return its number. See :meth:`reset_state`. Raises DeviceError."""
-        copy = self._at_rest(job, epoch).states()
+        copy = self._at_rest(job, epochs).states()
         with self._lock:
             number = next(self._numbers)
             self._copies[number] = copy
@@ -172,12 +185,12 @@ class DeviceActor:
         """Return the value of a variable in a copy."""
         return sent(self._copies[copy][name])
 
-    def set_states(self, job: int, epoch: int, states: Mapping[str, int | SentVariable]) -> None:
+    def set_states(self, job: int, epochs: Mapping[int, int], states: Mapping[str, int | SentVariable]) -> None:
         """Set an instance's variables to values of copies that are here, or to values that were sent. Raises DeviceError."""
         values = {
             name: self._copies[value][name] if isinstance(value, int) else value.tensor() for name, value in states.items()
         }
-        self._at_rest(job, epoch).set_states(values)
+        self._at_rest(job, epochs).set_states(values)
 
     def read(self, buffer: int) -> NDArray[np.generic]:
         """Return a copy of a buffer's value, in its logical shape."""

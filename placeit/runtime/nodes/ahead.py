@@ -138,9 +138,13 @@ class RemoteInstance:
         outputs: buffers on the node.
         ahead: the slot that it belongs to.
         keeps_state: whether each run continues from the state that the one before has left.
+        shares: number of the instance in the first slot of its sequence, whose state it uses; None if it is in the first slot.
+        alternates: whether instances in other slots can use its state.
     """
 
     keeps_state = False
+    shares: int | None = None
+    alternates = False
 
     def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
         self.device, self.program, self.number = device, program, device.number()

@@ -225,10 +225,8 @@ class NodeDevice(RemoteDevice):
 
     def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot on the device, with the inputs that come from this process."""
-        if inputs:  # their frames also begin the run
-            self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs])
-        else:
-            self.connection.send(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))
+        begin = Parcel(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))  # before all tensors, in the order of requests
+        self._send_all(ahead, [begin, *(self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs)])
 
     def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""

@@ -10,6 +10,7 @@ import functools
 import heapq
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -37,6 +38,7 @@ class SegmentJob:
         inputs: numbers of the buffers that it reads, in order.
         outputs: numbers of the buffers that it writes, in order.
         keeps_state: whether each run continues from the state that the one before has left.
+        shares: number of the job in another slot whose state it uses; None if no other slot was wired for this state before.
     """
 
     number: int
@@ -45,6 +47,7 @@ class SegmentJob:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     keeps_state: bool = False
+    shares: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class _Cell:
 class _Slot:
     epoch: int = 0
     begun: int = 0
+    told: int = 0  # epoch of the last run that the driver has begun
     jobs: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class Lane:
         self._cells: dict[int, _Cell] = {}
         self._jobs: dict[int, tuple[SegmentJob, Instance, int]] = {}
         self._slots: dict[int, _Slot] = {}
+        # for each job that keeps state, the jobs that use this state in runs that the driver has begun, in this order
+        self._turns: dict[int, deque[int]] = {}
         self._ready: list[tuple[int, float, int, int]] = []
         self._running: tuple[int, int] | None = None  # slot and epoch
         self._late: list[Frame] = []  # tensors that came while an earlier run of their slot was still running
@@ -142,19 +148,22 @@ class Lane:
             self._cells |= cells
             self._jobs |= {job.number: (job, made, wiring.slot) for job, made in zip(wiring.jobs, instances, strict=True)}
             self._slots[wiring.slot] = slot
+            for job in wiring.jobs:
+                if job.keeps_state:
+                    self._turns[job.number] = deque() if job.shares is None else self._turns[job.shares]
 
     def unwire(self, number: int) -> None:
         """Forget a slot, which runs no more."""
         with self._lock:
-            slot = self._slots.pop(number, None)
-            if slot is not None:
+            if number in self._slots:
+                self._end(number, self._slots[number].epoch)
+                slot = self._slots.pop(number)
                 for job in slot.jobs:
                     del self._jobs[job]
+                    self._turns.pop(job, None)
                 for buffer in slot.buffers:
                     del self._cells[buffer]
                     self._inbox.forget(buffer)
-                self._ready = [entry for entry in self._ready if entry[3] != number]
-                heapq.heapify(self._ready)
 
     def buffer(self, number: int) -> Buffer:
         """Return a buffer by its number. Raises DeviceError."""
@@ -163,17 +172,17 @@ class Lane:
         except KeyError:
             raise DeviceError(f"{self.device.name} has no buffer {number} any more.") from None
 
-    def at_rest(self, number: int, epoch: int) -> Instance:
-        """Return an instance after all runs of its slot before an epoch have ended. Raises DeviceError."""
+    def at_rest(self, number: int, epochs: Mapping[int, int]) -> Instance:
+        """Return an instance after all runs of slots before ``epochs``, by slot, have ended. Raises DeviceError."""
         with self._lock:
             if number not in self._jobs:
                 raise DeviceError(f"{self.device.name} has no segment {number} any more.")
-            _, instance, slot = self._jobs[number]
-            if self._slots[slot].epoch < epoch:
-                self._end(slot, epoch)
-            while self._running is not None and self._running[0] == slot:
+            for slot, epoch in epochs.items():
+                if slot in self._slots and self._slots[slot].epoch < epoch:
+                    self._end(slot, epoch)
+            while self._running is not None and self._running[0] in epochs:
                 self._ended.wait()
-            return instance
+            return self._jobs[number][1]
 
     def meet(self, connection: Connection) -> None:
         """Use a connection for frames to its other end."""
@@ -199,6 +208,7 @@ class Lane:
             case Kind.BEGIN:
                 with self._lock:
                     self._begin(frame.slot, frame.epoch)
+                    self._queue(frame.slot, frame.epoch)
                 self._go_on()
             case Kind.DATA:
                 self._arrived(frame)
@@ -226,7 +236,7 @@ class Lane:
         slot.begun = self._begun
         self._end(number, epoch)
         for job in slot.jobs:
-            slot.waiting[job] = len(set(self._jobs[job][0].inputs))
+            slot.waiting[job] = len(set(self._jobs[job][0].inputs)) + (job in self._turns)
             if slot.waiting[job] == 0:
                 self._push(job)
 
@@ -234,8 +244,39 @@ class Lane:
         """Start nothing more of the runs of a slot before an epoch; with the lock."""
         slot = self._slots[number]
         slot.epoch, slot.waiting = epoch, {}
+        for job in slot.jobs:
+            self._leave(job)
         self._ready = [entry for entry in self._ready if entry[3] != number]
         heapq.heapify(self._ready)
+
+    def _queue(self, number: int, epoch: int) -> None:
+        """Queue the jobs of a run that keep state, which run in the order in which the driver begins runs; with the lock."""
+        slot = self._slots.get(number)
+        if slot is None or slot.epoch != epoch or slot.told == epoch:
+            return
+        slot.told = epoch
+        for job in slot.jobs:
+            turns = self._turns.get(job)
+            if turns is not None:
+                turns.append(job)
+                if turns[0] == job:
+                    self._came(job)
+
+    def _leave(self, number: int) -> None:
+        """Take a job that has ended, or is not to run any more, out of the queue for its state; with the lock."""
+        turns = self._turns.get(number)
+        if turns is not None and number in turns:
+            first = turns[0] == number
+            turns.remove(number)
+            if first and turns:
+                self._came(turns[0])
+
+    def _came(self, number: int) -> None:
+        """Count an input of a job, or its turn, as come, and make the job ready if it was the last; with the lock."""
+        waiting = self._slots[self._jobs[number][2]].waiting
+        waiting[number] -= 1
+        if waiting[number] == 0:
+            self._push(number)
 
     def _push(self, number: int) -> None:
         job, _, slot = self._jobs[number]
@@ -243,11 +284,8 @@ class Lane:
 
     def _filled(self, cell: _Cell) -> None:
         """Count a buffer as filled for each job that reads it, and queue the jobs that are ready; with the lock."""
-        waiting = self._slots[cell.slot].waiting
         for job in cell.readers:
-            waiting[job] -= 1
-            if waiting[job] == 0:
-                self._push(job)
+            self._came(job)
 
     def _arrived(self, frame: Frame) -> None:
         with self._lock:
@@ -299,7 +337,8 @@ class Lane:
             self._running = None
             self._ended.notify_all()
             late, self._late = self._late, []
-            if self._outputs(number, slot, epoch):
+            if slot in self._slots and self._slots[slot].epoch == epoch:
+                self._leave(number)
                 for cell in sent:
                     self._filled(cell)
         text = b"" if error is None else (str(error) or type(error).__name__).encode()[:_LONGEST_TEXT]

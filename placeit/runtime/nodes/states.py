@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
-from placeit.runtime.nodes.ahead import RemoteDevice, RemoteInstance
+from placeit.runtime.devices.base import Buffer
+from placeit.runtime.nodes.ahead import RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
 
 __all__ = ["KeptCopy", "KeptVariable", "RemoteKeepingInstance", "SentVariable", "sent"]
 
@@ -75,9 +77,23 @@ class KeptVariable(NamedTuple):
 class RemoteKeepingInstance(RemoteInstance):
     """An instance of a segment with state on a node: see :class:`placeit.runtime.devices.state.KeepsState`.
 
-    Segments of an earlier run of its slot, which may still run after a failure elsewhere, end before its state is used, and do
+    Segments of an earlier run of its slots, which may still run after a failure elsewhere, end before its state is used, and do
     not change it later.
     """
+
+    alternates = False  # until the node says so when the slot is wired
+
+    def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
+        super().__init__(device, program)
+        self._family = weakref.WeakSet([self])
+
+    def beside(self, outputs: Sequence[Buffer]) -> RemoteKeepingInstance:
+        """Return an instance for another slot; see :class:`placeit.runtime.alternating.SharesState`."""
+        made = RemoteKeepingInstance(self.device, self.program)
+        made.outputs = [narrowed(RemoteBuffer, buffer) for buffer in outputs]
+        made.keeps_state, made.shares, made._family = True, self.number, self._family
+        self._family.add(made)
+        return made
 
     def keep_state(self, *, keep: bool) -> None:
         """Choose whether later runs continue from the current state, or each start from the initial one. Raises DeviceError."""
@@ -86,8 +102,8 @@ class RemoteKeepingInstance(RemoteInstance):
             self._ask("keep_state", keep)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        assert self.ahead is not None  # noqa: S101
-        return self.device.ask(what, self.number, self.ahead.retire(), *arguments)
+        slots = [one.ahead for one in self._family if one.ahead is not None]
+        return self.device.ask(what, self.number, {slot.number: slot.retire() for slot in slots}, *arguments)
 
     def reset_state(self) -> None:
         """Return to the initial state. Raises DeviceError."""

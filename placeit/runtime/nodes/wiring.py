@@ -85,6 +85,7 @@ class _Wiring:
         self._sends: list[tuple[int, str, int]] = []
         self._fed: dict[int, int] = {}
         self._numbers: list[int] = []
+        self._made: list[RemoteInstance] = []
         ahead.feeds[device] = []
 
     def add(self, instance: Any, urgency: float) -> None:
@@ -95,8 +96,9 @@ class _Wiring:
         outputs = tuple(buffer.number for buffer in made.outputs)
         for buffer in made.outputs:
             buffer.ahead = self.ahead
-        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs, made.keeps_state))
+        self._jobs.append(SegmentJob(made.number, made.program.number, urgency, inputs, outputs, made.keeps_state, made.shares))
         self._numbers.append(made.number)
+        self._made.append(made)
 
     def _number(self, buffer: Buffer, spec: BufferSpec) -> int:
         """Return the number of a buffer on the device; a buffer of this process is sent there at the begin of each run."""
@@ -140,4 +142,6 @@ class _Wiring:
         for number in self._numbers:
             self.device.routes[number] = self.ahead
         fed = frozenset(self._fed.values())
-        self.device.ask("wire", Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends), fed))
+        wiring = Wiring(self.ahead.number, self._buffers, tuple(self._jobs), tuple(self._sends), fed)
+        for made, alternates in zip(self._made, self.device.ask("wire", wiring), strict=True):
+            made.alternates = alternates
