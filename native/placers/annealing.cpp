@@ -22,17 +22,18 @@ constexpr double kHot = 1.0;       // temperature at the start, as a share of an
 constexpr double kCold = 0.0002;   // temperature at the end, as a share of the cost
 
 // Many moves at once, found on layered graphs and rows of blocks of 10,000 ops and 8 or 64 devices.
-constexpr std::int64_t kFew = 25;      // evaluations an op below which many moves are valued at once
-constexpr double kManyCritical = 0.8;  // share of these moves that are of a critical op
-constexpr double kEstimated = 0.7;     // share that go where they are estimated to be best
-constexpr double kManyFollow = 0.6;    // share of the others that go where a neighbour is
-constexpr double kTight = 0.1;         // slack up to which an op is critical, in mean durations of an op
-constexpr double kDoubt = 0.1;         // random part of an estimate, in mean durations of an op
-constexpr std::size_t kTargets = 16;   // devices that are estimated for an op
-constexpr std::size_t kTries = 1000;   // proposals after which there may be no move at all
-constexpr std::size_t kMost = 16;      // ops that move together
-constexpr double kWindow = 2.0;        // ops before and after a move that it is judged by, per op that runs at a time
-constexpr double kWarm = 0.05;         // temperature at the start, as a share of an op's mean share of the cost
+constexpr std::int64_t kFew = 25;       // evaluations an op below which many moves are valued at once
+constexpr double kManyCritical = 0.8;   // share of these moves that are of a critical op
+constexpr double kEstimated = 0.7;      // share that go where they are estimated to be best
+constexpr double kManyFollow = 0.6;     // share of the others that go where a neighbour is
+constexpr double kTight = 0.1;          // slack up to which an op is critical, in mean durations of an op
+constexpr double kDoubt = 0.1;          // random part of an estimate, in mean durations of an op
+constexpr std::size_t kTargets = 16;    // devices that are estimated for an op
+constexpr std::size_t kTries = 1000;    // proposals after which there may be no move at all
+constexpr std::size_t kExchanges = 64;  // ops that are drawn to make room for a move
+constexpr std::size_t kMost = 16;       // ops that move together
+constexpr double kWindow = 2.0;         // ops before and after a move that it is judged by, per op that runs at a time
+constexpr double kWarm = 0.05;          // temperature at the start, as a share of an op's mean share of the cost
 
 double power(double base, std::int64_t exponent) {
     if (exponent > 0x10000) return std::pow(base, static_cast<double>(exponent));
@@ -148,15 +149,18 @@ void Annealing::one_move(double temperature) {
         if (able(critical).size() > 1) v = critical;
     }
     moved_.clear();
+    back_.clear();
     Move move{0, 1, place_[v], 0, true};
     if (!load_ || random_.uniform() >= kBorder || !shift_border(move, v)) {
         moved_.assign(1, v);
         move = {0, 1, place_[v], target(v), true};
         place_[v] = move.to;
         if (random_.uniform() < kTogether) take_along(move, place_.size());
+        moving_[v] = 1;
+        exchange(move);
         for (const std::size_t w : moved_) moving_[w] = 0;
     }
-    const bool known = load_ && current_ < infinity;
+    const bool known = load_ && current_ < infinity && back_.empty();
     const double seconds = known ? load_->move(moved_, move.to) : load_ ? load_->set(place_) : evaluate_(place_);
     ++since_;
     // infinite (no room for the weights) is never accepted; log(0) accepts anything finite
@@ -164,7 +168,27 @@ void Annealing::one_move(double temperature) {
         accept(seconds, since_ > place_.size() / 64);
     } else {
         put(move, move.from);
+        for (const std::size_t w : back_) place_[w] = move.to;
         if (known) load_->undo();
+        if (load_ && !known && current_ < infinity) load_->set(place_);
+    }
+}
+
+/// Moves ops the other way, drawn at random, until the weights on the device that a move goes to fit its memory.
+void Annealing::exchange(const Move& move) {
+    const double most = tables_.memory[static_cast<std::size_t>(move.to)];
+    if (most == infinity) return;
+    double bytes = 0.0;
+    for (std::size_t w = 0; w < place_.size(); ++w) bytes += place_[w] == move.to ? tables_.op[w].param_bytes : 0.0;
+    for (std::size_t tries = 0; bytes > most && tries < kExchanges; ++tries) {
+        const std::size_t w = movable_[draw(movable_.size())];
+        if (place_[w] != move.to || moving_[w] || tables_.op[w].param_bytes == 0.0 ||
+            tables_.compute(w, static_cast<std::size_t>(move.from)) == infinity) {
+            continue;
+        }
+        place_[w] = move.from;
+        bytes -= tables_.op[w].param_bytes;
+        back_.push_back(w);
     }
 }
 

@@ -52,6 +52,7 @@ private:
     bool fits(const Move& move) const;
     void one_move(double temperature);
     bool shift_border(Move& move, std::size_t v);
+    void exchange(const Move& move);
     std::size_t order(std::size_t i) const { return tables_.op[i].order; }
     int many_moves(double temperature, std::int64_t allowed);
     void propose(double mean);
@@ -73,6 +74,7 @@ private:
     std::vector<std::size_t> turn_;                 // [V] the place of each op in the order of the problem
     std::vector<std::size_t> movable_;              // ops that several devices can run
     std::vector<std::size_t> moved_;                // ops that the last moves have moved
+    std::vector<std::size_t> back_;                 // ops that went the other way for the last move, to make room
     std::vector<Flag> moving_;                      // [V] whether they have moved an op
     std::vector<Move> moves_;                       // the last moves
     double at_once_ = 0.0;                          // how many moves to value at once; 0 before the first were
