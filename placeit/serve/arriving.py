@@ -14,7 +14,8 @@ __all__ = ["SMALL_BYTES", "Arrival", "Room"]
 SMALL_BYTES: Final = 1 << 15
 """Most bytes of a request that takes no room from larger ones, nor they from it."""
 
-_LOOKS: Final = 4  # for a request that gives way, in the time after which it does
+_FAIR_S: Final = 1.0  # seconds of arriving after which a request gives way to others
+_LOOK_S: Final = 0.25  # seconds between two looks for a request that gives way
 _WAITING: Final = 16  # most requests that wait for room, by default: of each, up to 0.3 MB have been read
 
 
@@ -37,19 +38,18 @@ class Arrival:
 class Room:
     """Room that is shared by requests: bytes that are kept, or calls. Used on the thread of the event loop.
 
-    Where there is no room, requests that have been arriving for some time are refused, the oldest one first, so that clients
-    that send little or nothing for a long time do not keep others out. The same holds for answers that are being sent.
+    Where there is no room, requests that have been arriving for more than a second are refused, the oldest one first, so that
+    clients that send little or nothing for a long time do not keep others out. The same holds for answers that are being sent.
 
     Args:
         size: of the room, in the unit of :meth:`take`.
         what: is too many if there is no room, for messages: "requests are being read".
-        fair_s: seconds of arriving after which a request gives way to others.
         waiting: most requests that wait for room.
     """
 
-    def __init__(self, size: int, what: str, *, fair_s: float = 1.0, waiting: int = _WAITING) -> None:
+    def __init__(self, size: int, what: str, waiting: int = _WAITING) -> None:
         self.size = self._left = size
-        self._what, self._fair_s, self._most_waiting = what, fair_s, waiting
+        self._what, self._most_waiting = what, waiting
         self._arriving: dict[Arrival, None] = {}  # the oldest first
         self._turn, self._freed, self._waiting = asyncio.Lock(), asyncio.Event(), 0
 
@@ -121,7 +121,7 @@ class Room:
                 while not self._has_room(arrival, size):
                     self._freed.clear()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._freed.wait(), self._fair_s / _LOOKS)
+                        await asyncio.wait_for(self._freed.wait(), _LOOK_S)
         finally:
             self._waiting -= 1
         del self._arriving[arrival]
@@ -162,7 +162,7 @@ class Room:
         """Return whether there is room, after slow requests have been refused, but not this one, as far as that is needed."""
         now = asyncio.get_running_loop().time()
         for other in [*self._arriving]:
-            if self._left >= size or now - other.since < self._fair_s:
+            if self._left >= size or now - other.since < _FAIR_S:
                 break
             if other is not arrival and other.size:
                 del self._arriving[other]

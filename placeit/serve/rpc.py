@@ -34,8 +34,7 @@ __all__ = ["make_server"]
 _HEALTH: Final = ("ServerLive", "ServerReady")
 _ARRIVING: Final = 256  # most requests that are arriving
 _WAITING: Final = 128  # most requests that wait until they may arrive
-_WHOLE_S: Final = 0.5  # seconds of arriving after which a request gives way to others: most come whole with their head
-_SLOW_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
+_WHOLE_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
 _SLOWLY: Final = 4  # requests of any size that may arrive so slowly
 _PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
 _STREAMS: Final = 256  # most requests of a connection at a time
@@ -65,7 +64,7 @@ def make_server(
     """
     messages = Messages()
     answers = _Answers(service, messages, repository)
-    arriving = Room(_ARRIVING, "requests are arriving", fair_s=_WHOLE_S, waiting=_WAITING)
+    arriving = Room(_ARRIVING, "requests are arriving", waiting=_WAITING)
     at_most = min(most_bytes, room.size // _SLOWLY)
 
     def check(context: Any) -> None:
@@ -73,17 +72,16 @@ def make_server(
             check_token(_authorization(context), token)
 
     async def received(context: Any) -> bytes:
-        async with arriving.arrival(patience_s) as one:
-            await arriving.reserve(one, 1)
-            coming = asyncio.ensure_future(context.read())
-            try:
-                if not (await asyncio.wait([coming], timeout=_SLOW_S))[0]:
-                    async with room.arrival() as slowly:
-                        room.take(slowly, at_most)
-                        await asyncio.wait([coming])
-                sent = await coming
-            finally:
-                coming.cancel()
+        coming = asyncio.ensure_future(context.read())
+        try:
+            if not await _within(coming, _WHOLE_S):
+                async with arriving.arrival(patience_s) as one, room.arrival() as slowly:
+                    await arriving.reserve(one, 1)
+                    room.take(slowly, at_most)
+                    await asyncio.wait([coming])
+            sent = await coming
+        finally:
+            coming.cancel()
         if sent is grpc.aio.EOF:
             raise invalid("This call has no request.")
         found: bytes = sent
@@ -328,6 +326,17 @@ def _plain(parameters: Any) -> dict[str, object]:
     """Return parameters with their values."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
+
+
+async def _within(coming: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a future; return whether it has ended within some seconds in which the event loop was not late."""
+    loop = asyncio.get_running_loop()
+    while True:
+        begun = loop.time()
+        if (await asyncio.wait([coming], timeout=seconds))[0]:
+            return True
+        if loop.time() < begun + 2 * seconds:
+            return False
 
 
 def _sequence(request: Any) -> Asked | None:
