@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import tempfile
@@ -132,6 +133,8 @@ def serve(connection: Connection, layers: Mapping[int, Sequence[str]], queue: in
             right[str(count)] = server.submit({"x0": given}).result()["out"]
         bare = stack.enter_context(_bare(served[0].server, paths))
         made = stack.enter_context(NetworkServer(served, Options(port=0, grpc_port=0)))
+        gc.collect()
+        gc.freeze()  # as `placeit serve` does
         connection.send((made.port, made.grpc_address, bare, given, right))
         while connection.recv() is not None:
             connection.send({model.name: dict(model.server.busy) for model in served})

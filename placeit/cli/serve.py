@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import resource
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -146,6 +147,8 @@ def serve(
             for line in _joined(model):
                 typer.echo(line, err=True)
         with ended_by(ending.open), NetworkServer(fixed, options, repository) as server:
+            gc.collect()
+            gc.freeze()  # a collection of all objects, each few thousand requests, would stop these for 0.2 s
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
