@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import multiprocessing
+import random
 import re
 import shutil
 import subprocess
@@ -83,7 +84,7 @@ class _Server:
 
 @dataclass(frozen=True)
 class _Crowd:
-    """Numbers of good clients over each protocol, and the seconds between two requests of one."""
+    """Numbers of good clients over each protocol, and the mean seconds between two requests of one."""
 
     http: int
     rpc: int
@@ -130,7 +131,7 @@ class _Good:
 
     def _ask(self, way: Callable[[], contextlib.AbstractContextManager[Callable[[], bytes]]]) -> None:
         with way() as ask:
-            while not self._over.wait(self._pause_s):
+            while not self._over.wait(2 * self._pause_s * random.random()):
                 begin = time.perf_counter()
                 try:
                     answer = ask()

@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from placeit.serve.arriving import Room
+from placeit.serve.arriving import Arrival, Room
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, check_token, invalid, told
 from placeit.serve.repository import Repository, known
@@ -71,14 +71,23 @@ def make_server(
         if token is not None:
             check_token(_authorization(context), token)
 
+    async def reserve(one: Arrival, slowly: Arrival) -> None:
+        await arriving.reserve(one, 1)
+        await room.reserve(slowly, at_most)
+
     async def received(context: Any) -> bytes:
         coming = asyncio.ensure_future(context.read())
         try:
             if not await _within(coming, _WHOLE_S):
                 async with arriving.arrival(patience_s) as one, room.arrival() as slowly:
-                    await arriving.reserve(one, 1)
-                    room.take(slowly, at_most)
-                    await asyncio.wait([coming])
+                    reserving = asyncio.ensure_future(reserve(one, slowly))
+                    try:
+                        await asyncio.wait([coming, reserving], return_when=asyncio.FIRST_COMPLETED)
+                        if not coming.done():
+                            await reserving
+                            await asyncio.wait([coming])
+                    finally:
+                        reserving.cancel()
             sent = await coming
         finally:
             coming.cancel()
