@@ -169,8 +169,9 @@ def _shares(report: Report, slow: Mapping[str, tuple[int, bytes]], seconds: floa
             ratios = [_p99(ours) / _p99(theirs) for ours, theirs in zip(found[OURS], found[other], strict=True)]
             report.claim(f"p99 at {share:g} of capacity over AsyncInferQueue", np.median(ratios), "", at_most=1)
         else:
-            served = np.median([load.rate for load in found[OURS]]) / capacities[OURS]
-            report.claim(f"share of capacity that is served at {share:g} of it", served, "", at_least=0.95)
+            most = min(share * capacities[other], capacities[OURS])
+            served = np.median([load.rate for load in found[OURS]]) / most
+            report.claim(f"share of what it can serve at {share:g} of capacity", served, "", at_least=0.95)
 
 
 def _p99(load: _Load) -> float:
