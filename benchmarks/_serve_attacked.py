@@ -33,6 +33,7 @@ from placeit.session import Session
 
 MODEL, LAYERS = "layers", (1, 2)  # number of layers of the two bundles that take turns
 MOST_BYTES = 4 << 20
+_TRIES, _AGAIN_S = 4, 0.5  # of a good client whose request is refused for now, and the seconds between them
 _SLOWER = 1.5  # most times that p99 of good clients may grow by under attack
 _GROWTH_BYTES = 64e6
 _WARM_S, _SETTLE_S = 2.0, 6.0  # before the first reload; for connections of attackers that have gone to be closed
@@ -101,12 +102,13 @@ class _Good:
 
     Attributes:
         outcomes: ``right``, ``wrong``, and the reasons of requests without an answer.
+        refused: how often a request was to be sent again later, which was done.
         seconds: of each request that was answered.
     """
 
     def __init__(self, server: _Server, given: np.ndarray[Any, Any], right: Sequence[bytes], crowd: _Crowd) -> None:
         self._server, self._right, self._pause_s = server, right, crowd.pause_s
-        self.outcomes, self.seconds = Counter[str](), list[float]()
+        self.outcomes, self.seconds, self.refused = Counter[str](), list[float](), 0
         self._over = threading.Event()
         tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -133,14 +135,26 @@ class _Good:
         with way() as ask:
             while not self._over.wait(2 * self._pause_s * random.random()):
                 begin = time.perf_counter()
-                try:
-                    answer = ask()
-                except (OSError, HTTPException, RuntimeError, grpc.RpcError) as error:
-                    said = f"{error.code().name} {error.details()}" if isinstance(error, grpc.RpcError) else repr(error)
-                    self.outcomes[said[:100]] += 1
+                answer = self._answer(ask)
+                if answer is None:
                     continue
                 self.seconds.append(time.perf_counter() - begin)
                 self.outcomes["right" if answer.endswith(tuple(self._right)) else "wrong"] += 1
+
+    def _answer(self, ask: Callable[[], bytes]) -> bytes | None:
+        """Ask, and again after a refusal that says so; return the answer, or record why there is none."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return ask()
+            except (OSError, HTTPException, RuntimeError, grpc.RpcError) as error:
+                said = f"{error.code().name} {error.details()}" if isinstance(error, grpc.RpcError) else repr(error)
+                if left and "try again later" in said:
+                    self.refused += 1
+                    time.sleep(_AGAIN_S)
+                    continue
+                self.outcomes[said[:100]] += 1
+                break
+        return None
 
     @contextlib.contextmanager
     def _http(self) -> Iterator[Callable[[], bytes]]:
@@ -155,7 +169,7 @@ class _Good:
                 connection.close()  # the next request opens it again
                 raise
             if answer.status != 200:
-                raise RuntimeError(f"{answer.status} {data[:80]!r}")
+                raise RuntimeError(f"{answer.status} {data[:200]!r}")
             return data
 
         yield ask

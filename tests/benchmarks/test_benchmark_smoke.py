@@ -181,16 +181,25 @@ QUICKLY = [
         {
             "what": (
                 *("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC"),
-                *("at the limit", "reloads", "attacks", "number of attacks"),
+                *("at the limit", "AsyncInferQueue, 64 connections", "placeit serve, 0.9 of capacity"),
+                *("reloads", "no attacks", "attacks", "number of attacks"),
             )
         },
         (
             "HTTP over a bare handler that runs the same model",
             "HTTP over a bare handler that runs nothing",
+            "CPU time of a request, 1 connection, over AsyncInferQueue",
             "most memory that the server has had more during attacks",
         ),
         ("requests lost", "wrong answers", "exit code of the server"),
-        {"QUICK_TURNS": 20, "QUICK_REQUESTS": 100, "LAYERS": (1, 2), "QUICK_RELOADS": 2, "QUICK_SECONDS": 1.0},
+        {
+            "QUICK_TURNS": 20,
+            "QUICK_REQUESTS": 100,
+            "QUICK_RELOADS": 2,
+            "QUICK_SECONDS": 1.0,
+            "_serve_loads:ROUNDS": 1,
+            "QUICK_LOAD_S": 0.05,
+        },
     ),
     Smoke(
         "serving --quick --seconds 150",  # by a clock that goes on by a second at each look
