@@ -142,7 +142,7 @@ class _Good:
                 self.outcomes["right" if answer.endswith(tuple(self._right)) else "wrong"] += 1
 
     def _answer(self, ask: Callable[[], bytes]) -> bytes | None:
-        """Ask, and again after a refusal that says so; return the answer, or record why there is none."""
+        """Ask, and again after a refusal that says so; return the answer, or None after recording what was said."""
         for left in reversed(range(_TRIES)):
             try:
                 return ask()
