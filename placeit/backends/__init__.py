@@ -138,7 +138,7 @@ def check_suffix(path: Path) -> None:
 def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:
     """Return the error for a path whose suffix no backend reads, given all suffixes and the names of all programs."""
     suffix, hint = Path(path).suffix, ""
-    what = f"no backend reads '{suffix}' files; the known ones are"
+    listed = ", ".join(sorted(known))
     if suffix.lower() == ".gguf":
         return ModelError(
             f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
@@ -153,10 +153,11 @@ def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) ->
     elif suffix.lower() == ".placeit":
         hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
     elif not suffix and made:
-        what = what if Path(path).exists() else "there is no such file or folder; files of models are"
         close = nearest(str(path).partition(":")[0], made)
         hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
-    return ModelError(f"{path}: {what} {', '.join(sorted(known))}.{hint}")
+        if not Path(path).exists():
+            return ModelError(f"{path}: there is no such file or folder; files of models are {listed}.{hint}")
+    return ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {listed}.{hint}")
 
 
 def _program(
