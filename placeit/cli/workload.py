@@ -139,7 +139,7 @@ def _show_interference(console: Console, found: PlacedWorkload) -> None:
     console.print()
     text.tables(console, ["model", "beside", "slowdown"], {"slowdown of models on different devices": rows}, left=2)
     error = found.interference.error
-    fitted = "" if error is None else f", with a median error of {error:.0%} on these".replace("%", " %")
+    fitted = "" if error is None else f", with a median error of {text.percent(error)} on these"
     text.paragraph(console, f"Other pairs are fitted to these{fitted}.")
 
 

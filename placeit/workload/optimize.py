@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -277,7 +277,8 @@ def optimize_workload(
         conflicts, slowdown = _conflicts(every_device), Interference()
         memory = {device.name: device.memory_bytes for device in every_device.devices}
         if cluster.executable and measure:
-            slowdown = _interference(sessions, workload, options, every_device, clock.now() + _PAIRS * seconds, progress)
+            until = clock.now() + _PAIRS * seconds
+            slowdown = _interference(sessions, workload, options, every_device, conflicts, until, progress)
         predict = Predictor(
             workload, options, memory, conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
         )
@@ -336,6 +337,7 @@ def _interference(
     workload: Workload,
     options: Sequence[Sequence[Option]],
     cluster: Cluster,
+    conflicts: Collection[tuple[str, str]],
     until: float,
     progress: Progress | None,
 ) -> Interference:
@@ -352,7 +354,7 @@ def _interference(
                 single[place], busy[place] = option, used[place[1]]
                 traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
     machines = {device.name: device.where.node for device in cluster.devices}
-    order = pairs_by_load(busy, machines, _conflicts(cluster))
+    order = pairs_by_load(busy, machines, conflicts)
     return Interference(tuple(slowdowns(sessions, workload, single, order, until=until, progress=progress)), machines, traffic)
 
 
