@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -234,7 +235,8 @@ def test_a_node_that_is_lost_while_it_compiles_is_an_error_that_names_the_device
             os.kill(device.pid, signal.SIGKILL)
     (error,) = made
     assert isinstance(error, DeviceError)
-    assert f"{ORT} is lost" in str(error)
+    # the call that compiles may end before the connection does
+    assert re.match(f"{re.escape(ORT)}(, asked to compile,)? is lost: its process has ended", str(error))
 
 
 def test_a_segment_without_room_on_a_gpu_of_a_node_is_an_error_that_says_so() -> None:
