@@ -88,7 +88,7 @@ class Room:
                 raise
             if arrival in self._arriving:
                 raise RefusedError(Status.SLOW, "This request has not arrived in time.") from None
-            raise self._full() from None
+            raise self.full() from None
 
     def arrived(self, arrival: Arrival) -> None:
         """Record that a request has arrived: it keeps its room, and does not give way."""
@@ -113,8 +113,8 @@ class Room:
 
     async def reserve(self, arrival: Arrival, size: int) -> None:
         """Wait until there is room for a whole request of a known size, and take it. Raises RefusedError if too many wait."""
-        if self._waiting >= self._most_waiting:
-            raise self._full()
+        if self.is_full:
+            raise self.full()
         self._waiting += 1
         try:
             async with self._turn:  # the first one that came waits first
@@ -131,7 +131,7 @@ class Room:
         """Let a request take more room. Raises RefusedError if there is too little, and no slow request gives way."""
         self.take_back(arrival, -size)
         if not self._has_room(arrival, 0):
-            raise self._full()
+            raise self.full()
 
     @contextlib.contextmanager
     def kept(self, size: int) -> Iterator[None]:
@@ -140,7 +140,7 @@ class Room:
         self._left -= size
         try:
             if size and not self._has_room(None, 0):
-                raise self._full()
+                raise self.full()
             yield
         finally:
             self._left += size
@@ -170,7 +170,13 @@ class Room:
                 self.take_back(other, other.size)
         return self._left >= size
 
-    def _full(self) -> RefusedError:
+    @property
+    def is_full(self) -> bool:
+        """Whether no other request may wait for room."""
+        return self._waiting >= self._most_waiting
+
+    def full(self) -> RefusedError:
+        """Return the error for a request for which there is no room."""
         return RefusedError(Status.FULL, f"Too many {self._what} at once: send fewer, or try again later.")
 
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from placeit.serve.arriving import Arrival, Room
+from placeit.serve.arriving import Room
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, check_token, invalid, told
 from placeit.serve.repository import Repository, known
@@ -32,9 +32,8 @@ from placeit.serving.answers import Outputs
 __all__ = ["make_server"]
 
 _HEALTH: Final = ("ServerLive", "ServerReady")
-_ARRIVING: Final = 256  # most requests that are arriving
-_WAITING: Final = 128  # most requests that wait until they may arrive
 _WHOLE_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
+_LOOK_S: Final = 0.02  # between two looks for such requests, so that each finds few
 _SLOWLY: Final = 4  # requests of any size that may arrive so slowly
 _PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
 _STREAMS: Final = 256  # most requests of a connection at a time
@@ -64,37 +63,12 @@ def make_server(
     """
     messages = Messages()
     answers = _Answers(service, messages, repository)
-    arriving = Room(_ARRIVING, "requests are arriving", waiting=_WAITING)
-    at_most = min(most_bytes, room.size // _SLOWLY)
 
     def check(context: Any) -> None:
         if token is not None:
             check_token(_authorization(context), token)
 
-    async def reserve(one: Arrival, slowly: Arrival) -> None:
-        await arriving.reserve(one, 1)
-        await room.reserve(slowly, at_most)
-
-    async def received(context: Any) -> bytes:
-        coming = asyncio.ensure_future(context.read())
-        try:
-            if not await _within(coming, _WHOLE_S):
-                async with arriving.arrival(patience_s) as one, room.arrival() as slowly:
-                    reserving = asyncio.ensure_future(reserve(one, slowly))
-                    try:
-                        await asyncio.wait([coming, reserving], return_when=asyncio.FIRST_COMPLETED)
-                        if not coming.done():
-                            await reserving
-                            await asyncio.wait([coming])
-                    finally:
-                        reserving.cancel()
-            sent = await coming
-        finally:
-            coming.cancel()
-        if sent is grpc.aio.EOF:
-            raise invalid("This call has no request.")
-        found: bytes = sent
-        return found
+    coming = _Coming(room, min(most_bytes, room.size // _SLOWLY), patience_s)
 
     def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
         answer = answers.ModelInfer if name == "ModelInfer" else answers.plain(name)
@@ -105,7 +79,7 @@ def make_server(
                     sent = b""
                 else:
                     check(context)
-                    sent = await received(context)
+                    sent = await coming.read(context)
                 with room.kept(len(sent)):
                     found: bytes = await answer(await parsed(service, sent, kind), context)
                 return found
@@ -156,6 +130,80 @@ def make_server(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_generic_rpc_handlers(probes(service, SERVICE, messages.pool, check))
     return server
+
+
+class _Coming:
+    """Reads the requests of calls, of which those that take long need room.
+
+    A call without a request costs little until then: thousands can be opened at once.
+
+    Args:
+        room: bytes of requests that are kept at once.
+        size: bytes of ``room`` that a request needs whose size is not known.
+        patience_s: seconds in which a request has to arrive.
+    """
+
+    def __init__(self, room: Room, size: int, patience_s: float) -> None:
+        self._room, self._size, self._patience_s = room, size, patience_s
+        self._calls: dict[asyncio.Task[Any], float] = {}  # that may be quick, and when they began, the oldest first
+        self._slow: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
+        self._refused: dict[asyncio.Task[Any], RefusedError] = {}
+        self._looking = False
+
+    async def read(self, context: Any) -> bytes:
+        """Return the request of a call. Raises RefusedError if it has none or is late, or without room."""
+        call, loop = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop()
+        self._calls[call] = loop.time()
+        if not self._looking:
+            self._looking = True
+            loop.call_later(_LOOK_S, self._look, loop.time() + _LOOK_S)
+        try:
+            sent = await context.read()
+        except asyncio.CancelledError:
+            if (refused := self._refused.get(call)) is None:
+                raise
+            call.uncancel()
+            raise refused from None
+        finally:
+            self._calls.pop(call, None)
+            self._refused.pop(call, None)
+            if slow := self._slow.pop(call, None):
+                slow.cancel()
+        if sent is grpc.aio.EOF:
+            raise invalid("This call has no request.")
+        found: bytes = sent
+        return found
+
+    def _look(self, due: float) -> None:
+        """Let calls that have taken long take room, unless the event loop was late."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now < due + _WHOLE_S:
+            for call, since in [*self._calls.items()]:
+                if now < since + _WHOLE_S:
+                    break
+                del self._calls[call]
+                if self._room.is_full:
+                    self._end(call, self._room.full())
+                else:
+                    self._slow[call] = loop.create_task(self._wait(call))
+        self._looking = bool(self._calls)
+        if self._looking:
+            loop.call_later(_LOOK_S, self._look, now + _LOOK_S)
+
+    async def _wait(self, call: asyncio.Task[Any]) -> None:
+        """Take room for a call until it has its request; end it if there is no room."""
+        try:
+            async with self._room.arrival(self._patience_s) as one:
+                await self._room.reserve(one, self._size)
+                await asyncio.Future[None]()
+        except RefusedError as error:
+            if call in self._slow:
+                self._end(call, error)
+
+    def _end(self, call: asyncio.Task[Any], error: RefusedError) -> None:
+        self._refused[call] = error
+        call.cancel()
 
 
 def _refuse(context: Any, error: Exception) -> None:
@@ -335,17 +383,6 @@ def _plain(parameters: Any) -> dict[str, object]:
     """Return parameters with their values."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
-
-
-async def _within(coming: asyncio.Future[Any], seconds: float) -> bool:
-    """Wait for a future; return whether it has ended within some seconds in which the event loop was not late."""
-    loop = asyncio.get_running_loop()
-    while True:
-        begun = loop.time()
-        if (await asyncio.wait([coming], timeout=seconds))[0]:
-            return True
-        if loop.time() < begun + 2 * seconds:
-            return False
 
 
 def _sequence(request: Any) -> Asked | None:
