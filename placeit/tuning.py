@@ -8,9 +8,9 @@ drops no request, and at the last arrival holds no more requests than arrive wit
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,10 +25,10 @@ from placeit.core.units import parse_duration
 from placeit.measuring.statistics import FEWEST, median_interval
 from placeit.optimizer.options import Budget
 from placeit.profiler.costs import Progress
-from placeit.serving.forecast import predicted_capacity
+from placeit.serving.forecast import HostCosts, predicted_capacity
 from placeit.serving.latency import LatencyLimit, OperatingPoint
-from placeit.serving.load_run import keep_busy, offer
-from placeit.serving.server import QUEUE, Server
+from placeit.serving.load_run import offer, saturate
+from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.load import check_rate, poisson_arrivals
 from placeit.workbench.options import Constraints
@@ -56,12 +56,14 @@ class Configuration:
         of: name of the placement.
         placement: the placement, with its settings for a server (:class:`placeit.core.placement.Serving`) and its precision.
         predicted: requests per second that it serves if requests never pause, by the simulator, from measured costs of ops and
-            of batches; None if they are not known.
+            of batches, and ``host``; None if they are not known.
         capacity: requests per second that it serves if requests never pause; median over turns. 0 if it was not measured, as
             others have higher predicted capacities.
         capacity_ci: 95 % interval of this median.
         points: latencies by rate, ascending; empty if it was left out because others have higher capacities.
         failed: why it cannot serve; None if it can.
+        host: CPU seconds of the host for each request, on one thread at a time: ``predicted`` is at most ``1 / host``. They are
+            measured once for requests that run alone, and once for joined ones; None if the server did not start.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Configuration:
     capacity_ci: tuple[float, float] = (0.0, math.inf)
     points: tuple[OperatingPoint, ...] = ()
     failed: str | None = None
+    host: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -158,6 +161,7 @@ class Tuned:
                 "precision": None if one.placement.conditions is None else one.placement.conditions.precision,
                 "predicted_per_s": one.predicted,
                 "prediction_error": one.error,
+                "host_s": one.host,
                 "capacity_per_s": one.capacity,
                 "capacity_ci_per_s": list(one.capacity_ci),
                 "rate_within_limit_per_s": None if one.best is None else one.best.rate,
@@ -224,13 +228,14 @@ def tune(
         for name, placement in placements.items():
             if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
                 raise ExecutionError(f"{name}: {wrong}")
-    with contextlib.ExitStack() as stack:
-        trials = _opened(session, placements, limit, stack)
+    with ExitStack() as stack:
+        hosts = HostCosts(session.model.sample_inputs())
+        trials = _opened(session, placements, limit, hosts, stack, checked=True)
         for precision in dict.fromkeys(precisions):
             if precision != session.precision:
                 other = stack.enter_context(_in_precision(session, precision))
                 other.profile()
-                trials += _opened(other, placements, limit, stack, checked=False)
+                trials += _opened(other, placements, limit, hosts, stack, checked=False)
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
     if all(one.failed is not None for one in done):
@@ -269,6 +274,7 @@ class _Trial:
     placement: Placement
     server: Server | None = None
     predicted: float | None = None
+    host: float | None = None
     failed: str | None = None
     capacities: list[float] = field(default_factory=list)
     served: dict[float, list[tuple[NDArray[np.float64], bool]]] = field(default_factory=dict)
@@ -280,12 +286,12 @@ class _Trial:
 
     def summed_up(self, limit: LatencyLimit) -> Configuration:
         """Return what was measured."""
+        one = Configuration(self.name, self.of, self.placement, self.predicted, failed=self.failed, host=self.host)
         if self.failed is not None or not self.capacities:
-            return Configuration(self.name, self.of, self.placement, self.predicted, failed=self.failed)
+            return one
         points = [OperatingPoint.of(rate, turns, limit) for rate, turns in sorted(self.served.items()) if turns]
-        interval = median_interval(self.capacities)
-        capacity = float(np.median(self.capacities))
-        return Configuration(self.name, self.of, self.placement, self.predicted, capacity, interval, tuple(points))
+        capacity, interval = float(np.median(self.capacities)), median_interval(self.capacities)
+        return replace(one, capacity=capacity, capacity_ci=interval, points=tuple(points))
 
 
 def _in_precision(session: Session, precision: str) -> Session:
@@ -296,27 +302,25 @@ def _in_precision(session: Session, precision: str) -> Session:
 
 
 def _opened(
-    session: Session,
-    placements: Mapping[str, Placement],
-    limit: LatencyLimit,
-    stack: contextlib.ExitStack,
-    *,
-    checked: bool = True,
+    session: Session, given: Mapping[str, Placement], limit: LatencyLimit, hosts: HostCosts, stack: ExitStack, *, checked: bool
 ) -> list[_Trial]:
     """Open the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
     trials: list[_Trial] = []
-    for name, placement in placements.items():
+    for name, placement in given.items():
         of = name if checked else f"{name} in {session.precision}"
         here = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
         try:
             wrong = None if checked else session.run(here, runs=1, warmup=0).failed
-            trials += [_Trial(of, of, here, failed=wrong)] if wrong is not None else _servers(session, of, here, limit, stack)
+            failed = [_Trial(of, of, here, failed=wrong)]
+            trials += _servers(session, of, here, limit, hosts, stack) if wrong is None else failed
         except PlaceitError as error:
             trials.append(_Trial(of, of, here, failed=str(error)))
     return trials
 
 
-def _servers(session: Session, of: str, placement: Placement, limit: LatencyLimit, stack: contextlib.ExitStack) -> list[_Trial]:
+def _servers(
+    session: Session, of: str, placement: Placement, limit: LatencyLimit, hosts: HostCosts, stack: ExitStack
+) -> list[_Trial]:
     """Open the servers of a placement: the sizes of batches are measured by one of them."""
     trials: list[_Trial] = []
 
@@ -328,12 +332,9 @@ def _servers(session: Session, of: str, placement: Placement, limit: LatencyLimi
     def add(server: Server, rows: int) -> None:
         depth = max(executor.in_flight for executor in server.executors)
         words = [of, f"{depth} in flight", *([f"batches of {rows}"] if rows else [])]
-        each = [
-            predicted_capacity(executor, executor.in_flight, batches.seconds, rows)
-            for executor, batches in zip(server.executors, measured.batches, strict=True)
-        ]
-        predicted = None if None in each else sum(one for one in each if one is not None)
-        trials.append(_Trial(", ".join(words), of, replace(placement, serving=Serving(depth, rows)), server, predicted))
+        host = hosts.of(server)
+        predicted = predicted_capacity(server.executors, measured.batches, rows, host)
+        trials.append(_Trial(", ".join(words), of, replace(placement, serving=Serving(depth, rows)), server, predicted, host))
 
     measured = opened(1, "auto")
     best = max(one.most for one in measured.batches)
@@ -396,8 +397,7 @@ class _Turns:
         if trial.failed is not None:
             return True
         assert trial.server is not None  # noqa: S101
-        at_once = 2 * sum(one.in_flight for one in trial.server.executors) * max(1, *(b.most for b in trial.server.batches))
-        served = keep_busy(trial.server, self._inputs, min(at_once, QUEUE), seconds=seconds)
+        served = saturate(trial.server, self._inputs, seconds=seconds)
         if served.error is not None or served.load is None:
             trial.failed = str(served.error or "no request ended")
         else:

@@ -10,15 +10,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["CHECK_S", "EXITING", "Gate", "Job", "Worker", "apart", "exit_without_libraries", "within"]
+__all__ = ["CHECK_S", "EXITING", "TASKS", "Gate", "Job", "Worker", "apart", "cpu_seconds", "exit_without_libraries", "within"]
 
 T = TypeVar("T")
 
+TASKS = Path("/proc/self/task")  # the threads of this process
 CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
 _PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
 _EXIT_PATIENCE_S = 2.0  # seconds that Python's exit waits for threads that run Python code
@@ -120,6 +122,14 @@ def within(seconds: float, job: Callable[[], None]) -> bool:
     return ended.is_open
 
 
+def cpu_seconds(thread: int | None) -> float:
+    """Return the CPU seconds that a thread has used, by its native number; 0 if it has ended."""
+    try:
+        return float((TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
+    except OSError:
+        return 0.0
+
+
 class Worker:
     """A thread that runs the jobs queued on its lane, one at a time and in order.
 
@@ -173,6 +183,11 @@ class Worker:
     def alive(self) -> bool:
         """True if the thread runs or is about to start."""
         return not self._fate.ended  # Thread.is_alive is false for ever if a signal handler raised in it
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds that the thread has used; 0 if it has ended."""
+        return cpu_seconds(self._thread.native_id)
 
     def _refuse(self, job: Callable[[], object]) -> None:  # noqa: ARG002
         raise ExecutionError(f"{self._thread.name} is closed, and nothing more can run there: open a new session or runtime.")

@@ -7,10 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
-from placeit.core.threads import Job, Worker, apart
+from placeit.core.threads import TASKS, Job, Worker, apart, cpu_seconds
 
 __all__ = ["Background", "in_background"]
 
@@ -18,7 +17,6 @@ T = TypeVar("T")
 
 _Priority = tuple[int, os.sched_param]
 
-_TASKS = Path("/proc/self/task")
 _here = threading.local()
 _kept_idle: set[int] = set()
 
@@ -81,7 +79,7 @@ class Background:
         before, begin = _threads(), time.thread_time()
         job.run()
         started = _started(before)
-        spent = time.thread_time() - begin + sum(_cpu_seconds(thread) for thread in started)
+        spent = time.thread_time() - begin + sum(cpu_seconds(thread) for thread in started)
         while self._may_rise and started:
             for thread in started:
                 _rise(thread, self._usual)
@@ -110,7 +108,7 @@ def _idle() -> Iterator[None]:
 
 
 def _threads() -> set[int]:
-    return {int(task.name) for task in _TASKS.iterdir()}
+    return {int(task.name) for task in TASKS.iterdir()}
 
 
 def _started(before: set[int]) -> list[int]:
@@ -121,14 +119,6 @@ def _started(before: set[int]) -> list[int]:
             if os.sched_getscheduler(thread) == mine:
                 found.append(thread)
     return found
-
-
-def _cpu_seconds(thread: int) -> float:
-    """Return the CPU seconds that a thread has used; 0 if it has ended."""
-    try:
-        return float((_TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
-    except OSError:
-        return 0.0
 
 
 def _rise(thread: int, usual: _Priority) -> None:

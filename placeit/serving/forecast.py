@@ -1,34 +1,77 @@
-"""Predicted capacities of servers: requests in flight are simulated, with times of batches that were measured."""
+"""Predicted capacities of servers: requests in flight are simulated, and the host's work for each request is a bound."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from time import thread_time
 
+from placeit.backends.base import Arrays
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.serving.batching import Batches
+from placeit.serving.load_run import saturate
+from placeit.serving.server import Server
 from placeit.simulator.depth import served
 
-__all__ = ["predicted_capacity"]
+__all__ = ["HostCosts", "predicted_capacity"]
+
+_HOST_S = 0.1  # seconds of requests that show what the host does for each
 
 
-def predicted_capacity(executor: PlanExecutor, in_flight: int, seconds: Mapping[int, float], rows: int) -> float | None:
-    """Return the requests per second that a replica serves while others wait.
+class HostCosts:
+    """CPU seconds that the host spends on each request of a model: to submit it, to join it with others and to answer it.
 
-    The simulator runs the replica's plan with a number of requests in flight. If runs of it were timed, simulated times
-    are scaled so that a single run takes the time of a run with as many rows.
+    Python's lock lets one thread at a time do this, whatever the devices do. The costs are measured at the first request that
+    runs alone, and at the first that is joined with others, on the server that is asked about then.
 
     Args:
-        executor: of the replica; its plan has the costs of a single request.
-        in_flight: batches in flight.
-        seconds: of a run alone, by the number of its rows, the fewest of which are a request's; empty if none was timed.
+        inputs: of each request, by name.
+    """
+
+    def __init__(self, inputs: Arrays) -> None:
+        self._inputs = inputs
+        self._known: dict[bool, float] = {}
+
+    def of(self, server: Server) -> float:
+        """Return the CPU seconds of a request of an idle server. Raises KeyboardInterrupt at Ctrl-C."""
+        joined = any(batches.most for batches in server.batches)
+        if joined not in self._known:
+            begin = thread_time() + server.cpu_seconds
+            found = saturate(server, self._inputs, seconds=_HOST_S)
+            if found.interrupted:
+                raise KeyboardInterrupt
+            self._known[joined] = (thread_time() + server.cpu_seconds - begin) / max(1, found.arrived)
+        return self._known[joined]
+
+
+def predicted_capacity(
+    executors: Sequence[PlanExecutor], batches: Sequence[Batches], rows: int, host: float = 0.0
+) -> float | None:
+    """Return the requests per second that a server serves while others wait.
+
+    The simulator runs the plan of each replica with as many requests in flight as it may have. If runs of it were timed,
+    simulated times are scaled so that a single run takes the time of a run with as many rows.
+
+    Args:
+        executors: of the replicas; their plans have the costs of a single request.
+        batches: for each replica, with the seconds of a run alone, by the number of its rows, the fewest of which are a
+            request's; without seconds if none was timed.
         rows: of a batch; 0 for requests that run one by one.
+        host: CPU seconds of the host for each request, on one thread at a time, which bound the capacity.
 
     Returns:
-        None if the costs of the plan are not known.
+        None if the costs of a plan are not known.
     """
+    each = [_simulated(one, timed.seconds, rows) for one, timed in zip(executors, batches, strict=True)]
+    known = [one for one in each if one is not None]
+    return None if len(known) < len(each) else min(sum(known), 1 / host if host else sum(known))
+
+
+def _simulated(executor: PlanExecutor, seconds: Mapping[int, float], rows: int) -> float | None:
+    """Return the requests per second of a replica; None if the costs of its plan are not known."""
     plan = executor.plan
     alone = served(plan.problem, plan.placement, 1).seconds
     if alone <= 0:
         return None
-    each, single = served(plan.problem, plan.placement, in_flight).seconds / alone, min(seconds, default=1)
+    each, single = served(plan.problem, plan.placement, executor.in_flight).seconds / alone, min(seconds, default=1)
     rows = rows if rows in seconds else single
     return rows / single / (each * seconds.get(rows, alone))

@@ -25,10 +25,10 @@ from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Plan
 from placeit.runtime.spans import Done, Event, Span
 from placeit.serving.latency import most_left
-from placeit.serving.server import Answer, Server
+from placeit.serving.server import QUEUE, Answer, Server
 from placeit.simulator.load import LoadReport
 
-__all__ = ["RateReport", "Served", "keep_busy", "offer", "offer_all"]
+__all__ = ["RateReport", "Served", "keep_busy", "offer", "offer_all", "saturate"]
 
 _BREATH_S = 1e-3
 
@@ -301,3 +301,9 @@ def keep_busy(
         interrupted = True
         come_through()  # requests in flight may take their time to end
     return tally.sum_up(interrupted=interrupted)
+
+
+def saturate(server: Server, inputs: Arrays, seconds: float) -> Served:
+    """Keep twice as many requests under way as can be in flight, or as many as may wait; see :func:`keep_busy`."""
+    at_once = 2 * sum(executor.in_flight for executor in server.executors) * max(1, *(one.most for one in server.batches))
+    return keep_busy(server, inputs, min(at_once, QUEUE), seconds=seconds)

@@ -118,6 +118,11 @@ class Replica:
         return self.runs >= len({segment.device for segment in self.executor.plan.programs})
 
     @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds that the thread has used."""
+        return self._worker.cpu_seconds
+
+    @property
     def _relayed(self) -> int:
         return 0 if self.slots is None else self._queued.in_flight(self.slots.number)
 

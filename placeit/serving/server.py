@@ -196,6 +196,11 @@ class Server(Replacing, Watched):
         return [replica.batches for replica in self._replicas if replica.able]
 
     @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds that the threads which begin and end requests have used; threads of devices are not counted."""
+        return sum(replica.cpu_seconds for replica in self._replicas)
+
+    @property
     def stepping(self) -> list[Stepping]:
         """For each executor that serves requests now: how many steps it joins at most, or why none; empty without a decoder."""
         return [replica.stepping for replica in self._replicas if replica.able and replica.stepping is not None]

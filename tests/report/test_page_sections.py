@@ -77,7 +77,7 @@ def tuned(*, chosen: bool = True) -> dict[str, object]:
     points = tuple(OperatingPoint(at, 0.01, 0.02, 0.03, (0.015, 0.025), 99, kept=at < 20) for at in (10.0, 20.0))
     one = Placement(("op",), np.zeros(1, np.int32), ("CPU@0",), serving=Serving(2, 8))
     several = (
-        Configuration("<whole>, 2 in flight", "whole", one, 33.3, 30.0, (29.0, 31.0), points),
+        Configuration("<whole>, 2 in flight", "whole", one, 33.3, 30.0, (29.0, 31.0), points, host=7e-5),
         Configuration("split, 1 in flight", "split", one, None, 25.0, (24.0, math.inf), points[:1]),
         Configuration("lost", "lost", one, failed="there is no memory"),
     )
@@ -93,6 +93,7 @@ def test_latencies_of_a_tuned_server_are_drawn_and_listed() -> None:
         "&lt;whole&gt;, 2 in flight is chosen",
         "15.0 ms .. 25.0 ms",
         "33.3",
+        "70.0 us",
         "there is no memory",
     ):
         assert said in page

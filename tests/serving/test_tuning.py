@@ -12,6 +12,8 @@ import pytest
 import placeit
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
+from placeit.serving.batching import Batches
+from placeit.serving.forecast import predicted_capacity
 from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
 from placeit.tuning import Configuration, Tuned, tune
@@ -101,6 +103,18 @@ def test_precisions_are_tried_beside_each_other_and_capacities_are_predicted(
     assert not batched or max(batched) > min(one.predicted for one in able)
     able[-1].placement.save(tmp_path / "tuned.json")
     assert Placement.load(tmp_path / "tuned.json").conditions.precision == able[-1].placement.conditions.precision
+
+
+def test_predicted_capacities_are_bounded_by_what_the_host_does_for_each_request(session: Session, whole: Placement) -> None:
+    session.profile()
+    with session.serve(whole, in_flight=1) as server:
+        timed = [Batches(seconds={1: 0.001, 16: 0.004})]
+        assert predicted_capacity(server.executors, timed, 0) == pytest.approx(1000)
+        assert predicted_capacity(server.executors, timed, 16, host=1e-6) == pytest.approx(4000)
+        assert predicted_capacity(server.executors, timed, 16, host=1e-3) == 1000
+    found = tune(session, "p95=60s", placements={"whole": whole}, budget=0.5).to_dict()["configurations"]
+    assert all(0 < one["predicted_per_s"] <= 1 / one["host_s"] for one in found)
+    assert len({one["host_s"] for one in found}) == len({one["max_batch"] > 0 for one in found})
 
 
 def test_a_precision_in_which_outputs_are_wrong_is_not_served(

@@ -44,12 +44,13 @@ def tuning_section(recording: Recording) -> Section | None:
     name = f"p{percentile:.0f}"
     rows = [(name_of(one.get("name")), one, _points(one, name)) for one in records(found.get("configurations"))]
     marked = frozenset(i for i, (_, one, _) in enumerate(rows) if one.get("name") == found.get("chosen"))
-    titles = ("configuration", "in flight", "batch", "predicted", "capacity", "rate in limit", "failed")
+    titles = ("configuration", "in flight", "batch", "host per request", "predicted", "capacity", "rate in limit", "failed")
     table = [
         (
             of,
             str(one.get("in_flight") or NOTHING),
             str(one.get("max_batch") or 1),
+            seconds(number(one.get("host_s"))),
             rate(number(one.get("predicted_per_s")) or None),
             rate(number(one.get("capacity_per_s")) or None),
             rate(number(one.get("rate_within_limit_per_s"))),
@@ -67,7 +68,7 @@ def tuning_section(recording: Recording) -> Section | None:
         "to the highest rate at which its median over turns is within it, and the server keeps up."
     )
     drawn = [(of, some) for of, _, some in rows if some][:_DRAWN]
-    parts: list[Picture | Table] = [Table(titles, table, frozenset({1, 2, 3, 4}), marked)]
+    parts: list[Picture | Table] = [Table(titles, table, frozenset({1, 2, 3, 4, 5}), marked)]
     if drawn:
         about = "; ".join(f"{of}: {', '.join(f'{rate(p.rate)} {seconds(p.latency)}' for p in some)}" for of, some in drawn)
         parts.insert(0, Picture(_picture(drawn, name, most), about))
