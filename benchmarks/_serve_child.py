@@ -34,8 +34,8 @@ from placeit.session import Session
 WIDTH = 256  # width of the model's input and output, so that each has 1 kB
 
 
-def save_layers(path: Path, layers: int, *, width: int = WIDTH, batch: int | str = 1) -> Path:
-    """Write a model of dense layers, whose batch size is open if it is a name."""
+def save_layers(path: Path, layers: int, *, width: int = WIDTH) -> Path:
+    """Write a model of dense layers, with a batch size of 1."""
     random, nodes, weights = np.random.default_rng(0), [], []
     for layer in range(layers):
         values = (random.standard_normal((width, width)) / np.sqrt(width / 2)).astype(np.float32)
@@ -44,7 +44,7 @@ def save_layers(path: Path, layers: int, *, width: int = WIDTH, batch: int | str
             helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"y{layer}"]),
             helper.make_node("Relu", [f"y{layer}"], [f"x{layer + 1}" if layer + 1 < layers else "out"]),
         ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, width]) for name in ("x0", "out")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, width]) for name in ("x0", "out")]
     graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

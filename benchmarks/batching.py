@@ -1,9 +1,9 @@
 """Batching: the throughput of joined requests over single ones, and what a request takes in a batch of each size.
 
-A perceptron of eight layers, 1024 wide, whose batch size is open, is served on one core: without joining, with batches of up to
-2, 4 ... 32 rows, and with the size that the server measures itself (``auto``). As many requests are under way as two of the
-largest batches have rows. OpenVINO without placeit runs the model with a batch size of 1 beside it, and by its own batches
-(``BATCH:CPU``). All ways take turns, round by round, so that ratios are of the same rounds.
+A perceptron of eight layers, 1024 wide, and ResNet-50, whose batch sizes are open, are served on one core: without joining,
+with batches of up to 2, 4 ... 32 rows, and with the size that the server measures itself (``auto``). As many requests are under
+way as two of the largest batches have rows. OpenVINO without placeit runs the model with a batch size of 1 beside it, and by
+its own batches (``BATCH:CPU``). All ways take turns, round by round, so that ratios are of the same rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._harness import Args, Report, main
-from benchmarks._models import progress, two_cores
+from benchmarks._models import model_file, progress, two_cores
 from benchmarks._serve_child import save_layers
 from placeit.backends import load
 from placeit.backends.openvino.model import OpenVinoModel
@@ -41,26 +41,32 @@ _RIVALS = {"OpenVINO, batch size 1": "CPU", f"OpenVINO, BATCH:CPU({MOST // 4})":
 
 
 def run(args: Args, report: Report) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        layers = save_layers(Path(folder, "layers.onnx"), LAYERS, width=WIDTH)
+        for name, path, gain in (("perceptron", layers, 5.0), ("resnet50", model_file("resnet50"), 1.3)):
+            _compare(name, path, gain, args, report)
+
+
+def _compare(model: str, path: Path, gain: float, args: Args, report: Report) -> None:
+    """Compare the ways of serving a model; ``gain`` is the least throughput of auto over single requests."""
     device = f"CPU@{two_cores()[0]}"
     rounds, seconds = (QUICK_ROUNDS, QUICK_ROUND_S) if args.quick else (ROUNDS, ROUND_S)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        path = save_layers(folder / "open.onnx", LAYERS, width=WIDTH, batch="n")
-        shapes = Inputs(shapes={"x0": (f"1..{MOST}@1", WIDTH)})
-        session = stack.enter_context(Session(path, [device], inputs=shapes, cache=None))
+        one = narrowed(OpenVinoModel, load(path))
+        shapes = {spec.name: (f"1..{MOST}@1", *spec.shape[1:]) for spec in one.inputs}
+        session = stack.enter_context(Session(path, [device], inputs=Inputs(shapes=shapes), cache=None))
         graph, whole = session.model.graph, np.zeros(len(session.model.graph), np.int32)
         placement = Placement(graph.names, whole, session.cluster.names, graph.hash, whole)
         sizes = [2**k for k in range(1, MOST.bit_length())]
         servers: dict[str, Server] = {}
         for name, most in ((_SINGLE, 1), *((f"up to {size} rows", size) for size in sizes), (_AUTO, "auto")):
-            progress(f"starting the server for {name}")
+            progress(f"starting the server of {model} for {name}")
             server = session.serve(placement, queue=4 * MOST, max_batch=most)  # type: ignore[arg-type]
             servers[name] = stack.enter_context(server)
         given = session.model.sample_inputs()
         ways: dict[str, Callable[[float], tuple[float, float]]] = {
             name: partial(_served, server, given) for name, server in servers.items()
         }
-        one = narrowed(OpenVinoModel, load(path, input_shapes={"x0": (1, WIDTH)}))
         cpu = discover([device]).devices[0]
         for name, target in _RIVALS.items():
             runner = OwnModeRunner(one, OwnMode(name, target, (cpu,), steady=True), "f32")
@@ -69,7 +75,7 @@ def run(args: Args, report: Report) -> None:
         cpus = {name: np.zeros(rounds) for name in ways}
         for turn in range(-1, rounds):  # the first round is warm-up
             for name, way in ways.items():
-                progress(f"round {turn}: {name}")
+                progress(f"{model}, round {turn}: {name}")
                 begin = time.process_time()
                 requests, spent = way(seconds)
                 if turn >= 0:
@@ -77,6 +83,7 @@ def run(args: Args, report: Report) -> None:
         for name in ways:
             batches = servers[name].stats().batches if name in servers else {}
             report.row(
+                model=model,
                 what=name,
                 requests_per_second=np.median(rates[name]),
                 cpu_ms=1e3 * np.median(cpus[name]),
@@ -89,11 +96,12 @@ def run(args: Args, report: Report) -> None:
             for server in servers.values()
         )
     best = np.max([rates[f"up to {size} rows"] for size in sizes], axis=0)
-    report.claim("throughput of auto over single requests", np.median(rates[_AUTO] / rates[_SINGLE]), "", at_least=5)
-    report.claim("throughput of auto over the best size in each round", np.median(rates[_AUTO] / best), "", at_least=0.9)
+    auto, over = rates[_AUTO], f"{model}: throughput of auto over"
+    report.claim(f"{over} single requests", np.median(auto / rates[_SINGLE]), "", at_least=gain)
+    report.claim(f"{over} the best size in each round", np.median(auto / best), "", at_least=0.9)
     for name in _RIVALS:
-        report.claim(f"throughput of auto over {name}", np.median(rates[_AUTO] / rates[name]), "", at_least=1)
-    report.claim("servers with wrong outputs", wrong, "", at_most=0)
+        report.claim(f"{over} {name}", np.median(auto / rates[name]), "", at_least=1)
+    report.claim(f"{model}: servers with wrong outputs", wrong, "", at_most=0)
 
 
 def _served(server: Server, given: dict[str, np.ndarray], seconds: float) -> tuple[float, float]:

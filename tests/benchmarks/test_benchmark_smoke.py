@@ -96,8 +96,11 @@ QUICKLY = [
     ),
     Smoke(
         "batching --quick",
-        {"what": ("single requests", "auto", "up to 32 rows", "OpenVINO, BATCH:CPU(8)")},
-        ("auto over single requests", "auto over the best size"),
+        {
+            "model": ("perceptron", "resnet50"),
+            "what": ("single requests", "auto", "up to 32 rows", "OpenVINO, BATCH:CPU(8)"),
+        },
+        ("auto over single requests", "resnet50: throughput of auto over the best size"),
         ("wrong outputs",),
         least={"LAYERS": 2, "WIDTH": 64, "QUICK_ROUNDS": 1, "QUICK_ROUND_S": 0.02},
     ),
