@@ -51,7 +51,8 @@ def apply(
     untouched. The others are compiled beside the requests, one after the other, and new requests then run there; requests in
     flight end where they began. The server also writes each placement to its own file, so that it starts with it the next time.
 
-    If a model cannot be placed as the workload says, it stays as it was, and the exit code is 1.
+    If a model cannot be placed as the workload says, it stays as it was, and the exit code is 1. If the server goes
+    away, the answer says which models it had moved.
     """
     from placeit.core.placement import Placement
     from placeit.workload.entries import Workload
@@ -60,12 +61,20 @@ def apply(
         raise UsageError(f"'{to}' is no address of a server: give --to as http://HOST:PORT.")
     token = "" if token_file is None else read_token(token_file)
     placements = {entry.name: Placement.load(entry.placement or "") for entry in Workload.load(plan).placed()}
-    models = []
+    models, gone = list[dict[str, Any]](), False
     with terminal.progress() as progress:
         for number, (name, placement) in enumerate(placements.items()):
             if progress is not None:
                 progress(f"placing {name}", number / len(placements))
-            outcome, error = _place(to, token, name, placement.to_dict())
+            outcome: str | None = None
+            error: str | None = "the server went away, and was not asked."
+            try:
+                if not gone:
+                    outcome, error = _place(to, token, name, placement.to_dict())
+            except ExecutionError as fault:
+                if not models:
+                    raise
+                gone, error = True, f"{fault} The model may have been moved: apply the workload again."
             devices = [device for device, ops in placement.counts().items() if ops]
             models.append({"name": name, "outcome": outcome, "devices": devices, "error": error})
     failed = [f"{one['name']}: {one['error']}" for one in models if one["error"] is not None]

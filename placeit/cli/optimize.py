@@ -198,7 +198,7 @@ def optimize(
         [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MOST_POINTS + 1)] if pareto else []
     )
     outputs = [] if beside_nothing else [path, *points]
-    check_outputs(*outputs, record, page, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
+    check_outputs(*outputs, record, page=page, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import discover

@@ -29,15 +29,22 @@ class OutputFile:
     write: Callable[[], object]
 
 
-def check_outputs(*outputs: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+def check_outputs(*outputs: Path | None, page: Path | None = None, inputs: Iterable[Path | None] = ()) -> None:
     """Check that files can be written, before hours are spent on their content. None stands for a file that is not wanted.
+
+    Args:
+        outputs: files to write.
+        page: a further one, which gets HTML. A name without an ending is accepted, as in /dev/stdout.
+        inputs: files that the command reads.
 
     Raises:
         FileError: a folder is missing or read-only, the disk is full, or the path names a folder.
-        UsageError: the command also reads the file, by whatever name, or writes it twice.
+        UsageError: the command also reads the file, by whatever name, or writes it twice; the page's ending is not of HTML.
     """
+    if page is not None and page.suffix.lower() not in ("", ".html", ".htm"):
+        raise UsageError(f"{page}: a page is written as HTML only: give a name that ends in .html or .htm.")
     taken = {_identity(path) for path in inputs if path is not None}
-    for path in outputs:
+    for path in (*outputs, page):
         if path is None:
             continue
         identity = _identity(path)

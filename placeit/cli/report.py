@@ -42,7 +42,7 @@ def report(
 
     check_page()
     page = recording.with_suffix(".html") if output is None else output
-    check_outputs(page, inputs=[recording])
+    check_outputs(page=page, inputs=[recording])
     recorded = read_recording(recording)
     data = {"recording": str(recording), "output": str(page)}
     file = OutputFile(page, "the page", lambda: write_page(page, recorded))

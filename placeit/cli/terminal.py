@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from placeit.core.jsonable import jsonable
+from placeit.core.units import percentage
 from placeit.report.text import LOST, printable
 
 if TYPE_CHECKING:
@@ -147,4 +148,4 @@ class Lines:
         now = self._clock()
         if now - self._last >= self.EVERY:
             self._last = now
-            self._write(printable(f"{now - self._begin:.0f} s: {what}, {share:.0%}".replace("%", " %")))
+            self._write(printable(f"{now - self._begin:.0f} s: {what}, {percentage(share)}"))

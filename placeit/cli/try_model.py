@@ -67,8 +67,8 @@ def try_model(
 
     page = options.model.parent / f"{options.model.name}.try.html" if output is None else output
     pictures = installed("bokeh") and installed("jinja2")
-    if not pictures and page.parent.is_dir():
-        check_outputs(page, inputs=options.files())
+    if not pictures and (output is not None or page.parent.is_dir()):  # else the error is about the model
+        check_outputs(page=page, inputs=options.files())
     find = partial(optimize, objective=objective, budget=budget, page=page if pictures else None, terminal=terminal)
     guess: Mapping[str, Sequence[int]] = {}
     try:

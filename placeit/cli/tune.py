@@ -16,6 +16,7 @@ from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.interrupts import INTERRUPTED
+from placeit.core.units import percentage
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _show(console: Console, found: Tuned) -> None:
         settings = one.placement.serving
         how = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
         at = one.best if found.rate is None else one.at(found.rate)
-        error = "" if one.error is None else f"{one.error:+.0%}"
+        error = "" if one.error is None else percentage(one.error, "+.0%")
         capacity = [text.rate(one.predicted), text.rate(one.capacity or None), error]
         rows.append([one.of, *how, *capacity, *cells(at), one.failed or ""])
     rate = "rate in limit" if found.rate is None else "rate"
@@ -166,7 +167,7 @@ def _show(console: Console, found: Tuned) -> None:
     text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])
     text.paragraph(console, "Rates are of requests per second; ways without one did not keep the limit, or were left out.")
     if found.error is not None:
-        text.paragraph(console, f"Predicted capacities differ from measured ones by {found.error:.0%} in the median.")
+        text.paragraph(console, f"Predicted capacities differ from measured ones by {percentage(found.error)} in the median.")
     first = found.configurations[0]
     console.print()
     text.table(

@@ -14,6 +14,7 @@ from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.interrupts import INTERRUPTED
+from placeit.core.units import percentage
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _rows(found: PlacedWorkload, way: Together) -> list[list[str]]:
                 text.seconds(at(way.predicted[k])),
                 text.seconds(None if measured is None else at(measured)),
                 text.NOTHING if measured is None else " .. ".join(text.seconds(end) for end in measured.ci),
-                text.NOTHING if error is None else f"{error:+.0%}".replace("%", " %"),
+                text.NOTHING if error is None else percentage(error, "+.0%"),
                 "yes" if way.points[k].kept else "no",
             ]
         )

@@ -9,7 +9,16 @@ from typing import Literal, TypeAlias
 
 from placeit.core.errors import UsageError
 
-__all__ = ["Dimension", "about_bytes", "about_seconds", "format_quantity", "milliseconds", "parse_duration", "parse_quantity"]
+__all__ = [
+    "Dimension",
+    "about_bytes",
+    "about_seconds",
+    "format_quantity",
+    "milliseconds",
+    "parse_duration",
+    "parse_quantity",
+    "percentage",
+]
 
 Dimension: TypeAlias = Literal["number", "bandwidth", "memory bandwidth", "time", "memory", "rate", "power"]
 
@@ -113,6 +122,11 @@ def about_seconds(value: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a time in milliseconds, as text: ``0.1634 ms``."""
     return f"{seconds * 1e3:.4g} ms"
+
+
+def percentage(share: float, spec: str = ".0%") -> str:
+    """Return a share as text with a space before the sign: ``83 %``, ``+6 %`` with the format ``+.0%``."""
+    return f"{share:{spec}}".replace("%", " %")
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

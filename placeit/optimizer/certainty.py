@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.units import percentage
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import median_interval
 from placeit.optimizer.wholes import plain_candidates
@@ -37,10 +38,9 @@ class Excluded:
 
     def why(self, seconds: float) -> str:
         """Return the reason as a sentence, given the seconds that the answer takes."""
-        margin = f"{MARGIN:.0%}".replace("%", " %")
         return (
             f"no split placement can be faster: each takes at least {self.bound_s * 1e3:.3g} ms, by a lower bound less "
-            f"{margin} for its error, and this takes {seconds * 1e3:.3g} ms"
+            f"{percentage(MARGIN)} for its error, and this takes {seconds * 1e3:.3g} ms"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from placeit.core.units import percentage
 from placeit.report import machine, text
 
 if TYPE_CHECKING:
@@ -389,7 +390,7 @@ def _speedup(found: Optimized, single: Candidate, candidate: Candidate) -> str:
 def _simulator_error(candidate: Candidate) -> str:
     if candidate.measured is None or candidate.simulated_s is None:
         return text.NOTHING
-    return f"{candidate.simulated_s / candidate.measured.median - 1:+.1%}".replace("%", " %")
+    return percentage(candidate.simulated_s / candidate.measured.median - 1, "+.1%")
 
 
 def _rate(candidate: Candidate) -> str:

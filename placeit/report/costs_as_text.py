@@ -94,7 +94,8 @@ def _said(profiled: Profiled) -> str:
     load = f", while other processes kept {profiled.load:.1f} cores busy" if profiled.load is not None else ""
     if profiled.cut == profiled.groups:
         return f"{when}{load}"
-    off = f", {profiled.error:.1%} of a group's time off by the cut costs of one another" if profiled.error is not None else ""
+    error = profiled.error
+    off = "" if error is None else f", {text.percent(error)} of a group's time off by the cut costs of one another"
     return f"{when}{load}; cut costs of {profiled.cut} of {profiled.groups} groups, and predicted for the others{off}"
 
 

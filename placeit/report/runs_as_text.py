@@ -38,7 +38,7 @@ def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -
         "segments": str(len(report.plan.programs)),
         **({} if report.precision == "f32" else {"precision": _precision(report)}),
         "lanes": "native" if report.native else "Python",
-        **({"spinning": f"{report.spinning:.0%} of a core"} if report.spinning else {}),
+        **({"spinning": f"{text.percent(report.spinning)} of a core"} if report.spinning else {}),
         **({"host-paced": ", ".join(report.host_paced)} if report.host_paced else {}),
         "output error": f"{text.error(error)} (relative to the largest output of the uncut model)",
         **({} if report.failed is None else {"failed": report.failed}),

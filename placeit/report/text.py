@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from placeit.core.units import percentage
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -110,7 +112,7 @@ def percent(share: float | None) -> str:
     """Format a share: ``83 %``; with one decimal below ten percent."""
     if share is None or not math.isfinite(share):
         return NOTHING
-    return f"{share:.1%}".replace("%", " %") if abs(share) < 0.0995 else f"{share:.0%}".replace("%", " %")
+    return percentage(share, ".1%" if abs(share) < 0.0995 else ".0%")
 
 
 def watts(power: float | None) -> str:

@@ -20,6 +20,7 @@ from placeit.core.interrupts import come_through
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.threads import CHECK_S
+from placeit.core.units import percentage
 from placeit.devices.meters import Series
 from placeit.measuring.check import OutputDifference
 from placeit.planning.segments import Plan
@@ -130,7 +131,7 @@ class RateReport:
             return None
         return (
             f"{self.rate:g} requests per second are more than this placement sustains: it served {served.load.achieved:.4g} "
-            f"per second, and {served.busiest} was busy {served.busy[served.busiest]:.0%} of the time."
+            f"per second, and {served.busiest} was busy {percentage(served.busy[served.busiest])} of the time."
         )
 
     def to_dict(self) -> dict[str, Any]:

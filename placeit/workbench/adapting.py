@@ -19,6 +19,7 @@ import numpy as np
 
 from placeit.core.errors import PlaceitError
 from placeit.core.threads import Gate, Worker
+from placeit.core.units import percentage
 from placeit.measuring.measure import FAILURES
 from placeit.planning.moving import Moves
 from placeit.planning.segments import Plan
@@ -228,9 +229,8 @@ class Adapter(Attendant):
             with contextlib.suppress(PlaceitError):  # no free devices can run it
                 better = self._planning.better(executor, [one for one in executors if one is not executor])
                 if better is not None:
-                    said = (
-                        f"{', '.join(better.devices)} would save {better.saved:.0%}, and take {better.price:.1f} s to move to."
-                    )
+                    said = f"{', '.join(better.devices)} would save {percentage(better.saved)}, and moving there takes "
+                    said += f"{better.price:.1f} s."
                     self._server.history.happened("decision", said, seconds=better.decided_s)
                 here = [] if executor is None else [name for name, _ in self._said(executor.plan)]
                 if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):

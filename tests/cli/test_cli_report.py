@@ -57,6 +57,12 @@ def test_a_recording_that_is_damaged_is_an_error_that_names_the_field(
     assert not page.exists()
 
 
+def test_a_page_is_html_and_no_other_kind_of_file(cli: Any, recording: Path) -> None:
+    result = cli("report", recording, "-o", "page.pdf")
+    assert (result.exit_code, Path("page.pdf").exists()) == (2, False)
+    assert "give a name that ends in .html or .htm" in result.stderr
+
+
 def test_a_folder_that_is_missing_is_an_error(cli: Any, recording: Path, tmp_path: Path) -> None:
     result = cli("report", recording, "-o", tmp_path / "none" / "page.html")
     assert result.exit_code == 1

@@ -45,7 +45,16 @@ def test_sizes_that_are_given_are_not_guessed(cli: Any, tiny_open: Path) -> None
     assert json.loads(result.stdout)["guessed"] == {}
 
 
-def test_a_page_that_cannot_be_written_is_an_error_before_anything_runs(cli: Any, tiny: Path) -> None:
-    result = cli("try", tiny, "-o", "missing/page.html")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "missing" in result.stderr
+@pytest.mark.parametrize("pictures", [True, False])
+@pytest.mark.parametrize(
+    ("page", "code", "why"),
+    [("missing/page.html", 1, "missing"), ("page.pdf", 2, "give a name that ends in .html or .htm")],
+)
+def test_a_page_that_cannot_be_written_is_an_error_before_anything_runs(
+    cli: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch, page: str, code: int, why: str, pictures: bool
+) -> None:
+    if not pictures:
+        monkeypatch.setattr("placeit.cli.try_model.installed", lambda extra: False)
+    result = cli("try", tiny, "-o", page)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert why in result.stderr

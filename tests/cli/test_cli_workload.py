@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,34 @@ def test_a_plan_is_applied_to_a_running_server_and_no_request_is_lost(
     ended = {model["name"]: model for model in process.end()["models"]}
     assert ended["one"]["succeeded"] > 0 < asked
     assert all(model["failed"] == model["expired"] == 0 for model in ended.values())
+
+
+def test_a_server_that_goes_away_leaves_an_answer_that_says_what_it_moved(cli: Any, models: Path, cores: Sequence[str]) -> None:
+    net(models, "three")
+    path, asked = plan(models, "first", models, cores, one=cores[0], two=cores[0], three=cores[0]), list[str]()
+
+    class Leaving(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path.split("/")[-2])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if asked == ["one"]:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'{"outcome": "moved"}')
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Leaving) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever, 0.01)
+        try:
+            done = cli("apply", path, "--to", f"http://127.0.0.1:{server.server_port}", "--json")
+        finally:
+            server.shutdown()
+    assert done.exit_code == 1
+    one, two, three = json.loads(done.stdout)["models"]
+    assert (one["outcome"], two["outcome"], three["outcome"], asked) == ("moved", None, None, ["one", "two"])
+    assert "may have been moved" in two["error"]
+    assert "was not asked" in three["error"]
 
 
 def test_a_server_that_is_not_there_is_said(cli: Any, models: Path, cores: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ def project(tmp_path: Path) -> Path:
         ("placeit/core/version.py", '__version__ = "1.2.0"\n'),
         ("CHANGELOG.md", CHANGELOG),
         (".gitignore", "dist/\n"),
+        ("pyproject.toml", "[project.urls]\n"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -29,10 +30,15 @@ def project(tmp_path: Path) -> Path:
     shutil.copy2(TOOL, tmp_path / "tools")
     for name in FILES:
         (tmp_path / "dist" / name).write_text(name)
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*who, "commit", "--quiet", "--message", "Begin"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    commit(tmp_path)
     return tmp_path
+
+
+def commit(project: Path) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["add", "--all"], [*who, "commit", "--quiet", "--message", "Change"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
 
 
 def prepare(project: Path) -> subprocess.CompletedProcess[str]:
@@ -46,6 +52,13 @@ def test_a_release_has_sums_notes_and_says_what_is_left(project: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=project / "dist", check=True)
     assert len((project / "dist/SHA256SUMS").read_text().splitlines()) == len(FILES)
     assert "git tag --annotate v1.2.0" in done.stdout
+    assert "fill in the addresses" not in done.stdout
+
+
+def test_a_project_without_addresses_is_told_to_give_them_first(project: Path) -> None:
+    (project / "pyproject.toml").write_text("[project]\n")
+    commit(project)
+    assert "What is left:\n  fill in the addresses" in prepare(project).stdout
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -66,7 +79,5 @@ def test_what_does_not_belong_together_is_said(project: Path, spoil: Callable[[P
 
 def test_a_version_without_notes_is_not_released(project: Path) -> None:
     (project / "CHANGELOG.md").write_text(CHANGELOG.replace("[1.2.0]", "[Unreleased]"))
-    subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@b.org", "commit", "-qam", "Unname"], cwd=project, check=True
-    )
+    commit(project)
     assert "no section '## [1.2.0]'" in prepare(project).stderr
