@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from placeit import Budget, Candidates, Comparison, Optimized, Placement, RunReport, Session, compare
 from placeit.cli.optimize import policy_placer
 from placeit.core.extras import installed
+from placeit.core.units import percentage
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
 from placeit.placers.registry import get_placer
 from placeit.profiler.trace import write_chrome_trace
+from placeit.report import text
 from placeit.simulator.simulate import SimulatedCost
 
 ZERO_SHOT = "giph"
@@ -52,9 +54,12 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
         )
         print(file=sys.stderr)
         found.save(options.folder / "placement.json")
-        print(f"chosen: {found.chosen.name}, found by {found.chosen.placer}; {found.reason}")
+        by = "a single device" if found.chosen.placer == "single" else f"found by {found.chosen.placer}"
+        print(f"chosen: {found.chosen.name}, {by}; {found.reason}")
         learned = _learned(found)
-        if learned:
+        if len(session.cluster.names) > 1:
+            if not learned:
+                print("The policy measured nothing. Run again with --resume: it keeps measurements, so time is left.")
             raced = {"search": _searched(found)} | _zero_shot(session, options.seed) | learned
             _show(compare(session, raced, runs=options.runs, seed=options.seed, progress=_progress))
             for name in (ZERO_SHOT, *learned):
@@ -63,8 +68,8 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
             found.report(options.folder / "report.html")
             print(f"page: {options.folder / 'report.html'}")
         report = session.run(found.placement)
-    busy = ", ".join(f"{device} {share:.0%}" for device, share in report.utilization.items())
-    print(f"latency {report.latency.median * 1e3:.2f} ms; busy: {busy}; output error {report.output_error.max_rel:.1e}")
+    busy = ", ".join(f"{device} {text.percent(share)}" for device, share in report.utilization.items())
+    print(f"latency {report.latency.median * 1e3:.2f} ms; busy: {busy}; output error {text.error(report.output_error)}")
     return report
 
 
@@ -99,7 +104,7 @@ def _trace(session: Session, name: str, placement: Placement, folder: Path) -> N
     report = session.run(placement, runs=3)
     path = folder / f"{name.replace(' ', '-')}.trace.json"
     write_chrome_trace(path, report.spans)
-    print(f"{name}: output error {report.output_error.max_rel:.1e}; trace: {path}")
+    print(f"{name}: output error {text.error(report.output_error)}; trace: {path}")
 
 
 def _bars(values: Sequence[float], most: int = 60) -> str:
@@ -119,10 +124,10 @@ def _show(compared: Comparison) -> None:
         else:
             ratio = compared.speedups(one).get(single)
             over = "" if ratio is None else f"{ratio.ratio:.3f} ({ratio.ci_low:.3f} .. {ratio.ci_high:.3f})"
-            print(f"{one.name:16} {one.measured.median * 1e3:8.2f} ms  {over:26}  {one.output_error.max_rel:.1e}")
+            print(f"{one.name:16} {one.measured.median * 1e3:8.2f} ms  {over:26}  {text.error(one.output_error)}")
     print("A placement is faster where the whole interval of its speed-up is above 1.")
 
 
 def _progress(what: str, share: float) -> None:
     if sys.stderr.isatty():
-        print(f"\r{what} {share:4.0%}\x1b[K", end="", file=sys.stderr)
+        print(f"\r{what} {percentage(share)}\x1b[K", end="", file=sys.stderr)

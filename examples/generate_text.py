@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from examples.decoder import Decoder, write_decoder
 from placeit import Inputs, PlaceitError, Placement, Session
 from placeit.core.sizes import SizeRange
+from placeit.core.units import percentage
 from placeit.devices.openvino import explaining, openvino_core
 
 EVERY = ("input_ids", "attention_mask", "position_ids", "beam_idx")
@@ -86,14 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a stateful IR, or ONNX with caches; without it, one is made")
     parser.add_argument("--devices", default="CPU@0,CPU@1", help="names, or a cluster file (default: CPU@0,CPU@1)")
-    parser.add_argument("--layers", type=int, default=12, help="of the model that is made (default: 12)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model that is made (default: 12)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt (default: 64)")
-    parser.add_argument("--tokens", type=int, default=64, help="that follow it (default: 64)")
-    parser.add_argument("--texts", type=int, default=1, help="at once (default: 1)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate after each prompt (default: 64)")
+    parser.add_argument("--texts", type=int, default=1, help="prompts to continue at once (default: 1)")
     parser.add_argument(
-        "--measure", choices=("token", "first", "text", "many"), default="token", help="what is to be fast (default: token)"
+        "--measure",
+        choices=("token", "first", "text", "many"),
+        default="token",
+        help="what to optimize for (default: token)",
     )
-    parser.add_argument("--budget", type=float, default=60, help="seconds to find a placement in (default: 60)")
+    parser.add_argument("--budget", type=float, default=60, help="time limit of the search, in seconds (default: 60)")
     parser.add_argument("--halves", action="store_true", help="put half of the groups on each of two devices, without a search")
     options = parser.parse_args(arguments)
     try:
@@ -149,7 +153,8 @@ def _show(what: str, seconds: Sequence[Sequence[float]]) -> None:
 
 
 def _progress(what: str, share: float) -> None:
-    print(f"\r{what:60.60} {share:4.0%}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"\r{what:60.60} {percentage(share)}\x1b[K", end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

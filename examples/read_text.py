@@ -120,9 +120,9 @@ def open_reader(devices: Sequence[str]) -> Iterator[PlacedStages]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Read text in pictures with three models, as pictures come in.")
-    parser.add_argument("--devices", default="CPU@0", help="devices for the three models, such as CPU@0,CPU@1")
-    parser.add_argument("--rate", type=float, default=5.0, help="pictures per second")
-    parser.add_argument("--pictures", type=int, default=20)
+    parser.add_argument("--devices", default="CPU@0", help="devices for the three models, such as CPU@0,CPU@1 (default: CPU@0)")
+    parser.add_argument("--rate", type=float, default=5.0, help="pictures per second (default: 5)")
+    parser.add_argument("--pictures", type=int, default=20, help="number of pictures (default: 20)")
     options = parser.parse_args()
     try:
         check_rate(options.rate)
@@ -142,7 +142,9 @@ def read(devices: Sequence[str], rate: float, count: int) -> None:
     with open_reader(devices) as placed:
         for name, where in placed.where.items():
             print(f"{name} on {', '.join(where)}")
-        print(f"by that, {placed.capacity:.2f} pictures per second at most: {placed.bottleneck.name} is busy all the time then")
+        print(
+            f"at most {placed.capacity:.2f} pictures per second by measured times: then {placed.bottleneck.name} is always busy"
+        )
         ended: SimpleQueue[tuple[float, int]] = SimpleQueue()
         with placed.open() as servers, ThreadPoolExecutor(16) as pool:
             begin, futures = time.perf_counter(), list[Future[list[str]]]()

@@ -23,12 +23,13 @@ def test_tokens_are_those_of_the_uncut_model(
     tmp_path: Path, file: str, how: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(write_decoder(TINY, tmp_path / file)), *SHORT, *how]) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    assert progress == ""  # it is not a terminal
     assert "tokens: the same as uncut" in printed
     assert "3 at once" in printed
 
 
-def test_a_model_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "decoder.xml").write_text("<net/>")
     assert main([str(tmp_path / "decoder.xml"), *SHORT]) == 1
     assert "error: " in capsys.readouterr().err
