@@ -29,7 +29,6 @@ from benchmarks._models import progress, two_cores
 from benchmarks._network import Network, cluster, network, reason_why_no_quotas
 from placeit.backends import load
 from placeit.core.placement import Placement
-from placeit.core.problem import Problem
 from placeit.devices.nodes import connection, local
 from placeit.serving.load_run import Served, keep_busy, offer_all
 from placeit.session import Session
@@ -136,8 +135,7 @@ def _seconds(session: Session, placement: Placement, length: float) -> float:
 
 def _node(name: str, seconds: float) -> SimulatedReplica:
     """Return a node that takes the requests of a model in the order of their arrival."""
-    whole = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=[name])
-    return SimulatedReplica(whole, np.zeros(1, np.int32), 1_000_000)
+    return SimulatedReplica.whole(seconds, name, 1_000_000)
 
 
 def _plan(sessions: Sequence[Session], seconds: Sequence[Mapping[str, float]], rates: Sequence[float]) -> FleetPlan:

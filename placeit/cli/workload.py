@@ -133,7 +133,7 @@ def _show_interference(console: Console, found: PlacedWorkload) -> None:
     if not found.interference.pairs:
         return
     rows = [
-        [*(f"{found.workload.entries[model].name} on {device}" for model, device in places), f"{factor:.2f}"]
+        [*(f"{name} on {device}" for name, device in places), f"{factor:.2f}"]
         for pair in found.interference.pairs
         for *places, factor in pair.each
     ]

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from placeit.core.problem import Problem
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.throughput_mode import MODE
 from placeit.planning.in_flight import share_of
@@ -82,9 +79,7 @@ def service_of(candidate: Candidate, rate: float | None, *, in_flight: int | Non
     simulated, measured = candidate.simulated_value, candidate.value
     each = measured.median if measured is not None else simulated or 0.0
     if simulated is None:  # a plain device, for which only the time of whole requests is known
-        names = candidate.plan.problem.device_names
-        whole = Problem.from_arrays([[each]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names)
-        replicas, scale = [SimulatedReplica(whole, np.zeros(1, np.int32), in_flight or 2)], 1.0
+        replicas, scale = [SimulatedReplica.whole(each, candidate.plan.problem.device_names[0], in_flight or 2)], 1.0
     else:
         depth, plans = share_of(in_flight, candidate.plans), candidate.plans
         flights = [at_depth(plan.problem, plan.placement, depth).in_flight for plan in plans]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Flights", "SimulatedReplica", "Slowdown", "Stream", "serve", "serve_streams"]
 
-Slowdown: TypeAlias = Callable[[tuple[int, str], tuple[int, str]], float]
-"""Factor on the time of a stream's segments on a device, while segments of a stream run on another device."""
+Slowdown: TypeAlias = Callable[[tuple[str, str], tuple[str, str]], float]
+"""Factor on the time of a stream's segments on a device, while segments of a stream run on another device, by their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,12 @@ class SimulatedReplica:
     in_flight: int
     scale: float = 1.0
 
+    @classmethod
+    def whole(cls, seconds: float, device: str, in_flight: int) -> Self:
+        """Return a replica whose requests each take one device for some seconds."""
+        problem = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=[device])
+        return cls(problem, np.zeros(1, np.int32), in_flight)
+
 
 @dataclass(frozen=True, eq=False)
 class Stream:
@@ -51,11 +57,13 @@ class Stream:
         arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`); or the number of requests that are under
             way at any time, each submitted as soon as another one has ended.
         priority: of several streams whose work waits for a device, the one with the lowest number goes first.
+        name: of the stream, for slowdowns.
     """
 
     replicas: Sequence[SimulatedReplica]
     arrivals: NDArray[np.float64] | int
     priority: int = 0
+    name: str = ""
 
 
 class Flights(NamedTuple):
@@ -102,7 +110,7 @@ def serve_streams(
         until: seconds after which no request is submitted to streams without times of arrival.
         conflicts: pairs of names of devices that conflict, in addition to those that the problems state.
         slowdown: the factor by which the segment that runs on a device slows a segment on another device, for as long as both
-            run; several factors multiply. Streams are named by their numbers. None if devices do not slow each other.
+            run; several factors multiply. None if devices do not slow each other.
 
     Returns:
         The requests of each stream. All requests end.
@@ -152,9 +160,9 @@ class _Replica:
         key = (names[work.device],) if isinstance(work, Start) else (names[work.src], names[work.dst])
         return self._lanes.setdefault(key, _Lane())
 
-    def place(self, work: Start) -> tuple[int, str]:
-        """Return the number of the stream, and the device of a segment."""
-        return self.source.number, self._names[work.device]
+    def place(self, work: Start) -> tuple[str, str]:
+        """Return the name of the stream, and the device of a segment."""
+        return self.source.name, self._names[work.device]
 
     def seconds(self, work: Start | Transfer) -> float:
         """Return how long an instruction takes."""
@@ -164,8 +172,8 @@ class _Replica:
 class _Source:
     """A stream while it is simulated."""
 
-    def __init__(self, number: int, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
-        self.number = number
+    def __init__(self, stream: Stream, lanes: dict[tuple[str, ...], _Lane]) -> None:
+        self.name = stream.name
         self.replicas = [_Replica(one, self, lanes) for one in stream.replicas]
         self.closed, self.priority = isinstance(stream.arrivals, int), stream.priority
         self.waiting = deque[int]()
@@ -196,7 +204,7 @@ class _Mix:
             one, other = (lanes.setdefault((name,), _Lane()) for name in (a, b))
             one.rivals.append(other)
             other.rivals.append(one)
-        self._sources = [_Source(number, stream, lanes) for number, stream in enumerate(streams)]
+        self._sources = [_Source(stream, lanes) for stream in streams]
         # time, 0 for arrivals, which come before anything else, a number, and the source or the work that ends
         self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
         for source, stream in zip(self._sources, streams, strict=True):

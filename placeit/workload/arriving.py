@@ -11,7 +11,7 @@ from placeit.core.errors import ClusterError
 from placeit.core.problem import Problem
 from placeit.simulator.arrivals import SimulatedReplica
 
-__all__ = ["arriving", "resolved"]
+__all__ = ["arriving", "node_of", "resolved"]
 
 _FREE = Link(np.inf, 0.0)
 
@@ -23,7 +23,7 @@ def resolved(at: str, cluster: Cluster) -> str:
         ClusterError: the cluster has neither such a device nor a device of such a node.
     """
     for device in cluster.devices:
-        if at in (device.name, _node(device)):
+        if at in (device.name, node_of(device)):
             return device.name
     raise ClusterError(
         f"'arrives_at' is '{at}', which is neither one of the devices that the model may use nor a node of one of them: name "
@@ -79,9 +79,10 @@ def arriving(replica: SimulatedReplica, at: str, cluster: Cluster, sent: float, 
 def _links(at: str, name: str, cluster: Cluster) -> tuple[Link, Link]:
     """Return the links to a device from where requests arrive, and back."""
     if name not in cluster.names:
-        name = next((one.name for one in cluster.devices if _node(one) == name.rpartition("/")[0]), at)
+        name = next((one.name for one in cluster.devices if node_of(one) == name.rpartition("/")[0]), at)
     return cluster.links.get((at, name), _FREE), cluster.links.get((name, at), _FREE)
 
 
-def _node(device: Device) -> str:
+def node_of(device: Device) -> str:
+    """Return the name of the node of a device; empty for this machine."""
     return device.name.rpartition("/")[0] if device.address is None else device.where.node

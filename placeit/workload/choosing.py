@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ _FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of
 _RARE = 0.05  # share of a device's time that more requests of a rare model than arrive may take in a simulation
 
 
+@dataclass(eq=False)
 class Predictor:
     """Predicts the latencies of a mix by simulation, with the same arrivals for all choices.
 
@@ -44,28 +45,23 @@ class Predictor:
         slowdown: by which models on different devices slow each other; None if they do not.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        options: Sequence[Sequence[Option]],
-        memory: Mapping[str, float],
-        conflicts: Collection[tuple[str, str]] = (),
-        seed: int = 0,
-        now: Sequence[int | None] | None = None,
-        slowdown: Slowdown | None = None,
-    ) -> None:
-        self.workload, self.options, self.now, self._slowdown = workload, options, now, slowdown
-        self.memory, self._conflicts, self._seed = memory, conflicts, seed
+    workload: Workload
+    options: Sequence[Sequence[Option]]
+    memory: Mapping[str, float]
+    conflicts: Collection[tuple[str, str]] = ()
+    seed: int = 0
+    now: Sequence[int | None] | None = None
+    slowdown: Slowdown | None = None
+
+    def __post_init__(self) -> None:
         self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
-        fastest = [min(option.seconds for option in own) for own in options]
-        rates = [
-            entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9)
-            for entry, each in zip(workload, fastest, strict=True)
-        ]
+        fastest = [min(option.seconds for option in own) for own in self.options]
+        every = list(zip(self.workload, fastest, strict=True))
+        rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in every]
         self._seconds = min(_FEWEST / min(rates), _MOST / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
-            entry.in_flight or self._arriving(entry.rate or 0.0, each, seed + number)
-            for number, (entry, each) in enumerate(zip(workload, fastest, strict=True))
+            entry.in_flight or self._arriving(entry.rate or 0.0, each, self.seed + number)
+            for number, (entry, each) in enumerate(every)
         ]
 
     def _arriving(self, rate: float, each: float, seed: int) -> NDArray[np.float64]:
@@ -73,10 +69,6 @@ class Predictor:
         wanted = min(_FEWEST / 5, _RARE * self._seconds / max(each, 1e-9))
         count = max(_FEWEST // 20, math.ceil(max(rate * self._seconds, wanted)))
         return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
-
-    def of(self, workload: Workload) -> Predictor:
-        """Return a predictor of the same models with other rates or limits."""
-        return Predictor(workload, self.options, self.memory, self._conflicts, self._seed, self.now, self._slowdown)
 
     def chosen(self, choice: Choice) -> list[Option]:
         """Return the options of a choice."""
@@ -94,10 +86,9 @@ class Predictor:
         """Return the predicted latencies of each model."""
         if choice not in self._known:
             options = self.chosen(choice)
-            priorities = self.workload.priorities
-            every = zip(options, self._arrivals, priorities, strict=True)
-            streams = [Stream(one.replicas, times, priority) for one, times, priority in every]
-            flights = serve_streams(streams, until=self._seconds, conflicts=self._conflicts, slowdown=self._slowdown)
+            every = zip(self.workload, options, self._arrivals, self.workload.priorities, strict=True)
+            streams = [Stream(one.replicas, times, priority, entry.name) for entry, one, times, priority in every]
+            flights = serve_streams(streams, until=self._seconds, conflicts=self.conflicts, slowdown=self.slowdown)
             points = []
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
@@ -208,7 +199,11 @@ def largest_factor(predict: Predictor, choice: Choice) -> float:
 
     With requests under way in place of a rate, that load stays as it is.
     """
-    return largest(lambda factor: all(point.kept for point in predict.of(predict.workload.scaled(factor))(choice)), LARGEST)
+
+    def kept(factor: float) -> bool:
+        return all(point.kept for point in replace(predict, workload=predict.workload.scaled(factor))(choice))
+
+    return largest(kept, LARGEST)
 
 
 def longer_limits(predict: Predictor, choice: Choice) -> dict[str, LatencyLimit]:
@@ -220,5 +215,5 @@ def longer_limits(predict: Predictor, choice: Choice) -> dict[str, LatencyLimit]
             digit = 10.0 ** (math.floor(math.log10(at)) - 1)
             longer[entry.name] = replace(entry.limited, seconds=math.ceil(1.01 * at / digit) * digit)
     entries = (replace(entry, limit=longer.get(entry.name, entry.limit)) for entry in predict.workload)
-    points = predict.of(replace(predict.workload, entries=tuple(entries)))(choice)
+    points = replace(predict, workload=replace(predict.workload, entries=tuple(entries)))(choice)
     return longer if all(point.kept for point in points) else {}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 
@@ -18,8 +18,9 @@ from placeit.core.nearest import nearest
 from placeit.core.placement import Placement
 from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
+from placeit.workload.interference import Pair
 
-__all__ = ["LARGEST", "Entry", "LoadReader", "Workload", "largest"]
+__all__ = ["LARGEST", "Entry", "EntryReader", "Workload", "largest"]
 
 _RENAMED = {"limit": "latency_limit", "shapes": "input_shapes"}  # attributes of a model that have another key in the file
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
@@ -27,6 +28,7 @@ _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
 _MOST = 64  # requests of one model that are under way
 _MODELS = 1000  # of a workload
 _BOUNDS = (1e-12, 1e12)  # of rates and weights, far beyond which sums of them are not numbers any more
+_SLOWEST = 1000.0  # factor by which a model slows another one
 LARGEST = 8.0
 """The largest factor on rates that is tried."""
 
@@ -71,7 +73,7 @@ class Entry:
         if (self.rate is None) == (self.in_flight is None):
             raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")
         if self.in_flight is not None and not 1 <= self.in_flight <= _MOST:
-            raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight}; it must be 1 to {_MOST}.")
+            raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight:g}; it must be 1 to {_MOST}.")
         for what, value in (("rate", self.rate), ("weight", self.weight)):
             if value is not None and not _BOUNDS[0] <= value <= _BOUNDS[1]:
                 raise UsageError(f"'{what}' of '{self.name}' is {value:g}; it must be from {_BOUNDS[0]:g} to {_BOUNDS[1]:g}.")
@@ -94,6 +96,7 @@ class Workload:
     Attributes:
         entries: the models, at least one.
         path: the file; None if it was made otherwise.
+        slowdowns: how models slow each other, as far as that was measured when they were placed.
 
     Raises:
         UsageError: there is no model, there are more than 1000, or two have one name.
@@ -101,6 +104,7 @@ class Workload:
 
     entries: tuple[Entry, ...]
     path: Path | None = None
+    slowdowns: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -123,9 +127,16 @@ class Workload:
             FileError: the file cannot be read.
             WorkloadError: the file has an error; the message names the file, the line and the key.
         """
-        reader = _Reader(Path(path))
+        reader = EntryReader(Path(path))
+        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns"), ("models",))
+        slowdowns = reader.items(top["slowdowns"], "'slowdowns'") if "slowdowns" in top else ()
+        pairs = tuple(reader.pair(node, f"slowdowns[{number}]") for number, node in enumerate(slowdowns))
+        keys, entries = [_RENAMED.get(one.name, one.name) for one in fields(Entry)], list[Entry]()
+        for number, node in enumerate(reader.items(top["models"], "'models'")):
+            name = f"models[{number}]"
+            entries.append(reader.entry(node, name, reader.mapping(node, f"'{name}'", keys, ("model",))))
         try:
-            return cls(reader.entries(), Path(path))
+            return cls(tuple(entries), Path(path), pairs)
         except UsageError as error:
             raise WorkloadError(f"{path}: {error}") from None
 
@@ -191,7 +202,9 @@ class Workload:
             }
             said |= {key: os.path.relpath(value, path.parent) for key, value in said.items() if isinstance(value, Path)}
             models.append({_RENAMED.get(key, key): value for key, value in said.items() if value is not None})
-        write_text(path, yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=math.inf))
+        slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
+        file = {"models": models} | ({"slowdowns": slowdowns} if slowdowns else {})
+        write_text(path, yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
 def largest(kept: Callable[[float], bool], most: float) -> float:
@@ -206,75 +219,80 @@ def largest(kept: Callable[[float], bool], most: float) -> float:
     return low
 
 
-class LoadReader(StrictYaml):
-    """Reader of numbers of requests, and limits on their latency."""
+class EntryReader(StrictYaml):
+    """Reader of what files say of a model."""
 
     error = WorkloadError
 
-    def number(self, node: Node, entry: str, what: str) -> float:
-        """Read a ``rate``, ``in_flight`` or ``weight``."""
-        value = self.quantity(node, entry, "number")
-        if value <= 0 or (what == "in_flight" and not value.is_integer()):
-            self.fail(node, f"{entry} is {value:g}; it must be {_NUMBERS[what]}")
-        return value
+    def entry(self, node: Node, name: str, given: Mapping[str, Node], **more: Any) -> Entry:
+        """Return a model.
 
-    def limit(self, node: Node, entry: str) -> LatencyLimit:
-        """Read a limit, of which ``entry`` is the model."""
+        Args:
+            node: what the file says of it.
+            name: of the node, in messages.
+            given: values by key, as far as they are attributes of the model.
+            more: attributes that ``given`` does not have.
+        """
+        read: dict[str, Callable[[Node, str], Any]] = dict.fromkeys(given, self.text)
+        read |= dict.fromkeys(("model", "inputs", "placement"), self.file)
+        read |= dict.fromkeys(("rate", "weight"), self.positive)
+        read |= {"in_flight": self.whole, "devices": self.names, "input_shapes": self.shapes, "latency_limit": self.limit}
+        said = {key: read[key](value, f"'{name}.{key}'") for key, value in given.items()}
+        said |= {attribute: said.pop(key) for attribute, key in _RENAMED.items() if key in said}
+        if "model" in said:
+            said.setdefault("name", said["model"].stem)
         try:
-            return LatencyLimit.parse(self.text(node, f"'{entry}.latency_limit'"))
-        except UsageError as error:
-            self.fail(node, f"'{entry}.latency_limit': {str(error).rstrip('.')}")
-
-
-class _Reader(LoadReader):
-    def entries(self) -> tuple[Entry, ...]:
-        top = self.mapping(self.root(), "the file", ("models",), ("models",))
-        nodes = self.items(top["models"], "'models'")
-        return tuple(self.entry(node, f"models[{number}]") for number, node in enumerate(nodes))
-
-    def entry(self, node: Node, entry: str) -> Entry:
-        keys = [_RENAMED.get(one.name, one.name) for one in fields(Entry)]
-        given = self.mapping(node, f"'{entry}'", keys, ("model",))
-        model = self.file(given["model"], f"'{entry}.model'")
-        numbers = {key: self.number(given[key], f"'{entry}.{key}'", key) for key in _NUMBERS if key in given}
-        try:
-            return Entry(
-                name=self.text(given["name"], f"'{entry}.name'") if "name" in given else model.stem,
-                model=model,
-                rate=numbers.get("rate"),
-                in_flight=int(numbers["in_flight"]) if "in_flight" in numbers else None,
-                limit=self.limit(given["latency_limit"], entry) if "latency_limit" in given else None,
-                weight=numbers.get("weight", 1.0),
-                inputs=self.file(given["inputs"], f"'{entry}.inputs'") if "inputs" in given else None,
-                placement=self.file(given["placement"], f"'{entry}.placement'") if "placement" in given else None,
-                devices=tuple(self.names(given["devices"], f"'{entry}.devices'")) if "devices" in given else (),
-                arrives_at=self.text(given["arrives_at"], f"'{entry}.arrives_at'") if "arrives_at" in given else None,
-                shapes=self.shapes(given["input_shapes"], f"'{entry}.input_shapes'") if "input_shapes" in given else {},
-            )
+            return Entry(**more | said)
         except UsageError as error:
             self.fail(node, str(error).rstrip("."))
 
+    def pair(self, node: Node, name: str) -> Pair:
+        """Read a measured slowdown."""
+        given = self.mapping(node, f"'{name}'", Pair._fields, Pair._fields)
+        models, devices = (tuple(self.texts(given[key], f"'{name}.{key}'")) for key in Pair._fields[:2])
+        factors = tuple(self.positive(one, f"'{name}.slowdown'") for one in self.items(given["slowdown"], f"'{name}.slowdown'"))
+        if not len(models) == len(devices) == len(factors) == 2 or max(factors) > _SLOWEST:
+            self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_SLOWEST:g} at most")
+        return Pair(models, devices, factors)
+
+    def limit(self, node: Node, entry: str) -> LatencyLimit:
+        """Read a limit on latency."""
+        try:
+            return LatencyLimit.parse(self.text(node, entry))
+        except UsageError as error:
+            self.fail(node, f"{entry}: {str(error).rstrip('.')}")
+
+    def positive(self, node: Node, entry: str) -> float:
+        """Read a number above 0."""
+        value = self.quantity(node, entry, "number")
+        if value == 0:
+            self.fail(node, f"{entry} is 0; it must be above 0, such as 0.01")
+        return value
+
+    def whole(self, node: Node, entry: str) -> int:
+        """Read a whole number."""
+        value = self.quantity(node, entry, "number")
+        if not value.is_integer():
+            self.fail(node, f"{entry} is {value:g}; it must be a whole number")
+        return int(value)
+
     def file(self, node: Node, entry: str) -> Path:
+        """Read a path, which is relative to the folder of the file."""
         return self.path.parent / self.text(node, entry)
 
-    def names(self, node: Node, entry: str) -> list[str]:
+    def names(self, node: Node, entry: str) -> tuple[str, ...]:
+        """Read names of devices."""
         names = self.texts(node, entry)
         if not names:
             self.fail(node, f"{entry} names no device")
         if twice := [name for k, name in enumerate(names) if name in names[:k]]:
             self.fail(node, f"{entry} names '{twice[0]}' twice")
-        return names
+        return tuple(names)
 
     def shapes(self, node: Node, entry: str) -> dict[str, list[str]]:
+        """Read sizes of inputs."""
         shapes = {name: self.texts(sizes, f"{entry} of '{name}'") for name, sizes in self.mapping(node, entry).items()}
         for name, sizes in shapes.items():
             if wrong := next((size for size in sizes if _SIZE.fullmatch(size) is None), None):
                 self.fail(node, f"{entry} of '{name}' has '{wrong}'; sizes are numbers, or ranges such as 1..64@8")
         return shapes
-
-
-_NUMBERS = {
-    "rate": "above 0, in requests per second (0.01 for a model that is hardly ever asked)",
-    "in_flight": "a whole number from 1 on",
-    "weight": "above 0",
-}

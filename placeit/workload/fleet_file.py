@@ -14,7 +14,7 @@ from placeit.core.errors import UsageError, WorkloadError
 from placeit.core.files import read_text
 from placeit.core.nearest import nearest
 from placeit.core.strictyaml import Node
-from placeit.workload.entries import Entry, LoadReader, Workload
+from placeit.workload.entries import Entry, EntryReader, Workload
 from placeit.workload.fleet import Demand, Fleet, Sites
 
 __all__ = ["read_fleet"]
@@ -24,6 +24,7 @@ _SITE_LINK = (1e-4, 1e9 / 8)  # seconds, and bytes per second, between nodes of 
 _NODES = 100_000  # of a fleet
 _PARTS = ("sites", "classes", "nodes", "models")
 _MODEL = ("name", "seconds", "memory", "request", "rates")
+_SHARED = ("latency_limit", "weight")  # keys of a model that workloads have as well
 
 
 def read_fleet(path: str | Path) -> tuple[Fleet, Demand, NDArray[np.float64]]:
@@ -45,7 +46,7 @@ def read_fleet(path: str | Path) -> tuple[Fleet, Demand, NDArray[np.float64]]:
         raise WorkloadError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
 
-class _Reader(LoadReader):
+class _Reader(EntryReader):
     def filled(self, node: Node, entry: str, known: Collection[str] | None = None) -> dict[str, Node]:
         """Return values by key, at least one."""
         found = self.mapping(node, entry, None if known is None else [*known])
@@ -72,12 +73,12 @@ class _Reader(LoadReader):
         names, site, of = list[str](), list[int](), list[int]()
         for name, node in nodes.items():
             fields = self.mapping(node, f"'nodes.{name}'", ("site", "class", "count"), ("site", "class"))
-            count = self.quantity(fields["count"], f"'nodes.{name}.count'", "number") if "count" in fields else 1.0
-            if not count.is_integer() or not 1 <= count <= _NODES - len(names):
-                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has whole nodes, {_NODES} at most")
-            names += [f"{name}-{number + 1}" for number in range(int(count))] if "count" in fields else [name]
-            site += [self.one_of(fields["site"], f"'nodes.{name}.site'", sites)] * int(count)
-            of += [self.one_of(fields["class"], f"'nodes.{name}.class'", classes)] * int(count)
+            count = self.whole(fields["count"], f"'nodes.{name}.count'") if "count" in fields else 1
+            if not 1 <= count <= _NODES - len(names):
+                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has 1 to {_NODES} nodes")
+            names += [f"{name}-{number + 1}" for number in range(count)] if "count" in fields else [name]
+            site += [self.one_of(fields["site"], f"'nodes.{name}.site'", sites)] * count
+            of += [self.one_of(fields["class"], f"'nodes.{name}.class'", classes)] * count
         where = np.array(of, np.int32)
         return Fleet(self.sites(sites), names, np.array(site, np.int32), [*classes], where, np.array(memory)[where])
 
@@ -100,7 +101,7 @@ class _Reader(LoadReader):
         seconds = np.full((len(nodes), len(fleet.classes)), np.inf)
         for number, node in enumerate(nodes):
             entry = f"models[{number}]"
-            fields = self.mapping(node, f"'{entry}'", (*_MODEL, "between", "latency_limit", "weight"), _MODEL)
+            fields = self.mapping(node, f"'{entry}'", (*_MODEL, *_SHARED, "between"), _MODEL)
             fields.setdefault("between", fields["request"])
             sizes.append([self.quantity(fields[key], f"'{entry}.{key}'", "memory") for key in ("memory", "request", "between")])
             if math.inf in sizes[-1]:
@@ -108,15 +109,10 @@ class _Reader(LoadReader):
             for name, value in self.filled(fields["seconds"], f"'{entry}.seconds'", fleet.classes).items():
                 seconds[number, fleet.classes.index(name)] = self.seconds(value, f"'{entry}.seconds.{name}'")
             own = self.filled(fields["rates"], f"'{entry}.rates'", fleet.sites.names)
-            rates = [self.number(value, f"'{entry}.rates.{name}'", "rate") for name, value in own.items()]
+            rates = [self.positive(value, f"'{entry}.rates.{name}'") for name, value in own.items()]
             sources += zip([number] * len(own), map(fleet.sites.names.index, own), rates, strict=True)
-            name = self.text(fields["name"], f"'{entry}.name'")
-            limit = self.limit(fields["latency_limit"], entry) if "latency_limit" in fields else None
-            weight = self.number(fields["weight"], f"'{entry}.weight'", "weight") if "weight" in fields else 1.0
-            try:
-                entries.append(Entry(name, Path(name), rate=sum(rates), limit=limit, weight=weight))
-            except UsageError as error:
-                self.fail(node, str(error).rstrip("."))
+            given = {key: value for key, value in fields.items() if key in ("name", *_SHARED)}
+            entries.append(self.entry(node, entry, given, model=Path(), rate=sum(rates)))
         model, site, every = (np.array(column) for column in zip(*sources, strict=True))
         weights, sent, between = np.array(sizes).T
         return Demand(Workload(tuple(entries)), seconds, weights, sent, between, model, site, hop), every

@@ -13,21 +13,22 @@ import numpy as np
 
 __all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
 
-Place: TypeAlias = tuple[int, str]
-"""The number of a model of the workload, and the name of a device that runs it."""
+Place: TypeAlias = tuple[str, str]
+"""The names of a model of the workload, and of a device that runs it."""
 
 
 class Pair(NamedTuple):
     """A measured pair: two models on two devices, and the factor on the latency of each while the other one runs."""
 
-    one: Place
-    other: Place
+    models: tuple[str, str]
+    devices: tuple[str, str]
     slowdown: tuple[float, float]
 
     @property
     def each(self) -> tuple[tuple[Place, Place, float], ...]:
         """The model that is slowed, the model that slows it, and the factor; both ways."""
-        return (self.one, self.other, self.slowdown[0]), (self.other, self.one, self.slowdown[1])
+        one, other = zip(self.models, self.devices, strict=True)
+        return (one, other, self.slowdown[0]), (other, one, self.slowdown[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ def pairs_by_load(
         if one[1] != other[1] and machines[one[1]] == machines[other[1]] and frozenset((one[1], other[1])) not in apart
     ]
     able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
-    turns, order = Counter[tuple[int, int]](), []
+    turns, order = Counter[tuple[str, str]](), []
     for (one, _), (other, _) in able:
         turns[one, other] += 1
         order.append((turns[one, other], one == other))

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,8 +104,7 @@ def measured(
 
 
 def slowdowns(
-    sessions: Sequence[Session],
-    workload: Workload,
+    sessions: Mapping[str, Session],
     options: Mapping[Place, Option],
     pairs: Sequence[tuple[Place, Place]],
     *,
@@ -117,8 +117,7 @@ def slowdowns(
     factor of a model is the mean of its latencies together, divided by the mean alone, and of these the median over turns.
 
     Args:
-        sessions: of each model.
-        workload: the models.
+        sessions: of each model, by name.
         options: the option that runs each model on a single device.
         pairs: what to measure, the most important first.
         until: when to end, by :func:`placeit.core.clock.now`; a pair that has begun has three turns.
@@ -130,17 +129,14 @@ def slowdowns(
     """
     found: list[Pair] = []
     while len(found) < len(pairs) and (begin := clock.now()) < until:
-        one, other = pair = pairs[len(found)]
-        loads = [Entry(f"{k}", workload.entries[model].model, in_flight=1) for k, (model, _) in enumerate(pair)]
+        pair = pairs[len(found)]
+        loads = [Entry(f"{k}", Path(), in_flight=1) for k in range(2)]
         seconds = float(np.clip((until - begin) / 30, *_PAIR_S))
         seconds = max(seconds, _REQUESTS[0] * max(options[place].seconds for place in pair))
         ratios = []
         with contextlib.ExitStack() as stack:
-            servers, inputs = [], []
-            for place in pair:
-                with naming(workload.entries[place[0]]):
-                    servers.append(stack.enter_context(sessions[place[0]].serve(options[place].placement)))
-                inputs.append(sessions[place[0]].model.sample_inputs())
+            servers = [stack.enter_context(sessions[place[0]].serve(options[place].placement)) for place in pair]
+            inputs = [sessions[name].model.sample_inputs() for name, _ in pair]
             for _ in range(_PAIR_TURNS):
                 turns = []
                 for both in ([0], [1], [0, 1]):
@@ -151,7 +147,8 @@ def slowdowns(
                     turns += [float(np.mean(latencies)) for latencies, *_ in turn]
                 ratios.append((turns[2] / turns[0], turns[3] / turns[1]))
         first, second = np.median(ratios, axis=0).tolist()
-        found.append(Pair(one, other, (first, second)))
+        names, devices = zip(*pair, strict=True)
+        found.append(Pair(names, devices, (first, second)))
         if progress is not None:
             progress("measuring how models slow each other", len(found) / len(pairs))
     return found
@@ -186,13 +183,12 @@ def _turn(
     for one in served.values():
         if one.error is not None:
             raise one.error
-    return [_of(entry, servers[k], served[k]) for k, entry in enumerate(workload)]
-
-
-def _of(entry: Entry, server: Server, served: Served) -> Turn:
-    in_flight = sum(one.in_flight for one in server.executors)
-    up = entry.rate is None or served.keeps_up(most_left(in_flight, served.arrived))
-    return served.latencies, up, len(served.latencies) / served.seconds
+    turns = []
+    for k, entry in enumerate(workload):
+        in_flight, one = sum(executor.in_flight for executor in servers[k].executors), served[k]
+        up = entry.rate is None or one.keeps_up(most_left(in_flight, one.arrived))
+        turns.append((one.latencies, up, len(one.latencies) / one.seconds))
+    return turns
 
 
 def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]) -> dict[str, tuple[OperatingPoint, ...]]:

@@ -24,6 +24,7 @@ from placeit.runtime.device_pool import shared_devices
 from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Policy
+from placeit.workload.arriving import node_of
 from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, longer_limits, rank, use
 from placeit.workload.entries import Workload
 from placeit.workload.interference import Interference, Place, pairs_by_load
@@ -144,7 +145,7 @@ class PlacedWorkload:
         for file, option in zip(files, self.best.options, strict=True):
             option.placement.save(file)
         entries = (replace(entry, placement=file) for entry, file in zip(self.workload, files, strict=True))
-        replace(self.workload, entries=tuple(entries)).save(Path(path))
+        replace(self.workload, entries=tuple(entries), slowdowns=self.interference.pairs).save(Path(path))
 
     def error(self, way: Together, model: int) -> float | None:
         """Return the error of the predicted percentile of a model, as a share of the measured one; None if not measured."""
@@ -188,14 +189,7 @@ class PlacedWorkload:
                 ],
                 "interference": {
                     "error": self.interference.error,
-                    "pairs": [
-                        {
-                            "models": [self.workload.entries[model].name for model, _ in pair[:2]],
-                            "devices": [device for _, device in pair[:2]],
-                            "slowdown": pair.slowdown,
-                        }
-                        for pair in self.interference.pairs
-                    ],
+                    "pairs": [pair._asdict() for pair in self.interference.pairs],
                 },
                 "emulated": self.cluster.emulated_names,
                 "interrupted": self.interrupted,
@@ -222,10 +216,11 @@ def optimize_workload(
     Half of the budget is for a search for each model (:func:`placeit.optimize`). Its answer, the single devices, single devices
     as replicas, and the best splits are the options of the model. A choice of an option for each model is valued by simulating
     the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The simulation
-    takes into account how models on different devices of a machine slow each other, which is measured in a tenth of the budget
-    (:class:`placeit.workload.interference.Interference`). The search among choices takes at most another tenth. The best choice
-    is then measured by requests to all models at once, against each model where a search for it alone puts it, and against
-    each model on the whole CPU as its runtime uses that by itself. The measurement decides.
+    takes into account how models on different devices of a machine slow each other
+    (:class:`placeit.workload.interference.Interference`). That is measured in a tenth of the budget, or else known from the
+    file of the workload, or from ``start``. The search among choices takes at most another tenth. The best choice is then
+    measured by requests to all models at once, against each model where a search for it alone puts it, and against each model
+    on the whole CPU as its runtime uses that by itself. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
@@ -274,11 +269,14 @@ def optimize_workload(
             options.append(own)
             now.append(number)
         every_device = _devices(sessions)
-        conflicts, slowdown = _conflicts(every_device), Interference()
+        conflicts = _conflicts(every_device)
         memory = {device.name: device.memory_bytes for device in every_device.devices}
-        if cluster.executable and measure:
-            until = clock.now() + _PAIRS * seconds
-            slowdown = _interference(sessions, workload, options, every_device, conflicts, until, progress)
+        until = clock.now() + _PAIRS * seconds if cluster.executable and measure else 0.0
+        slowdown = _interference(sessions, workload, options, every_device, conflicts, until, progress)
+        if not slowdown.pairs:
+            names = {entry.name for entry in workload}
+            known = workload.slowdowns or (() if before is None else before.slowdowns)
+            slowdown = replace(slowdown, pairs=tuple(pair for pair in known if names.issuperset(pair.models)))
         predict = Predictor(
             workload, options, memory, conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
         )
@@ -345,17 +343,18 @@ def _interference(
     single: dict[Place, Option] = {}
     busy: dict[Place, float] = {}
     traffic: dict[Place, float] = {}
-    for model, (entry, session) in enumerate(zip(workload, sessions, strict=True)):
+    for entry, session, own in zip(workload, sessions, options, strict=True):
         graph = session.model.graph
-        for option in options[model]:
+        for option in own:
             used = {name: share for name, share in use(option, entry).items() if share > 0}  # not where requests arrive
             if len(used) == 1 and not option.plain:
-                place = model, next(iter(used))
+                place = entry.name, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]
                 traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
-    machines = {device.name: device.where.node for device in cluster.devices}
+    machines = {device.name: node_of(device) for device in cluster.devices}
+    named = {entry.name: session for entry, session in zip(workload, sessions, strict=True)}
     order = pairs_by_load(busy, machines, conflicts)
-    return Interference(tuple(slowdowns(sessions, workload, single, order, until=until, progress=progress)), machines, traffic)
+    return Interference(tuple(slowdowns(named, single, order, until=until, progress=progress)), machines, traffic)
 
 
 def _devices(sessions: Sequence[Session]) -> Cluster:

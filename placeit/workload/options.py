@@ -16,7 +16,6 @@ from placeit.backends.openvino.inputs import OpenSizesError
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ClusterError, DeviceError, FileError, ModelError, PlacementError, ProblemError, UsageError
 from placeit.core.placement import Placement, Serving
-from placeit.core.problem import Problem
 from placeit.core.weights import held_bytes
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.options import Candidates
@@ -219,8 +218,4 @@ def _replica(plan: Plan, measured: float | None, in_flight: int) -> SimulatedRep
     simulated = plan.schedule.makespan
     if simulated > 0:
         return SimulatedReplica(plan.problem, plan.placement, in_flight, 1.0 if measured is None else measured / simulated)
-    names, device = plan.problem.device_names, int(plan.placement[0])
-    whole = Problem.from_arrays(
-        [[measured or 0.0]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=names[device : device + 1]
-    )
-    return SimulatedReplica(whole, np.zeros(1, np.int32), in_flight)
+    return SimulatedReplica.whole(measured or 0.0, plan.problem.device_names[plan.placement[0]], in_flight)

@@ -102,9 +102,12 @@ def test_conflicting_devices_of_two_models_never_run_at_the_same_time():
 
 
 def test_segments_on_two_devices_slow_each_other_while_both_run():
-    factor = {(0, 1): 2.0, (1, 0): 1.5}
-    streams = [Stream([one_op(4.0, 1, "a")], np.zeros(1)), Stream([one_op(1.0, 1, "b")], np.ones(1))]
-    long, short = serve_streams(streams, slowdown=lambda one, other: factor[one[0], other[0]])
+    factor = {(("long", "a"), ("short", "b")): 2.0, (("short", "b"), ("long", "a")): 1.5}
+    streams = [
+        Stream([one_op(4.0, 1, "a")], np.zeros(1), name="long"),
+        Stream([one_op(1.0, 1, "b")], np.ones(1), name="short"),
+    ]
+    long, short = serve_streams(streams, slowdown=lambda one, other: factor[one, other])
     assert short.ended.tolist() == [2.5]
     assert long.ended.tolist() == [4.75]  # a second alone, 0.75 done in the next 1.5 s, and 2.25 s alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +96,8 @@ def test_the_largest_factor_on_the_rates_is_found_to_some_percent() -> None:
     predict = Predictor(workload(10.0, limit=0.03), [[option(0.01, "d")]], {})
     factor = largest_factor(predict, (0,))
     assert 2 < factor < 8
-    assert all(point.kept for point in predict.of(predict.workload.scaled(factor))((0,)))
-    assert not all(point.kept for point in predict.of(predict.workload.scaled(1.03 * factor))((0,)))
+    assert all(point.kept for point in replace(predict, workload=predict.workload.scaled(factor))((0,)))
+    assert not all(point.kept for point in replace(predict, workload=predict.workload.scaled(1.03 * factor))((0,)))
     assert largest_factor(Predictor(workload(10.0, limit=9.0), [[option(0.01, "d")]], {}), (0,)) == 8.0
     assert largest_factor(Predictor(workload(10.0, limit=0.009), [[option(0.01, "d")]], {}), (0,)) == 0.0
 

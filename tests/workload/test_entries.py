@@ -9,6 +9,7 @@ import pytest
 from placeit.core.errors import FileError, UsageError, WorkloadError
 from placeit.serving.latency import LatencyLimit
 from placeit.workload.entries import Entry, Workload
+from placeit.workload.interference import Pair
 from tests.workload.nets import write_workload
 
 
@@ -44,8 +45,10 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
             shapes={"ids: x": ["1", "16..64@32"], "scalar": []},
         ),
     )
-    Workload(entries).save(tmp_path / "w.yaml")
-    assert Workload.load(tmp_path / "w.yaml").entries == entries
+    slowdowns = (Pair(("a.b-c", "d"), ("CPU@0", "edge1/CPU"), (1.25, 0.875)),)
+    Workload(entries, slowdowns=slowdowns).save(tmp_path / "w.yaml")
+    found = Workload.load(tmp_path / "w.yaml")
+    assert (found.entries, found.slowdowns) == (entries, slowdowns)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models: [{model: m, rate: inf}]", "cannot be infinite"),
         ("models: [{model: m, rate: 1e300}]", r"'rate' of 'm' is 1e\+300; it must be from 1e-12 to 1e\+12"),
         ("models: [{model: m, rate: 1, weight: 1e-300}]", "'weight' of 'm' is 1e-300; it must be from 1e-12"),
-        ("models: [{model: m, in_flight: 1.5}]", "is 1.5; it must be a whole number from 1 on"),
+        ("models: [{model: m, in_flight: 1.5}]", "is 1.5; it must be a whole number"),
         ("models: [{model: m, in_flight: 65}]", "is 65; it must be 1 to 64"),
         ("models: [{model: m, rate: 1, weight: 0}]", "'models.0..weight' is 0; it must be above 0"),
         ("models: [{model: m, rate: 1, latency_limit: 20ms}]", "'models.0..latency_limit': Cannot read the limit '20ms'"),
@@ -75,6 +78,12 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models: [{model: m, rate: 1, input_shapes: [x]}]", "'models.0..input_shapes' is not a mapping"),
         ("models: [{model: m, rate: 1, input_shapes: {x: [1, -3]}}]", "of 'x' has '-3'; sizes are numbers, or ranges"),
         ("models: [{model: m, rate: 1, name: a/b}]", "'a/b' cannot name a model"),
+        ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b]}]", "'slowdowns.0.' has no 'slowdown'"),
+        (
+            "models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a], slowdown: [2, 2]}]",
+            "does not have two models",
+        ),
+        ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b], slowdown: [2, 1e9]}]", "1000 at most"),
         ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
     ],
 )

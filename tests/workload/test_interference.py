@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from placeit.workload.choosing import Predictor, choose
-from placeit.workload.interference import Interference, Pair, pairs_by_load
+from placeit.workload.interference import Interference, Pair, Place, pairs_by_load
 from tests.workload.test_choosing import option, workload
 
-A, B, C = ((model, f"CPU@{model}") for model in range(3))
-FURTHER = (3, "CPU@3")
+A, B, C = ((f"m{model}", f"CPU@{model}") for model in range(3))
+FURTHER = ("m3", "CPU@3")
 HERE = {f"CPU@{core}": "" for core in range(4)}
 
 
+def pair(one: Place, other: Place, slowdown: tuple[float, float]) -> Pair:
+    return Pair((one[0], other[0]), (one[1], other[1]), slowdown)
+
+
 def test_a_measured_pair_has_its_factor_and_others_a_fitted_one() -> None:
-    found = Interference((Pair(A, B, (1.2, 0.9)),), HERE | {"board": "edge"})
+    found = Interference((pair(A, B, (1.2, 0.9)),), HERE | {"board": "edge"})
     assert (found(A, B), found(B, A)) == (1.2, 1.0)  # nothing is faster beside others
     assert found(A, C) == pytest.approx(1.05)
-    assert found((0, "board"), B) == found(A, (1, "CPU@0")) == 1.0  # another machine, and the same device
+    assert found(("m0", "board"), B) == found(A, ("m1", "CPU@0")) == 1.0  # another machine, and the same device
     assert found.error is None
     assert (Interference()(A, B), Interference().error) == (1.0, None)
 
 
 def test_each_factor_is_predicted_from_the_other_pairs_for_the_error() -> None:
-    found = Interference((Pair(A, B, (1.2, 1.2)), Pair(A, C, (1.5, 1.5))), HERE)
+    found = Interference((pair(A, B, (1.2, 1.2)), pair(A, C, (1.5, 1.5))), HERE)
     assert found.error == pytest.approx((0.3 / 1.2 + 0.3 / 1.5) / 2)
 
 
 def test_factors_grow_with_the_bytes_of_both_models_if_measured_pairs_say_so() -> None:
     traffic = {A: 1e9, B: 2e9, C: 4e9, FURTHER: 1e9}
-    pairs = Pair(A, B, (1.2, 1.2)), Pair(A, C, (1.4, 1.4)), Pair(B, C, (1.8, 1.8))
+    pairs = pair(A, B, (1.2, 1.2)), pair(A, C, (1.4, 1.4)), pair(B, C, (1.8, 1.8))
     found = Interference(pairs, HERE, traffic)
     assert found.error == pytest.approx(0.0, abs=1e-12)
     assert found(FURTHER, C) == pytest.approx(1.4)
 
 
 def test_pairs_of_much_loaded_models_are_measured_first_and_each_before_one_is_repeated() -> None:
-    busy = {(0, "a"): 0.5, (0, "b"): 0.4, (1, "a"): 0.3, (1, "b"): 0.3, (2, "a"): 0.1, (2, "board"): 0.9}
+    busy = {("m0", "a"): 0.5, ("m0", "b"): 0.4, ("m1", "a"): 0.3, ("m1", "b"): 0.3, ("m2", "a"): 0.1, ("m2", "board"): 0.9}
     machines = {"a": "", "b": "", "board": "edge"}
     found = pairs_by_load(busy, machines)
-    assert found[:4] == [((0, "a"), (1, "b")), ((0, "b"), (2, "a")), ((1, "b"), (2, "a")), ((0, "a"), (0, "b"))]
+    assert found[:4] == [
+        (("m0", "a"), ("m1", "b")),
+        (("m0", "b"), ("m2", "a")),
+        (("m1", "b"), ("m2", "a")),
+        (("m0", "a"), ("m0", "b")),
+    ]
     assert len(found) == len(set(found)) == 6
     assert pairs_by_load(busy, machines, [("b", "a")]) == []
 
@@ -51,4 +62,4 @@ def test_models_share_a_device_if_they_would_slow_each_other_much() -> None:
     predict = Predictor(load, options, {}, slowdown=lambda one, other: 4.0)
     assert predict((0, 1))[0].p95 > 0.02
     assert choose(predict, [(0, 0)]) == (0, 0)
-    assert predict.of(load)((0, 1))[0].p95 == predict((0, 1))[0].p95
+    assert replace(predict, workload=load)((0, 1))[0].p95 == predict((0, 1))[0].p95

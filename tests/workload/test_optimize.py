@@ -73,6 +73,24 @@ def test_what_serves_now_is_left_only_for_what_pays(models: Path) -> None:
         optimize_workload(path, cluster, budget=2, start=path)
 
 
+def test_slowdowns_that_were_measured_before_count_where_nothing_is_measured(models: Path) -> None:
+    big, small = (
+        f"model: {name}/model.onnx, name: {name}, rate: 3, devices: [{on}]" for name, on in (("big", "fast"), ("small", "slow"))
+    )
+    path, cluster = write_workload(models, big, small), described(fast=1e6, slow=2e5)
+    alone = optimize_workload(path, cluster, budget=2, cache=None)
+    alone.save(models / "placed.yaml")
+    assert "slowdowns" not in (models / "placed.yaml").read_text()
+    pair, gone = (f"{{models: [big, {name}], devices: [fast, slow], slowdown: [3, 2]}}" for name in ("small", "gone"))
+    with (models / "placed.yaml").open("a") as file:
+        file.write(f"slowdowns: [{pair}, {gone}]\n")
+    slowed = optimize_workload(path, cluster, budget=2, cache=None, start=models / "placed.yaml")
+    assert [one.models for one in slowed.interference.pairs] == [("big", "small")]
+    assert slowed.best.predicted[0].p95 > 1.1 * alone.best.predicted[0].p95
+    slowed.save(models / "next.yaml")
+    assert Workload.load(models / "next.yaml").slowdowns == slowed.interference.pairs
+
+
 def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
     big, small = "model: big/model.onnx, name: big, rate: 4.5", "model: small/model.onnx, name: small, rate: 5"
     path = write_workload(models, big, f"{small}, devices: [slow]")
@@ -170,9 +188,13 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     path = write_workload(models, f"{entries[0]}, arrives_at: {names[0]}", entries[1])
     found = optimize_workload(path, names, budget=4, cache=None, policy=STEADY)
     first = found.interference.pairs[0]
-    assert {first.one[0], first.other[0]} == {0, 1}
-    assert first.one[1] != first.other[1]
+    assert {*first.models} == {"big", "small"}
+    assert first.devices[0] != first.devices[1]
     assert min(first.slowdown) > 0
+    found.save(models / "placed.yaml")
+    predicted = optimize_workload(models / "placed.yaml", names, budget=2, cache=None, policy=STEADY, measure=False)
+    assert predicted.turns == 0
+    assert predicted.interference.pairs == found.interference.pairs
     data = json.loads(json.dumps(found.to_dict()))
     assert {*data["interference"]["pairs"][0]["models"]} == {"big", "small"}
     check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
