@@ -29,7 +29,18 @@ from placeit.optimizer.options import Candidates
 from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.session import Session
 
-__all__ = ["CLUSTERS", "CORE_AND_GPU", "SLOW_CORE", "TWO_CORES", "TWO_NODES", "at_once", "balanced", "clusters", "reference"]
+__all__ = [
+    "CLUSTERS",
+    "CORE_AND_GPU",
+    "SLOW_CORE",
+    "TWO_CORES",
+    "TWO_NODES",
+    "at_once",
+    "balanced",
+    "clusters",
+    "continued",
+    "reference",
+]
 
 TWO_CORES, SLOW_CORE, TWO_NODES = "two cores", "a core and one 1.5 times as slow", "two nodes"
 CORE_AND_GPU = "a core and an Intel GPU"
@@ -185,7 +196,7 @@ CLUSTERS: Mapping[str, Callable[[Files, int], Any]] = {
 }
 
 
-def _continued(sequence: OpenSequence, prompt: Sequence[int], tokens: int) -> Future[list[int]]:
+def continued(sequence: OpenSequence, prompt: Sequence[int], tokens: int) -> Future[list[int]]:
     """Continue a prompt by the most likely tokens, each chosen on the server's thread, as the server of texts does it."""
     found, done = list[int](), Future[list[int]]()
 
@@ -242,7 +253,7 @@ def _at_once(
 
         def text(number: int) -> Future[list[int]]:
             sequences[number].reset()
-            return _continued(sequences[number], prompts[number], _TURN)
+            return continued(sequences[number], prompts[number], _TURN)
 
         def seconds_per_token(texts: int) -> float:
             begin = time.perf_counter()

@@ -36,6 +36,7 @@ __all__ = [
     "ONE_CORE",
     "ONE_DEVICE",
     "ONNX_RUNTIME",
+    "PRECISION",
     "SPLIT",
     "TORCH",
     "Files",
@@ -63,7 +64,7 @@ Steps: TypeAlias = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.gene
 """A function that runs a decoder on some tokens and its cache of earlier ones, and returns the logits of the last token."""
 
 _MOST_TEXTS = 64  # in a step
-_PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
+PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def opened(kind: str, files: Files, stack: ExitStack, *, prompt: int, tokens: in
         compiled = openvino_core().compile_model(files.stateful, "CPU", openvino_options(1))
         return _Stepped(*plain_steps(compiled), thread)
     if kind == ALL_CORES:
-        return _Stepped(*plain_steps(openvino_core().compile_model(files.stateful, "CPU", _PRECISION)))
+        return _Stepped(*plain_steps(openvino_core().compile_model(files.stateful, "CPU", PRECISION)))
     if kind == ONNX_RUNTIME:
         runs = _OnnxRuntime(files)
         return _Stepped(runs.step, runs.reset)
@@ -315,7 +316,7 @@ class _GenAi:
         self._config.max_new_tokens, self._config.ignore_eos, self._config.do_sample = tokens, True, False
         self._config.set_eos_token_id(0)  # it requires one, but ignores it
         self._tensors, self._inputs = openvino.Tensor, openvino_genai.TokenizedInputs
-        options = _PRECISION | {"ATTENTION_BACKEND": attention}
+        options = PRECISION | {"ATTENTION_BACKEND": attention}
         self._pipeline = openvino_genai.LLMPipeline(str(files.stateful.parent / "genai"), "CPU", **options)
 
     def first(self, prompt: Sequence[int]) -> tuple[int, float]:

@@ -15,6 +15,8 @@ the time of each with the simulated time. With the GPU, all caches are in float3
 besides its segments is divided by the hops between devices; over nodes these are three, from this process, between the nodes,
 and back. In ``texts``, one text and eight at once take turns over two cores, and over two nodes, with half of the model on
 each; the steps of texts that wait at the same time are joined, and ``texts_per_step`` says how many there were in a step. In
+``batches``, 8 and 16 texts on one core, and on two with half of the model on each, take turns with the continuous batching of
+``openvino_genai`` on as many cores. In ``prompt``, a prompt of 1,024 tokens is read on one core, and in chunks on two. In
 ``encoder``, BERT-base runs at random lengths, compared with the same model compiled for each length. In ``soak``, requests of
 random lengths arrive, some of sequences, and some sequences are dropped in the middle.
 
@@ -32,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._generation_batches import batches, long_prompt
 from benchmarks._generation_devices import at_once, clusters
 from benchmarks._generation_rivals import (
     ALL_CORES,
@@ -66,6 +69,8 @@ def run(args: Args, report: Report) -> None:
         "rivals": lambda files: _rivals(files, args, report),
         "clusters": lambda files: clusters(files, args, report),
         "texts": lambda files: at_once(files, args, report),
+        "batches": lambda files: batches(files, args, report),
+        "prompt": lambda files: long_prompt(files, args, report),
         "encoder": lambda _: encoder(args, report),
         "soak": lambda _: soak(args, report),
     }

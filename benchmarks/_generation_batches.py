@@ -1,0 +1,147 @@
+"""Several texts at once beside the continuous batching of ``openvino_genai``, and a long prompt on one device and on two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from time import perf_counter
+from typing import TypeAlias
+
+import numpy as np
+
+from benchmarks._generation_devices import balanced, continued, reference
+from benchmarks._generation_rivals import PRECISION, Files, in_segments, session_of
+from benchmarks._harness import Args, Report
+from benchmarks._models import progress, settled_race, two_cores
+from examples.generate_text import step_inputs
+from placeit.core.errors import UsageError
+from placeit.core.placement import Placement
+from placeit.core.telemetry import import_openvino
+from placeit.measuring.statistics import faster
+from placeit.serving.sequence import Sequence as OpenSequence
+from placeit.session import Session
+
+__all__ = ["batches", "long_prompt"]
+
+_TEXTS = (8, 16)
+_PROMPT, _TOKENS = 32, 32
+_TURNS, _PROFILE_S = (12, 3), (60.0, 5.0)
+"""Turns, and seconds for measuring groups, in full and quick."""
+_LONG, _CHUNK = (1024, 64), (128, 32)
+"""Tokens of a long prompt and of its chunks, in full and quick."""
+_LEAST = {1: 1.0, 2: 0.9}
+"""Least tokens per second over those of ``openvino_genai``, by cores."""
+
+_Way: TypeAlias = Callable[[Sequence[Sequence[int]]], list[list[int]]]
+"""A function that continues prompts, and returns the tokens of each."""
+
+
+def batches(files: Files, args: Args, report: Report) -> None:
+    """Generate texts at once on one core, and on two with half of the model on each, in turns with ``openvino_genai``."""
+    random = np.random.default_rng(args.seed)
+    prompts = random.integers(0, files.decoder.vocabulary, (max(_TEXTS), _PROMPT)).tolist()
+    wanted = [reference(files.stateful, prompt, _TOKENS) for prompt in prompts]
+    for cores in (two_cores()[:1], two_cores()):
+        with ExitStack() as stack:
+            progress(f"texts at once on {len(cores)} of the cores")
+            try:
+                rival = _genai(files, len(cores))
+            except UsageError as error:
+                report.note(f"  texts beside openvino_genai are left out: {error}")
+                return
+            devices = [f"CPU@{core}" for core in cores]
+            opening = session_of(files.for_texts.stateful, devices, _PROMPT, _TOKENS, names=files.for_texts.names)
+            session = stack.enter_context(opening)
+            server = stack.enter_context(session.serve(_placement(session, args)))
+            sequences = [stack.enter_context(server.sequence()) for _ in prompts]
+            for texts in _TEXTS:
+                ways = {"placeit": partial(_ours, sequences), "openvino_genai": rival}
+                same = dict.fromkeys(ways, 0)
+
+                def taken(way: str, texts: int = texts, ways: dict[str, _Way] = ways, same: dict[str, int] = same) -> float:
+                    begin = perf_counter()
+                    found = ways[way](prompts[:texts])
+                    spent = perf_counter() - begin
+                    same[way] = sum(one == right for one, right in zip(found, wanted, strict=False))
+                    return spent
+
+                results = settled_race({way: partial(taken, way) for way in ways}, rounds=_TURNS[args.quick], seed=args.seed)
+                for way, took in results.items():
+                    report.row(
+                        texts=texts,
+                        cores=len(cores),
+                        way=way,
+                        tokens_per_second=texts * _TOKENS / took.median,
+                        same_texts=same[way],
+                    )
+                what = f"{texts} texts on {'one core' if len(cores) == 1 else 'two cores'}"
+                ratio = faster(results["openvino_genai"], results["placeit"])
+                report.claim(f"{what}: tokens per second over openvino_genai", ratio.ratio, "", at_least=_LEAST[len(cores)])
+                report.claim(f"{what}: texts that differ from the uncut model's", texts - same["placeit"], "texts", at_most=0)
+
+
+def long_prompt(files: Files, args: Args, report: Report) -> None:
+    """Read a long prompt on one core, and in chunks on two, of which each has half of the model."""
+    tokens, chunk = _LONG[args.quick], _CHUNK[args.quick]
+    prompt = np.random.default_rng(args.seed).integers(0, files.decoder.vocabulary, tokens).tolist()
+    firsts = dict[str, int]()
+    with ExitStack() as stack:
+        timers = dict[str, Callable[[], float]]()
+        for cores in (two_cores()[:1], two_cores()):
+            devices = [f"CPU@{core}" for core in cores]
+            session = stack.enter_context(session_of(files.stateful, devices, tokens, 2))
+            server = stack.enter_context(session.serve(_placement(session, args)))
+            sequence = stack.enter_context(server.sequence())
+            size = chunk if len(cores) > 1 else tokens
+
+            def first(name: str, sequence: OpenSequence = sequence, size: int = size) -> float:
+                sequence.reset()
+                begin = perf_counter()
+                parts = [prompt[at : at + size] for at in range(0, tokens, size)]
+                answers = [sequence.submit(step_inputs(files.names, part, at * size)) for at, part in enumerate(parts)]
+                firsts[name] = int([answer.result() for answer in answers][-1]["logits"][0, -1].argmax())
+                return perf_counter() - begin
+
+            timers[" and ".join(devices)] = partial(first, " and ".join(devices))
+        results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed)
+    for name, took in results.items():
+        report.row(prompt=tokens, devices=name, first_token_ms=took.median * 1e3, token=firsts[name])
+    one, two = results.values()
+    report.claim(f"first token of {tokens}, two devices over one", faster(two, one).ratio, "", at_most=0.65)
+    report.claim(f"first token of {tokens}: answers", len({*firsts.values()}), "", at_most=1)
+
+
+def _placement(session: Session, args: Args) -> Placement:
+    """Return a placement with half of the model on each of two devices, or all of it on the only one."""
+    if len(session.cluster.devices) == 1:
+        return in_segments(session, np.zeros(len(session.grouping.groups)))
+    session.profile(budget_s=_PROFILE_S[args.quick], progress=progress)
+    return balanced(session)
+
+
+def _ours(sequences: Sequence[OpenSequence], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    for sequence in sequences:
+        sequence.reset()
+    begun = [continued(sequence, prompt, _TOKENS) for sequence, prompt in zip(sequences, prompts, strict=False)]
+    return [one.result() for one in begun]
+
+
+def _genai(files: Files, threads: int) -> _Way:
+    try:
+        import openvino_genai
+    except ImportError as error:
+        raise UsageError(f"It needs openvino_genai (pip install openvino-genai): {error}.") from error
+    openvino, config = import_openvino(), openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = _TOKENS, True, False
+    config.set_eos_token_id(0)  # it requires one, but ignores it
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = 1  # GB
+    options = PRECISION | {"INFERENCE_NUM_THREADS": threads}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(files.for_texts.stateful.parent), scheduler, "CPU", options)
+
+    def generate(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        found = pipeline.generate([openvino.Tensor(np.array([prompt])) for prompt in prompts], [config] * len(prompts))
+        return [list(one.m_generation_ids[0]) for one in found]
+
+    return generate
