@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.profiler.costs import Progress
-    from placeit.serve.repository import Repository
     from placeit.serve.served_model import ServedModel
     from placeit.serve.sources import Opened, Planned, Source
     from placeit.session import Session
@@ -156,7 +155,7 @@ def serve(
         data: dict[str, Any] = {
             "http": server.url,
             "grpc": server.grpc_address,
-            "models": [_counted(model, repository) for model in server.models],
+            "models": [_counted(model) for model in server.models],
         }
     answer = ", ".join(f"{model['succeeded']} of {model['name']}" for model in data["models"])
     return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
@@ -251,15 +250,20 @@ def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOp
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 
-def _counted(model: ServedModel, repository: Repository) -> dict[str, Any]:
+def _counted(model: ServedModel) -> dict[str, Any]:
     """Return the numbers of a model's requests by outcome, and the latencies since it was loaded anew."""
-    stats = model.server.stats()
-    before: Mapping[str, int] = repository.ended.get((model.name, model.version), {})
-    outcomes = {outcome: number + before.get(outcome, 0) for outcome, number in stats.outcomes.items()}
+    stats = model.counts.stats()
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
     latency = {"p50": p50, "p95": p95, "p99": p99}
     batches, steps = ({str(rows): runs for rows, runs in sorted(one.items())} for one in (stats.batches, stats.steps))
-    return {"name": model.name, "version": model.version, **outcomes, "latency_s": latency, "batches": batches, "steps": steps}
+    return {
+        "name": model.name,
+        "version": model.version,
+        **stats.outcomes,
+        "latency_s": latency,
+        "batches": batches,
+        "steps": steps,
+    }
 
 
 def _with_version(name: str, version: str) -> str:

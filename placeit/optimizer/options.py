@@ -17,6 +17,7 @@ from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.base import Placer
 from placeit.placers.registry import parse_placer
+from placeit.runtime.calls import check_requests
 from placeit.simulator.load import check_rate
 from placeit.simulator.objectives.energy import Energy
 from placeit.simulator.objectives.registry import get_objective, objective_kind
@@ -136,8 +137,7 @@ class Goal:
         self.starts = read_starts(candidates.start)
         self.objective = get_objective(objective, cluster, rate=rate)
         if in_flight is not None:
-            if in_flight < 1:
-                raise UsageError(f"There are {in_flight} requests in flight; there must be at least 1.")
+            check_requests(in_flight)
             self.objective = self.objective.at_depth(in_flight)
         if candidates.pareto and self.objective.steady:
             raise UsageError(

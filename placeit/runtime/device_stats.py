@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["DeviceStats"]
 
@@ -29,3 +29,9 @@ class DeviceStats:
     def losses(self) -> int:
         """Number of times that it was lost."""
         return self.returns + (not self.up)
+
+    def after(self, before: DeviceStats | None) -> DeviceStats:
+        """Return its state, with the counts of an earlier server added. Servers may share the device, and then its returns."""
+        if before is None:
+            return self
+        return replace(self, returns=max(before.returns, self.returns), busy_s=before.busy_s + self.busy_s)

@@ -130,7 +130,7 @@ class NetworkServer:
         most = math.inf if absent is not None else self._service.most_bytes
         self._rpc_bytes = int(min(options.most_bytes, most))  # gRPC may keep this much of each call
         served = self._service.models
-        metrics = registry_of(lambda: [(_labels(model), model.server.stats()) for model in served.running])
+        metrics = registry_of(lambda: [(_labels(model), model.counts.stats()) for model in served.running])
         metrics.register(TritonMetrics(served))
         metrics.register(_Planned(self._service))
         self._rpc_credentials = None if options.tls is None else _grpc_credentials(*options.tls)

@@ -8,7 +8,6 @@ import functools
 import logging
 import shlex
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +59,6 @@ class Repository:
 
     Attributes:
         control: whether clients may load and unload models.
-        ended: numbers of requests by outcome, of models that are closed, by name and version.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Repository:
     ) -> None:
         self._devices, self._follow_rates, self._replanned = devices, follow, asyncio.Lock()
         self._opener, self._folder, self.control, self._watch, self._every_s = opener, folder, control, watch, every_s
-        self.ended: dict[Key, Counter[str]] = {}
         self._given: dict[Key, Source] = {}  # outside of the folder
         self._plans: dict[Path, tuple[object, dict[Key, Planned]]] = {}  # models of workloads, and stamps of the files
         self._opened: dict[ServedModel, _Kept] = {}
@@ -390,7 +387,6 @@ class Repository:
                 await asyncio.sleep(_LOOK_S)
             service.models.leaving.remove(model)
             model.counts.closed(model.server)
-            self.ended.setdefault((model.name, model.version), Counter()).update(model.server.stats().outcomes)
             await asyncio.to_thread(self._opened.pop(model).opened.close)
 
         if model is not None:

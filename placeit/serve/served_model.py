@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -19,6 +20,7 @@ from placeit.serve.refusal import invalid
 from placeit.serve.tensors import DATATYPES, sent_as, taken
 from placeit.serving.answers import Answer
 from placeit.serving.server import Server
+from placeit.serving.stats import ServerStats
 from placeit.text.generating import TextModel
 
 __all__ = ["Call", "Counts", "ServedModel", "is_name"]
@@ -63,28 +65,27 @@ class Counts:
         stages = "success", "fail", "queue", "compute_input", "compute_infer", "compute_output"
         self.durations = {what: _Duration() for what in stages}
         self.last = 0
-        self._runs: tuple[int, tuple[Server, ...]] = 0, ()  # of servers that are closed; the others. One value for all threads
+        self._servers: tuple[ServerStats | None, tuple[Server, ...]] = (
+            None,
+            (),
+        )  # closed and open ones, as one value for threads
 
     def opened(self, server: Server) -> None:
         """Count what a server runs."""
-        ended, servers = self._runs
-        self._runs = ended, (*servers, server)
+        ended, servers = self._servers
+        self._servers = ended, (*servers, server)
 
     def closed(self, server: Server) -> None:
-        """Let go of a server, whose runs still count."""
-        ended, servers = self._runs
-        self._runs = ended + server.stats().runs, tuple(one for one in servers if one is not server)
+        """Let go of a server, whose requests still count."""
+        ended, servers = self._servers
+        last = replace(server.stats(), waiting=0, in_flight=0, sequences=0, state_bytes=0)
+        self._servers = last if ended is None else last.after(ended), tuple(one for one in servers if one is not server)
 
-    @property
-    def runs(self) -> int:
-        """Number of runs that have ended well."""
-        ended, servers = self._runs
-        return ended + sum(server.stats().runs for server in servers)
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        return sum(server.stats().waiting for server in self._runs[1])
+    def stats(self) -> ServerStats:
+        """Return the numbers of all servers that have run the model."""
+        ended, servers = self._servers
+        every = [*([] if ended is None else [ended]), *(server.stats() for server in servers)]
+        return functools.reduce(lambda before, newer: newer.after(before), every)
 
 
 @dataclass
@@ -287,7 +288,7 @@ class ServedModel:
             "version": self.version,
             "last_inference": self.counts.last,
             "inference_count": self.counts.durations["success"].count,
-            "execution_count": self.counts.runs,
+            "execution_count": self.counts.stats().runs,
             "inference_stats": {what: spent.to_dict() for what, spent in self.counts.durations.items()},
         }
 

@@ -47,7 +47,7 @@ class TritonMetrics:
                 yield _family(name, about, {by: one["inference_stats"][what][field] * share for by, one in stats.items()})
         runs = {by: one["execution_count"] for by, one in stats.items()}
         yield _family("nv_inference_exec_count", "Runs of the model.", runs)
-        waiting = {by: model.counts.waiting for by, model in models.items()}
+        waiting = {by: model.counts.stats().waiting for by, model in models.items()}
         yield _family("nv_inference_pending_request_count", "Requests that wait.", waiting)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,3 +69,18 @@ class ServerStats:
         """Return percentiles of :attr:`latencies`, in seconds, by shares from 0 to 1; NaN if there are none."""
         found = self.latencies if len(self.latencies) else [np.nan]
         return [float(value) for value in np.quantile(found, shares)]
+
+    def after(self, before: ServerStats) -> ServerStats:
+        """Return these numbers with the counts of another server of the model, whose place this one took, added to them.
+
+        The queue's limit, latencies, events and the devices that are there are of this one.
+        """
+        old = {device.name: device for device in before.devices}
+        sums: dict[str, Any] = {}
+        for name in ("waiting", "in_flight", "latency_s", "replacements", "sequences", "state_bytes", "runs"):
+            sums[name] = getattr(before, name) + getattr(self, name)
+        for name in ("outcomes", "batches", "steps"):
+            counts = Counter(getattr(before, name))
+            counts.update(getattr(self, name))  # a sum of counters has no zeros
+            sums[name] = counts
+        return replace(self, **sums, devices=tuple(device.after(old.get(device.name)) for device in self.devices))

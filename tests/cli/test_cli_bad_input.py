@@ -51,6 +51,12 @@ def test_a_model_that_is_not_there(cli: Any, placement: Path, command: str) -> N
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["serve -p {placement}", "optimize -d CPU --objective throughput"])
+def test_more_requests_in_flight_than_memory_has_room_for(cli: Any, tiny: Path, placement: Path, command: str) -> None:
+    first, *options = command.format(placement=placement).split()
+    paragraph(cli(first, tiny, *options, "--in-flight", "100000000000"), "at most 1024; got 100000000000")
+
+
 @pytest.mark.parametrize(
     "command", ["inspect", "optimize --devices CPU", "generate-text", "generate-text -d CPU", "serve", "run"]
 )

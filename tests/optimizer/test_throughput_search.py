@@ -241,7 +241,7 @@ def test_the_number_of_requests_in_flight_is_kept_to_and_the_latency_at_that_dep
     assert found.objective.kept_as == "throughput, 2 in flight"
     with pytest.raises(UsageError, match="is of single requests: leave it out"):
         placeit.optimize(inception_like(), cluster, in_flight=2, cache=cache)
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="at least one request in flight"):
         placeit.optimize(inception_like(), cluster, objective="throughput", in_flight=0, cache=cache)
 
 

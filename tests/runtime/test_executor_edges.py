@@ -369,8 +369,9 @@ def test_an_interrupted_run_stops_and_the_next_one_works(opened: Callable[..., t
 
 
 def test_no_request_at_all_is_a_usage_error(opened: Callable[..., tuple[OpenVinoModel, Executor]]) -> None:
-    with pytest.raises(UsageError, match="at least one request"):
-        opened(in_flight=0)
+    for in_flight in (0, 1025):
+        with pytest.raises(UsageError, match=f"at least one request in flight, and at most 1024; got {in_flight}"):
+            opened(in_flight=in_flight)
     with pytest.raises(UsageError, match="at least one request"):
         opened()[1].times(0)
 

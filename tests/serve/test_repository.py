@@ -156,7 +156,7 @@ def test_what_fails_for_any_reason_is_said_once_and_the_rest_is_followed(
     ]
 
 
-def test_statistics_and_metrics_of_triton_go_on_when_a_model_is_loaded_anew(serve: Serve, tmp_path: Path) -> None:
+def test_statistics_and_metrics_go_on_when_a_model_is_loaded_anew(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     for version in ("1", "2"):
         (tmp_path / "two" / f"{version}.placeit").touch()
@@ -169,6 +169,8 @@ def test_statistics_and_metrics_of_triton_go_on_when_a_model_is_loaded_anew(serv
             told = [
                 re.findall(rf'nv_inference_{what}{{model="two",version="."}} (\d+)', page) for what in ("count", "exec_count")
             ]
+            ended = r'placeit_request(?:s_total|_latency_seconds_count){model="two",(?:outcome="succeeded",)?version="."} (\d+)'
+            assert re.findall(ended, page) == 2 * told[0]
             asked = [call(network, "/v2/models/two/stats")[1], client.get_inference_statistics("two", as_json=True)]
             return [
                 [int(number) for pair in zip(*told, strict=True) for number in pair],
