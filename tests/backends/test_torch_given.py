@@ -145,6 +145,14 @@ class Calling(nn.Module):
         (nn.Linear(3, 3), torch.float64, r"the input 'input' is a torch\.dtype, .*in an attribute of the module"),
         (Calling(lambda x: x.float()), X.to(torch.float8_e4m3fn), r"type float8_e4m3fn, .*convert it inside \(x\.to\)"),
         (parallel(nn.Linear(3, 3)), X, r"DataParallel divides batches among GPUs, .*give the module inside .*\.module\)"),
+        (
+            nn.Sequential(nn.ReLU(), nn.Linear(3, 3)),
+            X.double(),
+            r"op '1/linear' \(aten.* computes with torch\.float64 and torch\.float32, .* 'input' is torch\.float64\.",
+        ),
+        (nn.Linear(3, 3).bfloat16(), X, r"'linear' .*: the input 'input' is torch\.float32\. Convert the example"),
+        (nn.LayerNorm(3), X.double(), r"'layer_norm' .*: the input 'input' is torch\.float64\. Convert the example \(x\.to\)"),
+        (Calling(lambda x: x.double() @ torch.ones(3, 3)), X, r"'matmul' .*, called at .*type: convert them \(x\.to\)"),
         (Noisy(), X, r"Noisy: op 'rand', called at line \d+ of .*test_torch_given\.py, reads .*random numbers in place"),
     ],
 )
@@ -185,10 +193,15 @@ def test_what_is_given_in_place_of_a_module_is_refused(source: Any, says: str) -
         load(source, (X,))
 
 
-@pytest.mark.parametrize("module", [nn.Linear(3, 3).double(), nn.Linear(3, 3).half()])
-def test_an_op_that_fails_on_a_device_is_named_with_the_line_that_calls_it(module: nn.Module) -> None:
-    with pytest.raises(PlaceitError, match=r"in op 'linear', called at line \d+ of .*test_torch_given\.py: .*dtype"):
-        placeit.optimize(Calling(module), f"CPU@{allowed_cores()[0]}", example=X, budget=0.1, cache=None)
+def test_an_op_that_fails_on_a_device_is_named_with_the_line_that_calls_it() -> None:
+    module = Calling(lambda x: nn.functional.embedding(x.long() + 99, torch.ones(3, 3)))
+    with pytest.raises(PlaceitError, match=r"in op 'embedding', called at line \d+ of .*test_torch_given\.py: .*out of range"):
+        placeit.optimize(module, f"CPU@{allowed_cores()[0]}", example=X, budget=0.1, cache=None)
+
+
+def test_half_types_with_norms_of_float32_are_accepted() -> None:
+    model = load(nn.LayerNorm(3), (X.bfloat16(),))
+    assert [spec.name for spec in model.inputs] == ["input"]
 
 
 def test_a_tensor_that_a_module_keeps_in_an_attribute_is_named() -> None:

@@ -61,6 +61,8 @@ _INSTEAD = {
 }
 """Advice in place of an op that calls other programs."""
 _QUANTIZING = ("aten::quantize_per", "aten::_make_per", "quantized::")
+_OF_ONE_TYPE = frozenset(("linear", "matmul", "mm", "mv", "addmm", "layer_norm", "group_norm", "batch_norm", "grid_sampler"))
+_BESIDE_FLOAT32 = {torch.float32, torch.float16, torch.bfloat16}  # types of a norm whose weights are float32
 _FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about properties that are fixed here
 
 
@@ -175,6 +177,7 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
         if spec is not None:
             what = f"the input '{node.name}'" if spec.kind is InputKind.USER_INPUT else f"the weight '{spec.target}'"
         check_device(f"{name}: {what}", node.meta.get("val"))
+        _check_types(node, sources, name)
     names = leaf_names(program.call_spec.out_spec, "output")
     with as_model_error(f"Cannot lower {name} to ATen ops"), torch.no_grad():
         with plain_structure(program):
@@ -182,6 +185,27 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
         _drop_copies(lowered)
         convert_border(lowered)
         return _Lowering(lowered, name, names, sizes).result()
+
+
+def _check_types(node: Node, sources: Mapping[Node, InputSpec], name: str) -> None:
+    """Raise ModelError for an op whose tensors need to be of one type and are not, which exporting does not check."""
+    op = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if op not in _OF_ONE_TYPE:
+        return
+    read = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]  # others are open sizes
+    types = dict.fromkeys(one.meta["val"].dtype for one in read)
+    if len(types) < 2 or (op.endswith("_norm") and types.keys() <= _BESIDE_FLOAT32):
+        return
+    needed = _needed([node])
+    given = [one for one, spec in sources.items() if spec.kind is InputKind.USER_INPUT and one in needed]
+    fixed_types = {one.meta["val"].dtype for one in read if one in sources and one not in given}
+    named = [(one.name, one.meta["val"].dtype) for one in given if fixed_types or one in read]
+    wrong = [f"the input '{called}' is {dtype}" for called, dtype in named if dtype in types.keys() - fixed_types]
+    advice = f"{' and '.join(wrong)}. Convert the example (x.to) or the module (module.to)" if wrong else "convert them (x.to)"
+    raise ModelError(
+        f"{name}: op '{op_name(node)}' ({node.target}){_called_at(node)} computes with {' and '.join(map(str, types))}, and "
+        f"takes tensors of one type: {advice}."
+    )
 
 
 def _drop_copies(program: ExportedProgram) -> None:
