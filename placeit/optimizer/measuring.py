@@ -21,6 +21,7 @@ from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.races import too_late
 from placeit.optimizer.search import ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
+from placeit.optimizer.wholes import compiles_splits
 
 __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_singles", "within"]
 
@@ -84,14 +85,19 @@ def improve(search: Search) -> None:
 def worth_another_turn(search: Search) -> bool:
     """Return whether some unmeasured candidate is now expected to beat the best that was measured."""
     fresh = [one for one in search.standing if one.measured is None and one.placer != "single" and search.is_placed(one)]
-    best = min(map(value_of, search.standing), default=math.inf)
+    best = min(map(value_of, rivals(search)), default=math.inf)
     return any(is_worth_trying(search.expected(one.groups[None])[0] * search.scale, best) for one in fresh)
+
+
+def rivals(search: Search) -> list[Candidate]:
+    """Return the candidates that splits have to beat: on the cluster's devices, if the best split is compiled at the end."""
+    return [one for one in search.standing if search.is_placed(one) or not compiles_splits(search.session)]
 
 
 def promising(search: Search) -> list[Candidate]:
     """Return unmeasured candidates worth measuring, after the best measured one and the best single device."""
     scale = search.scale
-    best = min((known_value(one, scale) for one in search.standing), default=math.inf)
+    best = min((known_value(one, scale) for one in rivals(search)), default=math.inf)
     fresh: list[Candidate] = []
     for one in search.standing:
         if one.measured is None and one.placer != "single":

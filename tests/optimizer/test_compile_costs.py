@@ -14,7 +14,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer import measuring
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Candidate
+from placeit.optimizer.candidates import Alone, Candidate
 from placeit.optimizer.deciding import confirm
 from placeit.optimizer.measuring import measure
 from placeit.optimizer.runs import RunOptions
@@ -24,6 +24,7 @@ from placeit.planning.segments import Plan
 from placeit.runtime.compiling import Compiling
 from placeit.session import Session
 from placeit.simulator.objectives.latency import Latency
+from placeit.workbench import Workbench
 
 PLENTY = 1e6  # seconds, for tests whose outcome the clock must not decide
 
@@ -63,6 +64,8 @@ class Compiler:
             reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
             compiling=Compiling(),
             runtime=SimpleNamespace(compiler=self),
+            model=None,
+            pins={"op": "device"},  # with pins, nothing compiles segments
         )
 
     def open(self, plan: Any, **_: object) -> Opened:
@@ -130,6 +133,17 @@ def test_single_devices_are_compiled_and_raced_however_little_time_there_is() ->
 def test_where_compiling_costs_little_all_take_part() -> None:
     search, _ = searching(PLENTY, **{f"split {i}": (1.0 + i / 10, 0.01 * PLENTY) for i in range(5)})
     assert promising(search) == {"single", *(f"split {i}" for i in range(5))}
+
+
+def test_eager_splits_are_hopeless_by_eager_devices_only_where_their_segments_may_be_compiled() -> None:
+    search, compiler = searching(PLENTY, near=(4.0, 0.0), far=(6.0, 0.0))
+    plan = cast("Plan", SimpleNamespace(seconds=1e-4, compiling=0.0))
+    whole = Candidate("compiled", "single", plan, cast("Placing", None), 1e-4, 1e-4)
+    search.enter(whole, Alone(cast("Workbench", compiler.session), np.ones(1)))
+    assert not promising(search) & {"near", "far"}
+    model = SimpleNamespace(stateful=(), inputs=(), called=print)
+    vars(compiler.session).update(pins={}, model=model, setup=SimpleNamespace(compiled_twins=True))
+    assert promising(search) & {"near", "far"} == {"near"}
 
 
 def test_a_race_opens_nothing_more_when_compiling_took_longer_than_expected() -> None:
