@@ -415,6 +415,7 @@ ALL = [(one, ()) for one in QUICKLY] + [(one, (pytest.mark.nightly, pytest.mark.
 
 
 @pytest.mark.parametrize("smoke", [pytest.param(one, id=one.command, marks=marks) for one, marks in ALL])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by the first import of Inductor in a process
 def test_a_benchmark_reports_what_it_is_there_for(
     smoke: Smoke, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
