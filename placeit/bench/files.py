@@ -8,21 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from placeit.bench.contents import contents, reading
 from placeit.bench.msr import MsrInput
 from placeit.bench.problems import BenchProblem
+from placeit.bench.reading import reading
 from placeit.bench.streams import load_stream_graphs
 from placeit.core.errors import FileError
 from placeit.core.problem import Problem
+from placeit.core.records import contents
 from placeit.simulator.scheduler import GIPH_RULES
 
 __all__ = ["read_problems"]
 
+_INDEX = "index.json"  # file that ``placeit generate`` writes beside problems
+
 
 def read_problems(path: str | Path) -> dict[str, BenchProblem]:
-    """Read problems from a JSON file, by name; ``.json.gz`` if it is compressed.
+    """Read problems from a JSON file, by name; ``.json.gz`` if it is compressed. A folder stands for its files.
 
-    The file is recognised by its contents:
+    A file is recognised by its contents:
 
     - a problem that :meth:`placeit.Problem.to_json` wrote: ``latency``, by the rules of PlaceBench;
     - an input of Tarnawski et al. (NeurIPS 2020), as in their public repository: ``bottleneck``;
@@ -32,24 +35,40 @@ def read_problems(path: str | Path) -> dict[str, BenchProblem]:
       "bandwidth": [D, D], "delay": [D, D]}``: ``latency`` by the rules of GiPH's simulator, without contention of links.
 
     Raises:
-        FileError: the file cannot be read, or holds none of these.
+        FileError: a file cannot be read or holds none of these; a folder has no problems, two of one name, or some by other
+            rules than others.
         ProblemError: a problem in it is not valid.
     """
     path = Path(path)
+    if not path.is_dir():
+        return _of_file(path)
+    every = [one for file in sorted(path.glob("*.json*")) if file.name != _INDEX for one in _of_file(file).values()]
+    with reading(path, "problems"):
+        found = _by_name(every)
+    for one in every:
+        if found[one.name] is not one:
+            raise FileError(f"Two problems in {path} have the name '{one.name}': rename a file, or the problems in it.")
+        if one.rules != every[0].rules:
+            raise FileError(f"{path} holds problems by different rules, such as {every[0].name} and {one.name}: divide it.")
+    return found
+
+
+def _of_file(path: Path) -> dict[str, BenchProblem]:
     data, stem = contents(path), path.name.partition(".")[0]
     with reading(path, "problems"):
         if isinstance(data, list):
             return _by_name(
-                BenchProblem(f"{case.get('id', number)}/latency", _giph(case), GIPH_RULES) for number, case in enumerate(data)
+                BenchProblem(f"{case.get('id', number)}/latency", _giph(case), GIPH_RULES, "")
+                for number, case in enumerate(data)
             )
         keys = set(data)
         if "graphs" in keys:
             graphs = load_stream_graphs(path)
             return _by_name(BenchProblem(f"{stem}-{number}/bottleneck", graph.problem()) for number, graph in enumerate(graphs))
         if "maxFPGAs" in keys:
-            return _by_name([BenchProblem(f"{stem}/bottleneck", MsrInput.read(path).problem)])
+            return _by_name([BenchProblem(f"{stem}/bottleneck", MsrInput.read(path).problem, unit="")])
         if "comm" in keys:
-            return _by_name([BenchProblem(f"{stem}/latency", _doppler(data), GIPH_RULES)])
+            return _by_name([BenchProblem(f"{stem}/latency", _doppler(data), GIPH_RULES, "")])
         if "compute" in keys:
             return _by_name([BenchProblem(f"{stem}/latency", Problem.from_json(path))])
     raise FileError(

@@ -72,17 +72,17 @@ OBJECTIVES: Mapping[str, str] = {
 class BenchProblem:
     """A problem of PlaceBench, or of a file (:func:`placeit.bench.read_problems`). Lower values are better.
 
-    Values are in seconds, or in the unit of the file.
-
     Attributes:
         name: ``MODEL/CLUSTER/OBJECTIVE``; of a file, ``NAME/OBJECTIVE``.
         problem: the ops, the devices and all costs.
         rules: the rules of links and queues.
+        unit: unit of values; empty for files that state none.
     """
 
     name: str
     problem: Problem
     rules: Rules = EXECUTED_RULES
+    unit: str = "s"
 
     @property
     def objective(self) -> str:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.bench.contents import contents, reading
+from placeit.bench.reading import reading
 from placeit.core.problem import Problem
+from placeit.core.records import contents
 
 __all__ = ["DEVICES", "INSTRUCTIONS_PER_S", "PAYLOAD_BYTES", "RATE", "StreamGraph", "load_stream_graphs"]
 

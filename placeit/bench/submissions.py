@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,16 +14,18 @@ import numpy as np
 
 from placeit.bench.problems import IN_FLIGHT, VERSION, VERSIONS, BenchProblem, known, load, names, stated
 from placeit.core import clock
-from placeit.core.errors import FileError, InfeasibleError, PlaceitError, PlacementError, UsageError
+from placeit.core.errors import FileError, PlaceitError, PlacementError, UsageError
 from placeit.core.files import write_text
 from placeit.core.nearest import nearest
 from placeit.core.records import RecordError, read_json, record
 from placeit.core.units import about_bytes
-from placeit.placers.registry import parse_placer
+from placeit.placers.asking import ask, check_able
+from placeit.placers.base import Placer
+from placeit.placers.registry import placers_by_name
 from placeit.simulator.scheduler import EXECUTED_RULES, Rules
 from placeit.testing import oracle
 
-__all__ = ["Listed", "Solution", "Verdict", "best", "better", "check", "listed", "read", "run", "write"]
+__all__ = ["Listed", "Solution", "Verdict", "best", "better", "check", "listed", "read", "run", "solutions", "write"]
 
 _FORMAT = "placeit-bench"
 _ROUNDING = 1e-9  # share by which a stated value may differ from the true one, as other programs round
@@ -37,10 +38,11 @@ class Solution:
     Attributes:
         problem: name of the problem.
         placer: name of the placer, with its options, or of any other program or person.
-        value: its value, seconds; ``inf`` if the placer found no placement that fits.
+        value: its value, seconds; ``inf`` without a placement.
         seconds: seconds that finding it took.
-        placement: the device of each op, by name, in the order of the problem's ops.
-        gap: share by which the value is above the lower bound; None in a solution that was read from a file.
+        placement: the device of each op, by name, in the order of the problem's ops; empty if the placer gave none.
+        gap: share by which the value is above the lower bound; None without a placement, and if it was read from a file.
+        failure: why there is no placement; None if there is one.
     """
 
     problem: str
@@ -49,6 +51,7 @@ class Solution:
     seconds: float
     placement: tuple[str, ...]
     gap: float | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,8 @@ class Verdict:
 
 
 def run(
-    problems: Sequence[str | BenchProblem],
-    placers: Sequence[str],
+    problems: str | Sequence[str | BenchProblem],
+    placers: Sequence[str | Placer],
     seconds: float,
     *,
     seed: int = 0,
@@ -103,33 +106,52 @@ def run(
 ) -> list[Solution]:
     """Ask each placer about each problem, and value its answers.
 
+    A placer that fails or gives no valid placement gets a solution without one, and the others continue.
+
     Args:
-        problems: names of problems of PlaceBench, or problems.
-        placers: placers with their options, as in ``annealing:evaluations=1000000``.
-        seconds: most seconds for an answer; a placer that does not watch the time takes longer.
+        problems: names of problems of PlaceBench, or problems; a text stands for all whose names match it.
+        placers: placers, or their names with options, as in ``annealing:evaluations=1000000``.
+        seconds: most seconds for an answer. A placer that does not watch the time is ended a second later.
         seed: seed of the placers.
         progress: receives the current step and the share of all work that is done.
 
     Raises:
-        UsageError: a problem or a placer does not exist.
+        UsageError: a problem or a placer does not exist, or a package that a placer needs is not installed.
     """
-    asked = {name: parse_placer(name) for name in placers}
-    found = list[Solution]()
-    for given in problems:
+    return [one for found in solutions(problems, placers, seconds, seed=seed, progress=progress) for one in found]
+
+
+def solutions(
+    problems: str | Sequence[str | BenchProblem],
+    placers: Sequence[str | Placer],
+    seconds: float,
+    *,
+    seed: int = 0,
+    progress: Callable[[str, float], None] | None = None,
+) -> Iterator[list[Solution]]:
+    """Yield the solutions of each problem as soon as all placers have been asked about it, as :func:`run` returns them."""
+    asked, every = placers_by_name(placers), names(problems) if isinstance(problems, str) else problems
+    for who, placer in asked.items():
+        check_able(who, placer, 2)
+    for number, given in enumerate(every):
         problem = load(given) if isinstance(given, str) else given
-        name, cost, bound = problem.name, problem.cost(), _bound(problem)
+        found = list[Solution]()
         for who, placer in asked.items():
             if progress is not None:
-                progress(f"{name} by {who}", len(found) / (len(problems) * len(asked)))
-            begin = clock.now()
-            place = None
-            with contextlib.suppress(InfeasibleError):
-                place = placer.place(problem.problem, cost, seed=seed, evaluations=None, deadline=begin + seconds)
-            taken = clock.now() - begin
-            value = math.inf if place is None else problem.value(place)
-            devices = [] if place is None else [problem.problem.device_names[d] for d in place.tolist()]
-            found.append(Solution(name, who, value, taken, tuple(devices), value / bound - 1 if bound else None))
-    return found
+                progress(f"{problem.name} by {who}", (number + len(found) / len(asked)) / len(every))
+            found.append(_solution(problem, who, placer, seconds, seed))
+        yield found
+
+
+def _solution(problem: BenchProblem, who: str, placer: Placer, seconds: float, seed: int) -> Solution:
+    cost, begin = problem.cost(), clock.now()
+    try:
+        place = ask(placer, problem.problem, cost, seed=seed, deadline=begin + seconds)
+    except PlaceitError as error:
+        return Solution(problem.name, who, math.inf, clock.now() - begin, (), failure=str(error).rstrip("."))
+    taken, value, bound = clock.now() - begin, problem.value(place), _bound(problem)
+    devices = tuple(problem.problem.device_names[d] for d in place.tolist())
+    return Solution(problem.name, who, value, taken, devices, value / bound - 1 if bound else None)
 
 
 def write(path: str | Path, solutions: Iterable[Solution], rules: Rules = EXECUTED_RULES) -> None:
@@ -144,19 +166,24 @@ def write(path: str | Path, solutions: Iterable[Solution], rules: Rules = EXECUT
     write_text(Path(path), head[:-1] + ', "problems": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
-def read(path: str | Path, rules: Rules = EXECUTED_RULES) -> dict[str, Solution]:
-    """Read a submission: placements by problem, which are not checked. ``rules``: the rules of the problems.
+def read(path: str | Path, rules: Rules = EXECUTED_RULES, *, versions: Sequence[int] = VERSIONS) -> dict[str, Solution]:
+    """Read a submission: placements by problem, which are not checked.
+
+    Args:
+        path: the submission.
+        rules: the rules of the problems.
+        versions: versions of PlaceBench that it may be of.
 
     Raises:
-        FileError: the file cannot be read, is no submission, is of a newer version, or states other rules.
+        FileError: the file cannot be read, is no submission, is of another version, or states other rules.
     """
-    return _read(path, rules)[1]
+    return _read(path, rules, versions)[1]
 
 
-def _read(path: str | Path, rules: Rules) -> tuple[int, dict[str, Solution]]:
+def _read(path: str | Path, rules: Rules, versions: Sequence[int] = VERSIONS) -> tuple[int, dict[str, Solution]]:
     """Read the version and the placements of a submission, as :func:`read` does."""
     try:
-        found = record(_File, read_json(Path(path), _FORMAT, VERSIONS))
+        found = record(_File, read_json(Path(path), _FORMAT, versions))
     except RecordError as error:
         raise FileError(f"{path} is not a submission to PlaceBench: {error}.") from None
     wanted, of = stated(rules), f"PlaceBench {found.version}" if rules == EXECUTED_RULES else "the problems"
@@ -244,9 +271,10 @@ def _checked(one: Solution, problems: Mapping[str, BenchProblem] | None, version
         published = known(version).get(one.problem) if problems is None else None
         if published is not None and published == known().get(one.problem):
             best_known = best()[one.problem].value
-        value = _valued(load(one.problem, version) if problems is None else problems[one.problem], one.placement)
+        problem = load(one.problem, version) if problems is None else problems[one.problem]
+        value = _valued(problem, one.placement)
         if abs(value - one.value) > _ROUNDING * value:
-            fault = f"its value is {value!r} s, and the submission states {one.value!r} s"
+            fault = f"its value is {value!r} {problem.unit}".rstrip() + f", and the submission states {one.value!r}"
     except (PlacementError, UsageError) as error:
         fault = str(error).rstrip(".")
     return Verdict(one.problem, one.placer, one.value, value, best_known, fault)

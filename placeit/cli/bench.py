@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,12 +16,15 @@ from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import check_placers
+from placeit.core.errors import UsageError
+from placeit.core.interrupts import INTERRUPTED
 from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from placeit.bench.problems import BenchProblem
+    from placeit.bench.submissions import Solution
 
 __all__ = ["app"]
 
@@ -32,6 +35,7 @@ Examples:
   placeit bench list --problems '*/gpus4/*'
   placeit bench run --placer heft --placer annealing --problems '*/soc/*'
   placeit bench run --placer dp --placer annealing --seconds 10 -o mine.json
+  placeit bench run --placer module:Class --seconds 60 -o mine.json --resume
   placeit bench check mine.json
   placeit bench run --problems layergraphs_gnmt_inference.json
 """
@@ -40,8 +44,9 @@ ProblemsOption = Annotated[
     str,
     typer.Option(
         "--problems",
-        metavar="PATTERN|FILE",
-        help="Problems by name, MODEL/CLUSTER/OBJECTIVE, where * stands for any text; or a JSON file of problems.",
+        metavar="PATTERN|FILE|FOLDER",
+        help="Problems by name, MODEL/CLUSTER/OBJECTIVE, where * stands for any text; or a JSON file of problems, or a folder "
+        "of such files.",
     ),
 ]
 
@@ -49,8 +54,8 @@ ProblemsOption = Annotated[
 def list_problems(*, problems: ProblemsOption = "*", terminal: Terminal) -> Output:  # noqa: ARG001
     """List problems, with the best value that is known and a lower bound.
 
-    A value is seconds; the gap is the share by which the best known value is above the bound. The best value that is possible
-    is between the two.
+    A value is seconds, or in the unit of a file of problems. The gap is the share by which the best known value is above the
+    bound. The best value that is possible is between the two.
     """
     from placeit.bench.problems import VERSION
     from placeit.bench.submissions import Listed, listed
@@ -62,7 +67,13 @@ def list_problems(*, problems: ProblemsOption = "*", terminal: Terminal) -> Outp
 
     def show(console: Console) -> None:
         rows = [
-            (one.problem, text.seconds(one.best), text.seconds(one.bound), text.percent(one.gap), one.placer or "-")
+            (
+                one.problem,
+                text.seconds(one.best),
+                _value(one.bound, given, one.problem),
+                text.percent(one.gap),
+                one.placer or "-",
+            )
             for one in found
         ]
         text.table(console, ("problem", "best known", "bound", "gap", "found by"), rows)
@@ -74,7 +85,12 @@ def run(
     *,
     placer: Annotated[
         list[str] | None,
-        typer.Option("--placer", metavar="NAME", help="Placer, as for placeit optimize; repeatable.", show_default="annealing"),
+        typer.Option(
+            "--placer",
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="Placer, as for placeit optimize, or module:Class; repeatable.",
+            show_default="annealing",
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.0, help="Most seconds of a placer for a problem.")
@@ -85,66 +101,92 @@ def run(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Submission to write: the best placement of each problem."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what the submission has, and ask about the other problems only.")
+    ] = False,
     terminal: Terminal,
 ) -> Output:
     """Ask placers about problems, and value their answers.
 
     A value is seconds, by the rules of PlaceBench. The gap is the share by which the value is above the lower bound. Over best
-    is its ratio to the best known value; a value below 1 is a new best. For the problems of a file, it is the ratio to the best
-    value of this run.
+    is its ratio to the best known value; a value below 1 is a new best. For the problems of a file, values are in its unit, and
+    over best is the ratio to the best value of this run. A placer that fails has no value, and the others go on. Ctrl-C keeps
+    the problems that all placers have been asked about.
     """
-    from statistics import geometric_mean
-
     from placeit.bench import problems as bench
-    from placeit.bench.submissions import best, better, run, write
+    from placeit.bench.submissions import best, better, read, solutions, write
     from placeit.simulator.scheduler import EXECUTED_RULES
 
-    asked = placer or ["annealing"]
+    asked = [*dict.fromkeys(placer or ["annealing"])]
     given = _of_file(problems)
+    rules = EXECUTED_RULES if given is None else next(iter(given.values())).rules
+    if resume and output is None:
+        raise UsageError("--resume goes with -o FILE, the submission to go on with.")
     check_outputs(output, inputs=named_files(asked))
     check_placers(asked)
-    with terminal.progress() as progress:
-        found = run(
-            bench.names(problems) if given is None else list(given.values()), asked, seconds, seed=seed, progress=progress
-        )
+    kept = read(output, rules, versions=(bench.VERSION,)) if output is not None and resume and output.exists() else {}
+    every = bench.names(problems) if given is None else list(given)
+    left = [name for name in every if name not in kept]
+    found: list[Solution] = []
+    interrupted = False
+    try:
+        with terminal.progress() as progress:
+            for some in solutions(
+                left if given is None else [given[n] for n in left], asked, seconds, seed=seed, progress=progress
+            ):
+                found += some
+    except KeyboardInterrupt:
+        interrupted = True
     known = best() if given is None else better({}, found)
-    rules = EXECUTED_RULES if given is None else next(iter(given.values())).rules
+    over = [_ratio(one.value, known[one.problem].value) for one in found]
     data = {
         "version": bench.VERSION,
         "seconds": seconds,
         "seed": seed,
         "solutions": [asdict(one) | {"best": None if given else known[one.problem].value} for one in found],
+        "kept": len(every) - len(left),
+        "interrupted": interrupted,
     }
-    over = [_ratio(one.value, known[one.problem].value) for one in found]
-    means = {name: geometric_mean(o for one, o in zip(found, over, strict=True) if one.placer == name) for name in asked}
-    answer = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+    answer = _means(asked, zip(found, over, strict=True))
     answer += " of the best known values" if given is None else " of the best values of this run"
+    said = [f"geometric mean: {answer}"] if found else []
+    if kept:
+        said.append(f"{output} had {len(every) - len(left)} of {len(every)} problems; they were not asked about again.")
+    if interrupted:
+        more = "" if output is None else " The same command with --resume asks about the others."
+        said.append(f"Ended by Ctrl-C after {len(found) // len(asked)} of {len(left)} problems.{more}")
 
     def show(console: Console) -> None:
         rows = [
             (
                 one.problem,
                 one.placer,
-                text.seconds(one.value),
+                _value(one.value, given, one.problem),
                 text.percent(one.gap),
-                f"{ratio:.3f}",
+                text.NOTHING if ratio is None else f"{ratio:.3f}",
                 text.duration(one.seconds),
             )
             for one, ratio in zip(found, over, strict=True)
         ]
-        text.table(console, ("problem", "placer", "value", "gap", "over best", "taken"), rows, left=2)
-        console.print()
-        text.paragraph(console, f"geometric mean: {answer}")
+        if rows:
+            text.table(console, ("problem", "placer", "value", "gap", "over best", "taken"), rows, left=2)
+        text.show_failures(console, _failures(found), title="no placement")
+        for line in said:
+            console.print()
+            text.paragraph(console, line)
 
-    files = [] if output is None else [OutputFile(output, "the submission", lambda: write(output, found, rules))]
-    return Output(data, show, files=files, answer=answer)
+    files = (
+        [] if output is None else [OutputFile(output, "the submission", lambda: write(output, [*kept.values(), *found], rules))]
+    )
+    return Output(data, show, INTERRUPTED if interrupted else 0, files, answer if found else "; ".join(said))
 
 
 def check(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Submission to check.", show_default=False)],
     problems: Annotated[
-        Path | None, typer.Option("--problems", metavar="FILE", help="File of its problems, if they are not PlaceBench's.")
+        Path | None,
+        typer.Option("--problems", metavar="FILE|FOLDER", help="File or folder of its problems, if they are not PlaceBench's."),
     ] = None,
     terminal: Terminal,  # noqa: ARG001
 ) -> Output:
@@ -176,15 +218,50 @@ def check(
     return Output(data, show, FAILED if wrong else 0, answer=answer)
 
 
-def _ratio(value: float, best: float) -> float:
+def _ratio(value: float, best: float) -> float | None:
+    """Return the ratio of a value to the best one; None if there is no placement."""
+    if value == math.inf:
+        return None
     return 1.0 if value == best else value / best if best else math.inf
 
 
+def _means(placers: Sequence[str], ratios: Iterable[tuple[Solution, float | None]]) -> str:
+    """Return the geometric mean of each placer's ratios, and how many problems have none."""
+    from statistics import geometric_mean
+
+    of: dict[str, list[float | None]] = {name: [] for name in placers}
+    for one, ratio in ratios:
+        of[one.placer].append(ratio)
+    said = []
+    for name, every in of.items():
+        solved = [ratio for ratio in every if ratio is not None]
+        missing = f" ({len(every) - len(solved)} of {len(every)} without a placement)" if len(solved) < len(every) else ""
+        said.append(f"{name} {geometric_mean(solved):.3f}{missing}" if solved else f"{name} {text.NOTHING}{missing}")
+    return ", ".join(said)
+
+
+def _failures(found: Iterable[Solution]) -> dict[str, str]:
+    """Return why placers gave no placement, by the placer and the first of the problems with that reason."""
+    on: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.failure is not None:
+            on.setdefault((one.placer, one.failure), []).append(one.problem)
+    return {
+        f"{placer} on {first}{f' and {len(others)} others' if others else ''}": why
+        for (placer, why), (first, *others) in on.items()
+    }
+
+
+def _value(value: float | None, given: Mapping[str, BenchProblem] | None, name: str) -> str:
+    """Format a value in the unit of its problem."""
+    return text.seconds(value) if given is None or given[name].unit else text.amount(value)
+
+
 def _of_file(problems: str) -> Mapping[str, BenchProblem] | None:
-    """Read the problems of a file; None if the text names no file but a pattern."""
+    """Read the problems of a file or a folder; None if the text is a pattern."""
     from placeit.bench.files import read_problems
 
-    if not Path(problems).is_file() and not problems.endswith((".json", ".json.gz")):
+    if not Path(problems).exists() and not problems.endswith((".json", ".json.gz", "/")):
         return None
     return read_problems(problems)
 

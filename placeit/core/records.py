@@ -8,18 +8,20 @@ field may have these types: ``str``, ``bool``, ``int``, ``float`` (any finite nu
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import math
 import types
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from placeit.core.errors import FileError
 from placeit.core.files import read_text
 
-__all__ = ["RecordError", "Within", "check_shape", "parsed", "plain", "read_json", "record"]
+__all__ = ["RecordError", "Within", "check_shape", "contents", "parsed", "plain", "read_json", "record"]
 
 T = TypeVar("T")
 
@@ -97,12 +99,20 @@ def parsed(text: str | bytes, *, finite: bool = False) -> Any:
         raise ValueError("it is nested too deep") from error
 
 
+def contents(path: Path) -> Any:
+    """Read a JSON file, with ``.gz`` a compressed one. Raises FileError if it cannot be read or is not JSON."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return parsed(read_text(path, cast("BinaryIO", stream)))
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (EOFError, zlib.error, ValueError) as error:
+        raise FileError(f"{path} is not valid JSON: {error}.") from error
+
+
 def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> dict[str, Any]:
     """Read a JSON object of a supported version whose "format", if stated, is ``format_name``. Raises FileError."""
-    try:
-        data = parsed(read_text(path))
-    except ValueError as error:
-        raise FileError(f"{path} is not valid JSON: {error}.") from error
+    data = contents(path)
     if not isinstance(data, dict) or data.get("format", format_name) != format_name:
         raise FileError(f"{path} is not a {format_name} file.")
     if data.get("version", 1) not in versions:

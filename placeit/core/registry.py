@@ -66,13 +66,17 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
     try:
         return entry.load()
     except Exception as error:
-        if entry.dist is None and not isinstance(error, ImportError | AttributeError):
+        own, absent = name == entry.value, isinstance(error, ImportError | AttributeError)
+        if entry.dist is None and not own and not absent:
             raise  # a bug of placeit itself
         remedy = "Install or repair its package."
+        if own:
+            remedy = "Correct the name, or the module, which has to be installed or in the working directory."
         if isinstance(error, ImportError) and entry.extras:
             remedy = f"Install what it needs: {install(','.join(entry.extras), entry.dist.name if entry.dist else 'placeit')}"
-        reason = f"({entry.module}:{entry.attr}) cannot be loaded: {error}."
-        raise UsageError(f"The {what} '{name}' {reason} {remedy}") from error
+        which = f"'{name}'" if own else f"'{name}' ({entry.module}:{entry.attr})"
+        reason = f"{error}" if absent else f"{type(error).__name__}: {error}"
+        raise UsageError(f"The {what} {which} cannot be loaded: {reason}. {remedy}") from error
 
 
 def _items(text: str, known: Mapping[str, type]) -> list[str]:

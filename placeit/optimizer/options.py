@@ -16,7 +16,7 @@ from placeit.optimizer.search import Explores
 from placeit.optimizer.starts import Start, read_starts
 from placeit.placers.asking import check_able
 from placeit.placers.base import Placer
-from placeit.placers.registry import parse_placer
+from placeit.placers.registry import placers_by_name
 from placeit.runtime.calls import check_requests
 from placeit.simulator.load import check_rate
 from placeit.simulator.objectives.energy import Energy
@@ -124,13 +124,7 @@ class Goal:
         self.named = candidates.placers is not None
         placers = DEFAULT_PLACERS if candidates.placers is None else candidates.placers
         every = [placers] if isinstance(placers, str) else placers
-        self.placers = {
-            one if isinstance(one, str) else type(one).__name__: parse_placer(one) if isinstance(one, str) else one
-            for one in every
-        }
-        texts = [one for one in every if isinstance(one, str)]
-        if len(self.placers) < len(set(texts)) + len(every) - len(texts):
-            raise UsageError("Two of the placers have one name: name the classes of objects differently.")
+        self.placers = placers_by_name(every)
         self.names = list(self.placers)
         self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
         self.asked = [name for name in self.names if name not in self.exploring]

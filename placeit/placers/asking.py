@@ -63,7 +63,7 @@ def ask(
     answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
     if measured is not None and isinstance(placer, RefiningPlacer):
         answer = functools.partial(placer.refine, problem, cost, measured)
-    parameters = inspect.signature(answer).parameters
+    parameters = inspect.signature(answer.func).parameters  # type: ignore[attr-defined]
     told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
     made: list[NDArray[np.int32]] = []
     failures: list[BaseException] = []

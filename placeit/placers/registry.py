@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "placer_names",
     "placer_options",
     "placer_summary",
+    "placers_by_name",
 ]
 
 GROUP = "placeit.placers"
@@ -132,6 +134,8 @@ def get_placer(name: str, **options: Any) -> Placer:
         placer: Placer = _load(name)(**options)
     except FileError as error:
         raise FileError(f"The placer '{name}' cannot be asked: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"The placer '{name}' cannot be made: {type(error).__name__}: {error}.") from error
     return placer
 
 
@@ -151,6 +155,28 @@ def parse_placer(text: str) -> Placer:
 
     name, options = parse_options("placer", text.removeprefix(prefix), types)
     return get_placer(prefix + name, **options)
+
+
+def placers_by_name(placers: Iterable[str | Placer]) -> dict[str, Placer]:
+    """Return placers by name: a text is its own name, and an object has its class and the options that are not defaults.
+
+    Raises:
+        UsageError: two different placers have one name, or :func:`parse_placer` refuses a text.
+        FileError: a file that an option names is missing or damaged.
+    """
+    found = dict[str, Placer]()
+    for one in placers:
+        name, placer = (one, parse_placer(one)) if isinstance(one, str) else (_name(one), one)
+        if found.setdefault(name, placer) != placer:
+            raise UsageError(f"Two different placers have the name '{name}': name their classes differently.")
+    return found
+
+
+def _name(placer: Placer) -> str:
+    """Return the name of an object: ``Class:option=value,option=value``, as on the command line."""
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(placer) if dataclasses.is_dataclass(placer) else ()
+    values = {one.name: getattr(placer, one.name) for one in fields if getattr(placer, one.name) != one.default}
+    return f"{type(placer).__name__}:{','.join(f'{name}={value}' for name, value in values.items())}".removesuffix(":")
 
 
 def own_module(text: str) -> str:

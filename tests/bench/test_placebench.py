@@ -20,6 +20,7 @@ from placeit.bench.clusters import CLUSTERS
 from placeit.bench.submissions import best, listed
 from placeit.core.errors import FileError, UsageError
 from placeit.core.problem import Problem
+from placeit.placers.local_search import LocalSearch
 from placeit.testing import oracle
 
 SET = Path(problems.__file__).with_name("set.json.gz")
@@ -135,6 +136,12 @@ def submission(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+def test_objects_and_names_are_asked_about_all_problems_that_match() -> None:
+    found = bench.run("vgg/*", [LocalSearch(kick=0.5), LocalSearch(), "heft"], 1.0)
+    assert [one.placer for one in found] == ["LocalSearch:kick=0.5", "LocalSearch", "heft"] * 3
+    assert all(one.failure is None for one in found)
+
+
 def test_a_right_submission_passes(submission: Callable[..., Path]) -> None:
     (verdict,) = bench.check(submission(lambda data, one: None))
     assert (verdict.fault, verdict.value) == (None, verdict.stated)
@@ -143,7 +150,7 @@ def test_a_right_submission_passes(submission: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda data, one: one.update(value=one["value"] / 2), r"its value is \S+ s, and the submission states \S+ s"),
+        (lambda data, one: one.update(value=one["value"] / 2), r"its value is \S+ s, and the submission states \S+"),
         (lambda data, one: one["placement"].__setitem__(0, "gpu9"), r"on the device 'gpu9', which the problem does not have"),
         (lambda data, one: one["placement"].pop(), r"it places \d+ ops, and the problem has \d+"),
         (lambda data, one: one.update(placement=one["placement"][:1] * len(one["placement"])), r"holds .*B, and the weights"),

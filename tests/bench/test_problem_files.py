@@ -84,6 +84,30 @@ def test_a_compressed_file_and_a_problem_of_placeit_are_read_too(tmp_path: Path)
     assert own.problem.key == problem.key
 
 
+def test_a_folder_stands_for_the_problems_of_its_files(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        random_problem(5, 2, seed=seed).to_json(tmp_path / f"own{seed}.json")
+    (tmp_path / "index.json").write_text('{"format": "placeit-problems"}')
+    given = bench.read_problems(tmp_path)
+    assert list(given) == ["own1/latency", "own2/latency"]
+    bench.write(tmp_path.parent / "mine.json", bench.run(list(given.values()), ["heft"], 1.0))
+    assert [one.fault for one in bench.check(tmp_path.parent / "mine.json", given)] == [None, None]
+    (tmp_path / "own2.json.gz").write_bytes(gzip.compress((tmp_path / "own2.json").read_bytes()))
+    with pytest.raises(FileError, match=r"Two problems in .* have the name 'own2/latency'"):
+        bench.read_problems(tmp_path)
+    (tmp_path / "own2.json.gz").write_bytes(gzip.compress(json.dumps(GIPH).encode()))
+    with pytest.raises(FileError, match="problems by different rules, such as own1/latency and small/latency"):
+        bench.read_problems(tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FileError, match="none does not hold problems: ValueError: there are none"):
+        bench.read_problems(tmp_path / "none")
+
+
+def test_values_have_the_unit_of_the_file(tmp_path: Path) -> None:
+    units = {name: next(iter(bench.read_problems(saved(tmp_path, FILES[name][0])).values())).unit for name in FILES}
+    assert units == {"MSR": "", "GiPH": "", "DOPPLER": "", "streams": "s"}
+
+
 def test_nodes_of_colours_that_reach_each_other_are_one_op(tmp_path: Path) -> None:
     nodes = [
         {"id": v, "cpuLatency": 1.0, "fpgaLatency": 1.0, "supportedOnFpga": 1, "colorClass": c} for v, c in enumerate("abacd")

@@ -23,17 +23,90 @@ def test_a_run_is_a_submission_with_the_best_of_its_placers(tmp_path: Path, cli:
     assert not any(verdict.fault for verdict in bench.check(file))
 
 
-def test_a_class_of_a_module_in_this_folder_is_a_placer(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "placer_of_this_folder.py").write_text(
-        "from dataclasses import dataclass\nimport numpy as np\n\n\n@dataclass(frozen=True)\nclass First:\n"
-        "    def place(self, problem, cost, *, seed, evaluations, deadline=None):\n"
-        "        return np.zeros(len(problem), np.int32)\n"
-    )
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+
+
+@dataclass(frozen=True)
+class First:
+    def place(self, problem, cost, *, seed, evaluations):
+        return np.zeros(len(problem), np.int32)
+
+
+@dataclass(frozen=True)
+class Fails:
+    def place(self, problem, cost, *, seed, evaluations):
+        raise ValueError("no idea")
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    def place(self, problem, cost, *, seed, evaluations):
+        if problem.devices == 5:
+            raise KeyboardInterrupt
+        return np.zeros(len(problem), np.int32)
+
+
+@dataclass(frozen=True)
+class Needs:
+    steps: int
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write placers into a module of the working directory."""
+    (tmp_path / "placers_of_this_folder.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    ran = cli("bench", "run", "--placer", "placer_of_this_folder:First", "--problems", "vgg/soc/latency", "--json")
+    monkeypatch.delitem(sys.modules, "placers_of_this_folder", raising=False)
+
+
+def test_a_class_of_a_module_in_this_folder_is_a_placer(cli: Any, own: None) -> None:
+    ran = cli("bench", "run", "--placer", "placers_of_this_folder:First", "--problems", "vgg/soc/latency", "--json")
     (one,) = json.loads(ran.stdout)["solutions"]
     assert set(one["placement"]) == {bench.load(one["problem"]).problem.device_names[0]}
+
+
+def test_a_placer_that_fails_has_no_values_and_the_others_go_on(cli: Any, own: None) -> None:
+    command = ("bench", "run", "--placer", "placers_of_this_folder:Fails", "--placer", "heft", "--problems", "vgg/*")
+    ran = cli(*command, "-o", "mine.json")
+    assert "on vgg/boards/memory and 2 others: It failed: ValueError: no idea" in ran.stdout
+    assert "placers_of_this_folder:Fails - (3 of 3 without a placement), heft 1.000" in ran.stdout
+    assert {one.placer for one in bench.read("mine.json").values()} == {"heft"}
+    first = json.loads(cli(*command, "--json").stdout)["solutions"][0]
+    assert (first["value"], first["gap"], first["failure"]) == (None, None, "It failed: ValueError: no idea")
+
+
+def test_ctrl_c_keeps_what_was_run_and_the_rest_is_run_later(cli: Any, own: None) -> None:
+    command = ("bench", "run", "--placer", "heft", "--placer", "placers_of_this_folder:Interrupted", "-o", "mine.json")
+    ended = cli(*command, "--problems", "vgg/*")
+    assert ended.exit_code == 130
+    assert "Ended by Ctrl-C after 2 of 3 problems." in ended.stdout
+    first = bench.read("mine.json")
+    assert list(first) == bench.names("vgg/*")[:2]
+    again = cli("bench", "run", "--placer", "heft", "-o", "mine.json", "--resume", "--problems", "vgg/*", "--json")
+    data = json.loads(again.stdout)
+    assert (data["kept"], [one["problem"] for one in data["solutions"]]) == (2, bench.names("vgg/*")[2:])
+    assert list(bench.read("mine.json")) == bench.names("vgg/*")
+    assert first.items() <= bench.read("mine.json").items()
+    nothing = cli("bench", "run", "-o", "mine.json", "--resume", "--problems", "vgg/*")
+    assert (nothing.exit_code, "mine.json had 3 of 3 problems" in nothing.stdout) == (0, True)
+    assert "--resume goes with -o FILE" in cli("bench", "run", "--resume").stderr
+
+
+def test_an_error_in_the_module_of_a_placer_is_its_own_not_placeits(cli: Any, own: None, tmp_path: Path) -> None:
+    (tmp_path / "broken_placer.py").write_text("1 / 0")
+    broken = cli("bench", "run", "--placer", "broken_placer:First")
+    assert "'broken_placer:First' cannot be loaded: ZeroDivisionError: division by zero. Correct the name, or" in broken.stderr
+    needs = cli("bench", "run", "--placer", "placers_of_this_folder:Needs")
+    assert "is not a dataclass with a method 'place'" in needs.stderr
+    (tmp_path / "placers_of_this_folder.py").write_text(f"{OWN}\n    place = First.place\n")
+    del sys.modules["placers_of_this_folder"]
+    needs = cli("bench", "run", "--placer", "placers_of_this_folder:Needs")
+    assert "cannot be made: TypeError: " in needs.stderr
+    assert "'steps'" in needs.stderr
 
 
 def test_problems_of_a_file_are_listed_run_and_checked(tmp_path: Path, cli: Any) -> None:

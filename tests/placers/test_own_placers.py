@@ -11,7 +11,8 @@ import pytest
 import placeit
 from placeit.core.errors import UsageError
 from placeit.placers import get_placer, parse_placer
-from placeit.placers.single import Single
+from placeit.placers.annealing import Annealing
+from placeit.placers.registry import placers_by_name
 from placeit.profiler.cache import Cache
 from placeit.session import Session
 from placeit.simulator.scheduler import Rules
@@ -63,8 +64,18 @@ def test_a_search_asks_objects_beside_names(last: str, cache: Cache) -> None:
     )
     assert [one.name for one in found.candidates if one.placer == "single"] == ["d1", "d0"]
     assert any(event.reason == "by Last" for event in found.story)
-    with pytest.raises(UsageError, match="one name"):
-        placeit.optimize(inception_like(), described(1e9), candidates=[Single(), get_placer("single")], cache=cache)
+
+
+def test_objects_are_named_by_their_class_and_the_options_that_are_set() -> None:
+    one = get_placer("annealing", evaluations=5)
+    found = placers_by_name(["heft", "heft", Annealing(), one, get_placer("annealing", evaluations=5)])
+    assert list(found) == ["heft", "Annealing", "Annealing:evaluations=5"]
+
+    class Annealing2(Annealing): ...
+
+    Annealing2.__name__ = "Annealing"
+    with pytest.raises(UsageError, match="Two different placers have the name 'Annealing': name their classes differently"):
+        placers_by_name([Annealing(), Annealing2()])
 
 
 def test_place_values_by_the_given_rules() -> None:
