@@ -37,6 +37,7 @@ __all__ = [
 A = TypeVar("A", bound=Agent)
 
 _FORMAT = "placeit-agent"
+_WHAT = {_FORMAT: "the weights of a policy", "placeit-training": "the state of a training"}
 _LARGEST = 1 << 31
 
 
@@ -176,8 +177,15 @@ def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor
         temporary.write_bytes(data)
 
 
-def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_safetensors(
+    path: Path, file_format: str, remedy: str = "Get or make it again."
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a file written by :func:`write_safetensors`: tensors and metadata.
+
+    Args:
+        path: the file.
+        file_format: its format, as it was written.
+        remedy: what to do about another file or a damaged one, as a sentence.
 
     Raises:
         FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).
@@ -191,7 +199,8 @@ def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], d
             head = parsed(text, finite=True)
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if not isinstance(head, dict) or head.get("format") != file_format:
-            raise FileError(f"{path} is a safetensors file, but not a {file_format} file: placeit did not write it as one.")
+            holds = _WHAT.get(str(head.get("format")) if isinstance(head, dict) else "", "something else")
+            raise FileError(f"{path} holds {holds}, not {_WHAT[file_format]} as 'placeit train' writes it. {remedy}")
         about: dict[str, Any] = head.get("about") or {}
         as_written = text == json.dumps(head)  # other digits can say the same number
         whole = as_written and isinstance(about, dict) and head.get("digest") == _digest(about, tensors)
@@ -200,9 +209,9 @@ def read_safetensors(path: Path, file_format: str) -> tuple[dict[str, Tensor], d
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except (SafetensorError, ValueError) as error:
-        raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. Get or make it again.") from error
+        raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. {remedy}") from error
     if not whole:
-        raise FileError(f"{path} is damaged: its contents are not what was written. Get or make it again.")
+        raise FileError(f"{path} is damaged: its contents are not what was written. {remedy}")
     return tensors, about
 
 

@@ -136,7 +136,7 @@ def test_a_file_of_another_kind_is_an_error(tmp_path, content):
 def test_weights_of_another_program_are_refused(tmp_path):
     path = tmp_path / "bert.safetensors"
     save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(FileError, match=r"bert\.safetensors is a safetensors file, but not a placeit-agent file"):
+    with pytest.raises(FileError, match=r"bert\.safetensors holds something else, not the weights of a policy"):
         load_agent(path, find)
 
 

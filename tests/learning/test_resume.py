@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from placeit.core.errors import FileError, UsageError
-from placeit.learning.checkpoint import weights_of
+from placeit.learning.checkpoint import save_agent, weights_of
 from placeit.learning.training.loop import train
 from tests.learning.toy_agent import FEW, ExploringAgent, ToyAgent, draw_toys, same, stage, toy
 
@@ -85,6 +85,19 @@ def test_a_damaged_state_is_an_error(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(FileError, match=r"state\.safetensors is not a safetensors file, or it is damaged"):
         train(toy(), [stage(1)], evaluate_on=FEW, seed=0, folder=tmp_path, resume=True)
+
+
+def test_a_file_that_is_no_state_is_said_with_what_to_do(tmp_path):
+    save_agent(toy(), tmp_path / "state.safetensors")
+    with pytest.raises(FileError, match=r"holds the weights of a policy, not the state of a training .*Choose the folder of a"):
+        train(toy(), [stage(1)], evaluate_on=FEW, seed=0, folder=tmp_path, resume=True)
+    with pytest.raises(UsageError, match=r"state\.safetensors is a file; a training is kept in a folder"):
+        train(toy(), [stage(1)], evaluate_on=FEW, seed=0, folder=tmp_path / "state.safetensors", resume=True)
+
+
+def test_a_folder_without_a_training_is_said_and_training_starts(tmp_path, caplog):
+    assert train(toy(), [stage(1)], evaluate_on=FEW, seed=0, folder=tmp_path / "run", resume=True).history
+    assert "run has no training to resume: it starts at the beginning" in caplog.text
 
 
 def test_resuming_needs_a_folder():

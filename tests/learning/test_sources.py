@@ -94,10 +94,16 @@ def test_problems_of_every_kind_are_measured_against_heft_and_grow():
 
 
 def test_a_source_that_does_not_exist_is_an_error_that_lists_the_names(tmp_path):
-    with pytest.raises(
-        UsageError, match=f"no problems 'none': name a folder of problems as JSON, or one of {dataset_names()[0]}"
-    ):
+    names = f"neither a folder of problems nor a set of them; the sets are {dataset_names()[0]}"
+    with pytest.raises(UsageError, match=f"'none' is {names}"):
         find_source("none")
+    with pytest.raises(UsageError, match="did you mean 'multi'"):
+        find_source("mutli")
+    with pytest.raises(UsageError, match=r"problems/none does not exist: name a folder of problems as JSON, such as"):
+        find_source("problems/none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file is a file: name a folder"):
+        read_folder(tmp_path / "file")
 
 
 def test_a_folder_with_too_few_problems_is_an_error(folder, tmp_path):
@@ -105,7 +111,7 @@ def test_a_folder_with_too_few_problems_is_an_error(folder, tmp_path):
         find_source(str(folder), held_out=7)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UsageError, match="has 0 problems"):
+    with pytest.raises(UsageError, match="empty has no problems"):
         find_source(str(empty))
 
 

@@ -93,6 +93,11 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
     if held_out is not None and held_out > _MOST_HELD_OUT:
         raise UsageError(f"At most {_MOST_HELD_OUT:,} problems can be held out; more were asked for.")
     if name not in dataset_names():
+        if not Path(name).exists() and "/" not in name:
+            raise UsageError(
+                f"'{name}' is neither a folder of problems nor a set of them; the sets are {', '.join(dataset_names())}"
+                f"{nearest(name, dataset_names())}."
+            )
         instances, kept = _split(Path(name), seed, held_out)
         return Source(draw_from(instances), kept, len(instances))
     dataset, kept_out = find_dataset(name), HELD_OUT if held_out is None else held_out
@@ -132,14 +137,12 @@ def read_folder(folder: Path) -> list[ProblemInstance]:
     """Return the problems of a folder (``*.json``, as ``placeit generate`` writes them), by name.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: there is no such folder, or it has no problems.
         ProblemError, InfeasibleError, FileError: a file holds no problem.
     """
     if not folder.is_dir():
-        raise UsageError(
-            f"There are no problems '{folder}': name a folder of problems as JSON, or one of {', '.join(dataset_names())}"
-            f"{nearest(str(folder), dataset_names())}."
-        )
+        state = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {state}: name a folder of problems as JSON, such as 'placeit generate' writes.")
     instances = []
     for path in sorted(folder.glob("*.json")):
         if path.name == INDEX:
@@ -149,6 +152,8 @@ def read_folder(folder: Path) -> list[ProblemInstance]:
             instances.append(simulated(problem))
         except ProblemError as error:
             raise ProblemError(f"{path}: {error}") from None
+    if not instances:
+        raise UsageError(f"The folder {folder} has no problems (*.json): 'placeit generate' writes some.")
     return instances
 
 

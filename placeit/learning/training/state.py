@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ JOURNAL = "costs.jsonl"
 """File of the costs that are not simulated."""
 
 _FORMAT, _STATE = "placeit-training", "state.safetensors"
+_REMEDY = "Choose the folder of a training, or another one to train anew."
+_LOG = logging.getLogger(__name__)
 
 _STREAM = 2  # random stream of training, so that it differs from generated problems with the same seed
 
@@ -133,13 +136,15 @@ def check_folder(folder: Path | None, *, resume: bool) -> None:
     """Make the folder of a training if it does not exist.
 
     Raises:
-        UsageError: the folder holds a training and ``resume`` is not set, or ``resume`` is set without a folder.
+        UsageError: the folder holds a training and ``resume`` is not set, ``resume`` is set without a folder, or it is a file.
         FileError: the folder cannot be made.
     """
     if folder is None:
         if resume:
             raise UsageError("Training cannot be resumed without the folder that holds its state: give it.")
         return
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; a training is kept in a folder, and resumed from it. {_REMEDY}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -159,8 +164,10 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
     run = TrainingState(np.random.default_rng([plan["seed"], _STREAM]), parameters, _adam(parameters))
     check_folder(folder, resume=resume)
     if folder is None or not (path := folder / _STATE).exists():
+        if resume:
+            _LOG.warning("%s has no training to resume: it starts at the beginning.", folder)
         return run
-    tensors, meta = read_safetensors(path, _FORMAT)
+    tensors, meta = read_safetensors(path, _FORMAT, _REMEDY)
     wanted, found = _identity(agent, plan), meta.get("identity")
     if not isinstance(found, dict):
         raise _damaged(path)
@@ -178,7 +185,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
 
 
 def _damaged(path: Path) -> FileError:
-    return FileError(f"{path} is damaged: it does not say where a training stands. Choose another folder, and train anew.")
+    return FileError(f"{path} is damaged: it does not say where a training stands. {_REMEDY}")
 
 
 def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: Path) -> None:
