@@ -39,7 +39,7 @@ def apply(
     plan: Annotated[
         Path, typer.Argument(metavar="WORKLOAD", help="Placed workload of 'placeit optimize'.", show_default=False)
     ],
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="Address of HTTP of the server.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="HTTP address of the server.", show_default=False)],
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="File of the token that the server requires.")
     ] = None,
@@ -111,7 +111,7 @@ def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> 
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         raise ExecutionError(
             f"{server} does not answer as a placeit server does ({getattr(error, 'reason', error)}): start one with 'placeit "
-            "serve WORKLOAD --control', and give its address of HTTP with --to."
+            "serve WORKLOAD --control', and give its HTTP address with --to."
         ) from error
 
 

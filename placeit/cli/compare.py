@@ -55,7 +55,7 @@ def compare(
         typer.Option(
             "--rate",
             metavar="R",
-            help="For latency: start R runs a second, with pauses between them; without it, each when another has ended.",
+            help="For latency: runs to start per second; default: each starts when the one before has ended.",
         ),
     ] = None,
     length: LengthOptions,
@@ -66,11 +66,11 @@ def compare(
     """Race placements against each single-device placement.
 
     Each round runs every placement, and the whole model on each device, for a while, in a new random order, so that a machine
-    that slows down slows all of them down. The first runs of the while, which find the caches full of what others have used, do
-    not count. Times are from the call to the answer. For throughput a run is of many requests in flight, by all replicas at
-    once if the placement has some, and times are per request. A speed-up is a ratio of times, paired by round, with its 95 %
-    interval. A placement that fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit
-    code is 1. Ctrl-C ends the race and keeps the results so far.
+    that slows down slows all of them down. The first runs of each turn do not count: caches then hold the data of others. Times
+    are from the call to the answer. For throughput, a run has many requests in flight, by all replicas at once if the placement
+    has some, and times are per request. A speed-up is a ratio of times, paired by round, with its 95 % interval. A placement
+    that fails, or has wrong outputs, is excluded, with the reason; the others are compared, and the exit code is 1. Ctrl-C ends
+    the race and keeps the results so far.
     """
     from placeit.optimizer.compare import check_compared
 

@@ -35,7 +35,9 @@ def explain(
     ] = None,
     worst: Annotated[
         int,
-        typer.Option("--worst", metavar="N", min=1, help="Without --op: how many groups, those most worth moving first."),
+        typer.Option(
+            "--worst", metavar="N", min=1, help="Without --op: number of groups to show; those most worth moving come first."
+        ),
     ] = 10,
     search: Annotated[
         bool, typer.Option("--search", help="Show what happened in the search of a recording, which MODEL names, and why.")

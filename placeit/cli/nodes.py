@@ -41,7 +41,7 @@ class Compress(StrEnum):
     INT8 = "int8"
 
 
-CompressOption = Annotated[Compress, typer.Option("--compress", help="What float32 tensors are sent as between nodes.")]
+CompressOption = Annotated[Compress, typer.Option("--compress", help="Format in which float32 tensors are sent between nodes.")]
 
 PATIENCE_S = 5.0
 
@@ -51,7 +51,7 @@ PatienceOption = Annotated[
         "--patience",
         metavar="TIME",
         parser=duration,
-        help="Time without a sign of life after which a device of a node counts as lost: 1s at least; default: 5s.",
+        help="Time without a sign of life after which a device of a node counts as lost, at least 1s; default: 5s.",
         show_default=False,
     ),
 ]

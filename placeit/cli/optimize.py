@@ -78,8 +78,8 @@ def optimize(
         typer.Option(
             "--rate",
             metavar="[NAME=]PER_SECOND",
-            help="Arrival rate. For latency: the pace at which runs are measured. For throughput: which share of the requests "
-            "is served, and how long they take. Of a workload: another rate of a model than in the file; repeatable.",
+            help="Arrival rate. For latency: the pace at which runs are measured. For throughput: also report the share of "
+            "requests that is served, and their latency. For a workload: rate of a model, instead of the file's; repeatable.",
         ),
     ] = None,
     in_flight: Annotated[

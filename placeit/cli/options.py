@@ -101,8 +101,8 @@ StateOption = Annotated[
     typer.Option(
         "--state",
         metavar="IN=OUT",
-        help="Keep an input as state, which an output updates; repeatable. Caches (past_key_values.0.key) are by default; "
-        "none leaves them inputs.",
+        help="Keep an input as state, which an output updates; repeatable. Caches (past_key_values.0.key) are kept by default; "
+        "'none' leaves them inputs.",
     ),
 ]
 
@@ -115,7 +115,8 @@ class Logits(StrEnum):
 
 
 LogitsOption = Annotated[
-    Logits, typer.Option("--logits", help="Of a decoder with state: compute the logits of the last token of a step, or of all.")
+    Logits,
+    typer.Option("--logits", help="For a decoder with state: compute the logits of the last token of a step, or of all."),
 ]
 TrustOption = Annotated[
     bool,
@@ -130,7 +131,7 @@ GroupsOption = Annotated[
 ]
 InputsOption = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which give open sizes, too; default: random."),
+    typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which also set open sizes; default: random."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]

@@ -50,7 +50,7 @@ RematchOption = Annotated[
     typer.Option(
         "--rematch",
         metavar="OLD=NEW|auto",
-        help="Of a bundle: what takes the places of the devices that it names, as in GPU=CPU@0,CPU@0=CPU@1; auto: by kind.",
+        help="For a bundle: devices to use instead of those that it names, as in GPU=CPU@0,CPU@0=CPU@1; auto: by kind.",
     ),
 ]
 

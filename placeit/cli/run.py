@@ -62,7 +62,7 @@ class LoadOptions:
 
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="R", help="Have R requests a second arrive, whether or not those before have ended."),
+        typer.Option("--rate", metavar="R", help="Requests that arrive per second, whether or not earlier ones have ended."),
     ] = None
     arrivals: Annotated[
         Arrivals | None,
@@ -74,17 +74,19 @@ class LoadOptions:
             "--seconds",
             metavar="TIME",
             parser=duration,
-            help="For how long requests arrive; without --rate, each when another has ended. Default: 10s.",
+            help="Time for which requests arrive; without --rate, each when another has ended. Default: 10s.",
             show_default=False,
         ),
     ] = None
     requests: Annotated[
         int | None,
-        typer.Option("--requests", metavar="N", min=1, help="How many arrive, instead of for how long.", show_default=False),
+        typer.Option("--requests", metavar="N", min=1, help="Number of requests, instead of --seconds.", show_default=False),
     ] = None
     queue: Annotated[
         int | None,
-        typer.Option("--queue", metavar="N", min=1, help="With --rate: how many may wait; others are dropped. Default: 64."),
+        typer.Option(
+            "--queue", metavar="N", min=1, help="With --rate: most requests that may wait; others are dropped. Default: 64."
+        ),
     ] = None
     live: Annotated[
         bool,

@@ -57,7 +57,7 @@ class RunOptions:
         ),
     ] = None
     refine: Annotated[
-        bool, typer.Option("--refine", help="Look for a better placement while serving, by a small share of the requests.")
+        bool, typer.Option("--refine", help="Look for a better placement while serving, with a small share of the requests.")
     ] = False
     on_loss: OnLossOption = OnLoss.FAIL
     state_memory: Annotated[
@@ -70,7 +70,7 @@ class RunOptions:
         ),
     ] = None
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Keep the inputs of sequences, to compute states anew that were lost.")
+        bool, typer.Option("--recompute", help="Keep the inputs of sequences, to recompute states that are lost.")
     ] = False
     sequence_idle: Annotated[
         float,
@@ -162,7 +162,7 @@ class NetworkOptions:
     grpc_port: Annotated[
         int, typer.Option("--grpc-port", metavar="PORT", min=0, max=65535, help="Port of gRPC; 0 for any that is free.")
     ] = 8001
-    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP alone.")] = False
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP only.")] = False
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS and gRPC with TLS.")
     ] = None

@@ -94,11 +94,11 @@ def tune(
 
     Tries placements (those with the highest throughput, and the best single device), each with one request in flight and with
     more, with batches if the batch size is open, and with --also in other precisions. The simulator predicts the capacity of
-    each way, and those that promise most are measured. Each way has a separate server, which is offered requests at random
-    times at rising rates; they take turns, so that a machine that slows down slows all of them down. The answer serves most
-    requests within the limit, or at --rate has the least latency. It is written as a placement with its settings, which
-    'placeit serve MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing
-    keeps the limit, nothing is written, and the exit code is 1.
+    each way, and the most promising are measured. Each way has a separate server, which is offered requests at random times at
+    rising rates; they take turns, so that a machine that slows down slows all of them down. The answer serves most requests
+    within the limit, or at --rate has the least latency. It is written as a placement with its settings, which 'placeit serve
+    MODEL -p' and 'placeit build' take. Ctrl-C ends the measurement and keeps the results so far. If nothing keeps the limit,
+    nothing is written, and the exit code is 1.
     """
     from placeit.serving.latency import LatencyLimit
     from placeit.tuning import tune as tuned

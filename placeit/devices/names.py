@@ -23,7 +23,7 @@ from placeit.devices.kinds import KINDS, load_kind, plugin_kinds
 __all__ = ["check_distinct", "found_kind", "hardware_kind", "parse_device", "parse_devices"]
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
-_OPENVINO = re.compile(r"[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
+_OPENVINO = re.compile(r"(?!CUDA$)[A-Z][A-Z_]*(\.\d+){0,2}", re.ASCII)
 _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
 _PART = re.compile(r"(\d{1,3})of(\d{1,3})", re.ASCII)
 _OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)

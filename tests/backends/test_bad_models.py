@@ -55,10 +55,26 @@ def test_a_file_that_holds_no_model(tmp_path, suffix, content):
     refused(path)
 
 
+def test_an_onnx_file_that_is_cut_off(tmp_path):
+    weights = numpy_helper.from_array(np.ones(300, np.float32), "w")
+    value, output = (helper.make_tensor_value_info(name, F, [300]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [value], [output], [weights])
+    whole = helper.make_model(graph).SerializeToString()
+    for left in (len(whole) // 2, len(whole) - 20):
+        (tmp_path / "model.onnx").write_bytes(whole[:left])
+        refused(tmp_path / "model.onnx", "damaged or cut off: compare its size with the original")
+
+
+def test_an_onnx_file_without_ops(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString())
+    refused(path, f"{path} has no ops: there is nothing to place")
+
+
 def test_what_is_no_onnx_model_is_not_tried_as_other_formats(tmp_path, capfd):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\x08\x03\x12\x07pytorchb\x08")  # TensorFlow would complain on standard error
-    refused(path, "does not recognise it as an ONNX model")
+    refused(path, "it is not an ONNX model, or damaged")
     assert capfd.readouterr() == ("", "")
 
 

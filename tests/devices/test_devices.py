@@ -87,6 +87,8 @@ def test_hardware_has_a_family_and_may_have_a_number(address: Address, family: s
     ("text", "said"),
     [
         ("cpu", "did you mean 'CPU'"),
+        ("cuda", "did you mean 'cuda:0'"),
+        ("CUDA", "did you mean 'cuda:0'"),
         ("", "'' is not a device"),
         ("CPU@", "a core set is written"),
         ("CPU@a", "'a' is not a core"),

@@ -216,6 +216,8 @@ def build_graph(
     constant = constant_nodes(model, stand_ins)
     nodes = model.get_ordered_ops()
     ops = [node for node in nodes if node.get_friendly_name() not in constant]
+    if not ops:
+        raise ModelError(f"{path} has no ops: there is nothing to place.")
     index = {node.get_friendly_name(): v for v, node in enumerate(ops)}
     flops = np.zeros(len(ops))
     tensors: dict[tuple[int, int], int] = {}

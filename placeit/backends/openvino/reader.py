@@ -239,6 +239,9 @@ _OP = re.compile(
 )
 
 
+_DAMAGED = "damaged or cut off: compare its size with the original"
+
+
 def _useful_line(message: str) -> str:
     """Return the line with the cause from a message of nested C++ checks, and name its op."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -248,6 +251,8 @@ def _useful_line(message: str) -> str:
     best = next((line for line in lines if not _NOISE.match(line)), lines[-1] if lines else "OpenVINO does not say why")
     if best.startswith("Unable to read the model"):
         best = "OpenVINO does not recognise it as a model"
+    elif best == "Model can't be parsed":
+        best = f"it is {_DAMAGED}"
     elif "codec can't decode" in best:
         best = "a name in it is not UTF-8 text"
     op = _OP.search(message)
@@ -299,7 +304,7 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
         raise ModelError(f"Cannot read a model from {path}: {UNKNOWN_OPS}{', '.join(foreign)}.")
     front_end = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     if not front_end.supported(str(path)):
-        raise ModelError(f"Cannot read a model from {path}: OpenVINO does not recognise it as an ONNX model.")
+        raise ModelError(f"Cannot read a model from {path}: it is not an ONNX model, or {_DAMAGED}.")
     check_nodes(path)
     mapped = _from_mapped(front_end, path, sizes, state)
     model, known, wanted, caches = mapped or _from_source(front_end, path, sizes, state)
