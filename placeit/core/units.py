@@ -88,19 +88,23 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     return value
 
 
-_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in ("h", "m", "s", "ms")), re.ASCII)
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in ("h", "m", "s", "ms", "us")), re.ASCII)
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration in seconds: ``90``, ``90s``, ``2m``, ``1h30m``, ``250ms``. Raises UsageError."""
+    """Read a duration in seconds: ``90``, ``90s``, ``2m``, ``1h30m``, ``250ms``, ``500us``. Raises UsageError."""
     words = text.replace(" ", "")
     match = _DURATION.fullmatch(words)
     if words and match is not None:
-        return float(sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1, 0.001), strict=True)))
+        return float(
+            sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1, 1e-3, 1e-6), strict=True))
+        )
     try:
         return float(words)
     except ValueError:
-        raise UsageError(f"'{text}' is not a duration: write seconds (90 or 90s), minutes (2m) or hours (1h30m).") from None
+        raise UsageError(
+            f"'{text}' is not a duration: write seconds (90 or 90s), minutes (2m), hours (1h30m), ms or us."
+        ) from None
 
 
 def about_bytes(value: float) -> str:

@@ -170,8 +170,9 @@ class Workload:
         return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
 
     def scaled(self, factor: float) -> Self:
-        """Return it with all rates multiplied by a factor."""
-        return self.at({entry.name: factor * entry.rate for entry in self if entry.rate is not None})
+        """Return it with all rates multiplied by a factor, as far as a rate may be that high or low."""
+        low, high = _BOUNDS
+        return self.at({entry.name: min(max(factor * entry.rate, low), high) for entry in self if entry.rate is not None})
 
     def at(self, rates: Mapping[str, float]) -> Self:
         """Return it with other rates of some models, by name. Raises UsageError if there is no such model with a rate."""

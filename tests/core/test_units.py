@@ -96,6 +96,7 @@ def test_any_text_is_a_quantity_or_a_clear_error(text: str, dimension: Dimension
         ("1h1m1.5s", 3661.5),
         ("0.5h", 1800),
         ("250ms", 0.25),
+        ("500us", 5e-4),
         ("1 h 5 m", 3900),
     ],
 )
@@ -106,6 +107,6 @@ def test_a_duration_is_a_number_of_seconds_or_of_units_from_hours_on(text: str, 
 @pytest.mark.parametrize("text", ["", "s", "2 minutes", "2M", "30m1h", "1h-5m", "two", "1m1m", "1d"])
 def test_what_is_no_duration_is_quoted_with_how_to_write_one(text: str) -> None:
     with pytest.raises(
-        UsageError, match=r"is not a duration: write seconds \(90 or 90s\), minutes \(2m\) or hours \(1h30m\)\."
+        UsageError, match=r"is not a duration: write seconds \(90 or 90s\), minutes \(2m\), hours \(1h30m\), ms or us\."
     ):
         parse_duration(text)

@@ -102,6 +102,12 @@ def test_the_largest_factor_on_the_rates_is_found_to_some_percent() -> None:
     assert largest_factor(Predictor(workload(10.0, limit=0.009), [[option(0.01, "d")]], {}), (0,)) == 0.0
 
 
+@pytest.mark.parametrize("rate", [1e-12, 1e12])
+def test_a_factor_on_the_least_and_the_highest_rates_is_found_as_well(rate: float) -> None:
+    assert largest_factor(Predictor(workload(rate, limit=0.009), [[option(0.01, "d")]], {}), (0,)) == 0.0
+    assert largest_factor(Predictor(workload(rate, limit=1e9), [[option(1e-12, "d")]], {}), (0,)) == 8.0
+
+
 def test_requests_under_way_have_the_rate_at_which_they_are_served() -> None:
     entries = Workload((Entry("m", Path("m"), in_flight=2), Entry("n", Path("n"), rate=5.0)))
     first, second = Predictor(entries, [[option(0.01, "d")], [option(0.01, "e")]], {})((0, 0))
