@@ -19,7 +19,7 @@ from placeit.cli.placements import RematchOption, known, naming, open_applicatio
 from placeit.cli.server_options import NetworkOptions, RepositoryOptions, RunOptions
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.workload import is_workload
-from placeit.core.errors import PlaceitError, UsageError
+from placeit.core.errors import ModelError, PlaceitError, UsageError
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.memory import return_freed_memory
@@ -218,11 +218,17 @@ def _model(
 ) -> tuple[ServedModel, Session]:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
+    from placeit.backends.openvino.inputs import OpenSizesError
     from placeit.serve.served_model import ServedModel
 
     path, name = _named(given)
     what = to_run(CheckedOptions(path, **more), placement, rematch)
-    session, chosen = stack.enter_context(what.open())
+    try:
+        session, chosen = stack.enter_context(what.open())
+    except OpenSizesError as error:
+        raise ModelError(
+            f"{error} A server takes them from a placement: give them to 'placeit optimize', and serve its placement with -p."
+        ) from error
     known(session, chosen, progress, costs=running.moves)
     with naming(what.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server(chosen, priority)))

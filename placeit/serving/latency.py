@@ -46,7 +46,7 @@ class LatencyLimit:
             )
         seconds = parse_duration(value)
         if not 0 < seconds < math.inf:
-            raise UsageError(f"The limit '{text}' allows no time: give a time above 0.")
+            raise UsageError(f"The limit '{text}' has to be a positive, finite time, as in p95=20ms.")
         return cls(int(name[1:]), seconds)
 
     def of(self, latencies: NDArray[np.float64]) -> float:

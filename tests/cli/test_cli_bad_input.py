@@ -51,6 +51,11 @@ def test_a_model_that_is_not_there(cli: Any, placement: Path, command: str) -> N
     assert list(Path().iterdir()) == []
 
 
+def test_a_server_of_a_model_with_open_sizes_says_where_it_takes_them_from(cli: Any, tiny_open: Path) -> None:
+    said = ("`--input-shape x:1,3,16,16`", "give them to 'placeit optimize', and serve its placement with -p")
+    paragraph(cli("serve", tiny_open, "--devices", "CPU"), *said)
+
+
 @pytest.mark.parametrize("command", ["serve -p {placement}", "optimize -d CPU --objective throughput"])
 def test_more_requests_in_flight_than_memory_has_room_for(cli: Any, tiny: Path, placement: Path, command: str) -> None:
     first, *options = command.format(placement=placement).split()

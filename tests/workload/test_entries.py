@@ -72,7 +72,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models: [{model: m, in_flight: 65}]", "is 65; it must be 1 to 64"),
         ("models: [{model: m, rate: 1, weight: 0}]", "'models.0..weight' is 0; it must be above 0"),
         ("models: [{model: m, rate: 1, latency_limit: 20ms}]", "'models.0..latency_limit': Cannot read the limit '20ms'"),
-        ("models: [{model: m, rate: 1, latency_limit: p95=0s}]", "allows no time"),
+        ("models: [{model: m, rate: 1, latency_limit: p95=0s}]", "positive, finite time"),
         ("models: [{model: m, rate: 1, devices: CPU}]", "'models.0..devices' is not a list"),
         ("models: [{model: m, rate: 1, devices: []}]", "'models.0..devices' names no device"),
         ("models: [{model: m, rate: 1, input_shapes: [x]}]", "'models.0..input_shapes' is not a mapping"),
