@@ -105,8 +105,9 @@ def test_the_size_of_a_head_is_known_from_the_attention_that_reads_a_cache(tmp_p
 
     wanted, _ = generate(whole, PROMPT, STEPS)
     shapes = {name: OPEN[name] for name in ("input_ids", "attention_mask")}
-    for sizes in (Inputs(shapes=shapes), Inputs(context=64)):
-        with Session(path, "CPU@0,CPU@1", inputs=sizes, cache=None) as session:
+    cases = (Inputs(shapes=shapes), "CPU@0,CPU@1"), (Inputs(context=64), "CPU@0,CPU@1"), (Inputs(context=64), "ort:CPU@0,CPU@1")
+    for sizes, devices in cases:
+        with Session(path, devices, inputs=sizes, cache=None) as session:
             assert [state.shape for state in session.model.states] == [(1, 2, 0, 8)] * 2
             with session.sequence(in_parts(session)) as sequence:
                 assert generate(lambda inputs: sequence.run(named(inputs)), PROMPT, STEPS)[0] == wanted

@@ -41,8 +41,14 @@ def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -
 
 
 def initial_state(value: Any) -> NDArray[np.generic]:
-    """Return zeros for an input of a session that is a state, none along its open dimension."""
-    sizes = [size if isinstance(size, int) else 0 for size in value.shape]
+    """Return zeros for an input of a session that is a state: none along its last open dimension, one row along others.
+
+    An attention may refuse states without rows (``GroupQueryAttention``).
+    """
+    sizes = [size if isinstance(size, int) else 1 for size in value.shape]
+    growing = [axis for axis, size in enumerate(value.shape) if not isinstance(size, int)]
+    for axis in growing[-1:]:
+        sizes[axis] = 0
     return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
 
 
