@@ -122,6 +122,8 @@ class Calling(nn.Module):
         (Calling(quantized), X, r"called at line \d+ of .*test_torch_given\.py, makes a quantised tensor, .*integers"),
         (Calling(torch.Tensor.to_sparse), X, r"called at line \d+ of .*test_torch_given\.py, makes .*keep it dense"),
         (Calling(lambda x: x.sum().item()), X, r"called at line \d+ of .*makes a Python number .*in a tensor"),
+        (Calling(lambda x: float(x.sum())), X, r"makes a Python number .* \(.*test_torch_given\.py, line \d+\), .*float\(\)"),
+        (Calling(lambda x: x[: int(x.sum())]), X, r"makes a Python number .* \(.*test_torch_given\.py, line \d+\), .*int\(\)"),
         (Calling(lambda x: x.numpy), X, r"Found <class 'builtin.*> in output, .*: take and return tensors, or register it"),
         (Calling(lambda x: x.shape), X, r"Calling returns no tensor"),
         (nn.Linear(3, 3), X.numpy(), r"Linear: the input 'input' is a NumPy array, .*torch\.from_numpy"),

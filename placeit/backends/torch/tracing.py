@@ -98,7 +98,13 @@ def as_model_error(what: str, advice: str = "") -> Iterator[None]:
     except FAILURES as error:
         message = first_paragraph(error)
         where, plain = _where(error), message
-        if "data-dependent" in message or "Dynamic control flow" in message:
+        if re.search(r"data-dependent expression \w+ \(", message):
+            message = (
+                f"it makes a Python number of a tensor's value{where}, so what follows depends on the data. A placement is "
+                "for one fixed program: keep the value in a tensor, without .item(), int() or float()"
+            )
+            where = ""
+        elif "data-dependent" in message or "Dynamic control flow" in message:
             message = (
                 f"its control flow depends on data{where}, and a placement is for one fixed program: choose by torch.where or "
                 f"a mask, or export the parts separately. PyTorch says: {message}"
