@@ -5,7 +5,9 @@ diffusers); the first three are made of ``torch.nn`` alone. Each module is given
 it. Then the answer races with the eager module, the module under ``torch.compile``, and its conversion to OpenVINO, each on the
 same core with one thread and by the caller's clock. A module without an answer has a row with the reason.
 
-The core must be free. Compiling takes up to minutes for each module.
+The core must be free. Compiling takes up to minutes for each module. Some of them in about ten minutes:
+
+    python -m benchmarks.torch_zoo --only encoder bert llama whisper unet --seconds 60
 """
 
 from __future__ import annotations
@@ -79,6 +81,12 @@ def _torchvision(name: str) -> Made:
     return torchvision.models.get_model(name, weights=None), {"x": _image(224)}
 
 
+def _detector(name: str) -> Made:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights=None, weights_backbone=None), {"images": [_image(320)[0]]}
+
+
 def _timm(name: str) -> Made:
     import timm
 
@@ -93,23 +101,10 @@ def _transformers(kind: str, inputs: Mapping[str, Any], **config: Any) -> Made:
     return model(made), dict(inputs)
 
 
-def _unet() -> Made:
+def _diffusers(kind: str, inputs: Mapping[str, Any], **config: Any) -> Made:
     import diffusers
 
-    module = diffusers.UNet2DConditionModel(
-        sample_size=32,
-        block_out_channels=(64, 128),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=64,
-        layers_per_block=1,
-        norm_num_groups=16,
-    )
-    return module, {
-        "sample": torch.randn(1, 4, 32, 32),
-        "timestep": torch.tensor(10),
-        "encoder_hidden_states": torch.randn(1, 16, 64),
-    }
+    return getattr(diffusers, kind)(**config), dict(inputs)
 
 
 _SMALL = {"vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
@@ -218,7 +213,76 @@ ZOO: Mapping[str, Callable[[], Made]] = {
         num_hidden_layers=2,
     ),
     "segformer": functools.partial(_transformers, "Segformer", {"pixel_values": _image(128)}),
-    "unet": _unet,
+    **{
+        kind.lower(): functools.partial(
+            _transformers,
+            kind,
+            {"input_ids": _ids()},
+            use_cache=False,
+            num_key_value_heads=2,
+            head_dim=64,
+            pad_token_id=0,
+            **_SMALL,
+        )
+        for kind in ("Qwen3", "Gemma2")
+    },
+    "mixtral": functools.partial(
+        _transformers, "Mixtral", {"input_ids": _ids()}, use_cache=False, num_key_value_heads=4, num_local_experts=4, **_SMALL
+    ),
+    "modernbert": functools.partial(_transformers, "ModernBert", {"input_ids": _ids()}, pad_token_id=0, **_SMALL),
+    "siglip": functools.partial(
+        _transformers,
+        "Siglip",
+        {"input_ids": _ids(), "pixel_values": _image()},
+        text_config={**_SMALL, "hidden_size": 192},
+        vision_config={**_SMALL_IMAGE, "patch_size": 16},
+    ),
+    "yolos": functools.partial(_transformers, "Yolos", {"pixel_values": _image()}, **_SMALL_IMAGE | {"image_size": [96, 96]}),
+    "unet": functools.partial(
+        _diffusers,
+        "UNet2DConditionModel",
+        {"sample": torch.ones(1, 4, 32, 32), "timestep": torch.tensor(10), "encoder_hidden_states": torch.ones(1, 16, 64)},
+        sample_size=32,
+        block_out_channels=(64, 128),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=64,
+        layers_per_block=1,
+        norm_num_groups=16,
+    ),
+    "vae": functools.partial(
+        _diffusers, "AutoencoderKL", {"sample": _image(64)}, block_out_channels=(32,), norm_num_groups=8, layers_per_block=1
+    ),
+    "dit": functools.partial(
+        _diffusers,
+        "DiTTransformer2DModel",
+        {"hidden_states": torch.ones(1, 4, 16, 16), "timestep": torch.tensor([10]), "class_labels": torch.tensor([3])},
+        num_layers=2,
+        sample_size=16,
+        num_attention_heads=4,
+        attention_head_dim=16,
+    ),
+    "flux": functools.partial(
+        _diffusers,
+        "FluxTransformer2DModel",
+        {
+            "hidden_states": torch.ones(1, 64, 16),
+            "encoder_hidden_states": torch.ones(1, 16, 32),
+            "pooled_projections": torch.ones(1, 32),
+            "timestep": torch.tensor([0.5]),
+            "img_ids": torch.ones(64, 3),
+            "txt_ids": torch.ones(16, 3),
+        },
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=2,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(8, 12, 12),
+    ),
+    "ssdlite": functools.partial(_detector, "ssdlite320_mobilenet_v3_large"),
 }
 """How each module is made; ImportError if its package is not installed."""
 
@@ -232,18 +296,21 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
 def run(args: Args, report: Report) -> None:
     core, _ = two_cores()
     report.note("  The first core must be free: other work slows down what runs there.")
-    ended, worst, error = [], [], 0.0
+    ended, worst, error = list[bool](), list[float](), 0.0
+    row: dict[str, Any]
     for name in args.models or (QUICK if args.quick else ZOO):
+        progress(name)
         torch.manual_seed(args.seed)
+        row = dict.fromkeys(("module", "ops", "answer", "error", "eager_ms", *(f"over_{one}" for one in (*RIVALS, "best"))))
+        row |= {"module": name, "reason": ""}
         try:
             module, inputs = ZOO[name]()
-        except ImportError as missing:
-            report.note(f"  {name} is left out: the package {missing.name} is not installed.")
-            continue
-        progress(name)
-        row, reached = _module(name, module.eval(), inputs, core, args)
+        except Exception as why:  # noqa: BLE001 (a package is missing, or does not work with this PyTorch)
+            row["reason"] = f"not made: {type(why).__name__}: {why}"
+        else:
+            ended.append(_module(row, module.eval(), inputs, core, args))
         report.row(**row)
-        ended.append(reached)
+        report.note("  " + ", ".join(f"{what} {value}" for what, value in row.items() if value not in (None, "")))
         worst += [row["over_best"]] if row["over_best"] is not None else []
         error = max(error, row["error"] or 0.0)
     report.claim("modules with an answer or a reason", float(np.mean(ended)) if ended else None, "", at_least=1)
@@ -251,19 +318,17 @@ def run(args: Args, report: Report) -> None:
     report.claim("answer over the best of the others, worst", max(worst, default=None), "", at_most=_MOST)
 
 
-def _module(name: str, module: nn.Module, inputs: dict[str, Any], core: int, args: Args) -> tuple[dict[str, Any], bool]:
-    """Return a module's row, and whether there is an answer or an error of placeit that says why not."""
-    row: dict[str, Any] = dict.fromkeys(("ops", "answer", "error", "eager_ms", *(f"over_{one}" for one in (*RIVALS, "best"))))
-    row = {"module": name} | row | {"reason": ""}
+def _module(row: dict[str, Any], module: nn.Module, inputs: dict[str, Any], core: int, args: Args) -> bool:
+    """Fill a module's row; return whether there is an answer or an error of placeit that says why not."""
     try:
         with ExitStack() as stack:
-            _race(row, load(module, (), kwargs=inputs, name=name), module, inputs, core, args, stack)
+            _race(row, load(module, (), kwargs=inputs, name=row["module"]), module, inputs, core, args, stack)
     except PlaceitError as error:
         row["reason"] = str(error)
     except Exception as error:  # noqa: BLE001 (what a user would see as a stack trace is a figure)
         row["reason"] = f"{type(error).__name__}: {error}"
-        return row, False
-    return row, True
+        return False
+    return True
 
 
 def _race(
@@ -280,9 +345,9 @@ def _race(
     calls = {"eager": _called(module, inputs, thread), "compiled": _called(compiled(module), inputs, thread)}
     rivals = {who: plain for who, plain in calls.items() if _works(who, plain, row)}
     try:
-        rivals["OpenVINO"] = _openvino(model, inputs, folder, thread)
-    except PlaceitError as error:
-        row["reason"] = f"OpenVINO: {error}"
+        rivals["OpenVINO"] = _openvino(model, folder, thread)
+    except Exception as error:  # noqa: BLE001 (OpenVINO's own errors, too)
+        row["reason"] = f"OpenVINO: {type(error).__name__}: {error}"
     placed = timed(functools.partial(found, **inputs))
     results = settled_race({who: plain.time for who, plain in rivals.items()} | {"placeit": placed}, rounds=10, seed=args.seed)
     row["eager_ms"] = results["eager"].median * 1e3
@@ -323,12 +388,12 @@ def _plain(result: Any) -> Any:
     return result.to_tuple() if hasattr(result, "to_tuple") else result
 
 
-def _openvino(model: TorchModel, inputs: Mapping[str, Any], folder: Path, thread: Executor) -> Plain:
+def _openvino(model: TorchModel, folder: Path, thread: Executor) -> Plain:
     convert(model, folder / "model.xml")
     openvino = import_openvino()
     compile_it = functools.partial(openvino.Core().compile_model, folder / "model.xml", "CPU", openvino_options(1))
     program = thread.submit(compile_it).result()  # the plugin takes the cores of the thread that compiles
-    values = [np.asarray(inputs[one.get_any_name()]) for one in program.inputs]
+    values = [model.examples[one.get_any_name()] for one in program.inputs]
     return Plain(openvino_alone(program, values), thread)
 
 
