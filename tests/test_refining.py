@@ -147,7 +147,7 @@ def test_a_candidate_during_which_others_take_longer_is_dropped_and_tried_three_
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a factor below 1, which no user can set, any time of the other requests is too long."""
-    monkeypatch.setattr("placeit.workbench.refining.Trial", lambda before, tail: Trial(before, tail=1e-9))
+    monkeypatch.setattr("placeit.workbench.refining.Trial", lambda before, tail, in_flight: Trial(before, tail=1e-9))
     propose(monkeypatch, lambda: split(session))
     with session.serve(on(session, 0), refine=Limits(core=1)) as server:
         serve_many(server, session, "took longer")
@@ -357,6 +357,19 @@ def test_a_trial_is_won_by_what_is_faster_beyond_the_interval(session: Session, 
     assert trial.adopt == wins
     assert trial.ratio is not None
     assert trial.ratio.ratio == pytest.approx(ratio, rel=0.05)
+
+
+@pytest.mark.parametrize(("in_flight", "wins"), [(1, False), (4, True)])
+def test_requests_that_overlap_are_compared_with_as_many_in_flight(session: Session, in_flight: int, wins: bool) -> None:
+    """Two devices with 0.7 of the time each are slower than one if a request is in flight at a time, and faster if four are."""
+    trial, now = Trial([2.0] * 40, tail=1.1, in_flight=in_flight), 0.0
+    while not trial.over:
+        for plan, busy in ((split(session), 0.7), (session.plan_of(on(session, 0)), 1.0)):
+            devices = {s: segment.device for s, segment in enumerate(plan.segments) if not segment.passthrough}
+            ran = [(s, now, now + busy / [*devices.values()].count(device)) for s, device in devices.items()]
+            trial.add(Request(plan, now, now + 2.0, ran, alone=False, explored=busy < 1))
+            now += 3.0
+    assert trial.adopt == wins
 
 
 def test_a_gain_that_another_opening_may_take_away_is_none(session: Session) -> None:

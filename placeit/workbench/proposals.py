@@ -38,7 +38,7 @@ class Proposals:
     """
 
     def __init__(self, session: Workbench, in_flight: int | None, priority: int = 0) -> None:
-        self._session, self._in_flight, self._costs = session, in_flight, session.costs
+        self._session, self.in_flight, self._costs = session, in_flight, session.costs
         self._priority = SERVING_PRIORITY + priority
         self._seed, self._plain_s = 0, 0.0
         self._placements: list[NDArray[np.int32]] = []
@@ -91,7 +91,7 @@ class Proposals:
         self._placements = list(found.values())
         if not found:
             return None
-        by = Throughput(self._in_flight) if steady else Latency()
+        by = Throughput(self.in_flight) if steady else Latency()
         now = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
         first = np.argsort(segmenter.seconds(np.stack(self._placements)))[:_SIMULATED]
         plans = [segmenter.plan(self._placements[number]) for number in first]
@@ -103,7 +103,7 @@ class Proposals:
 
     def _segmenter(self, steady: bool) -> Segmenter:
         """Return a segmenter for the calibrated costs, and for throughput also for the number of requests in flight."""
-        return Segmenter(self._session.grouping, self._costs, steady=steady, in_flight=self._in_flight)
+        return Segmenter(self._session.grouping, self._costs, steady=steady, in_flight=self.in_flight)
 
     def _is_here(self, plan: Plan) -> bool:
         """Return whether a plan is for the session's devices, and not for a plain device, whose requests give its time."""
@@ -116,7 +116,7 @@ class Proposals:
 
     def open(self, plan: Plan) -> PlanExecutor:
         """Compile a plan, to be compared with the incumbent, and to serve in its place."""
-        return to_serve(functools.partial(self._session.executor, priority=self._priority), plan, self._in_flight)
+        return to_serve(functools.partial(self._session.executor, priority=self._priority), plan, self.in_flight)
 
     def check(self, executor: PlanExecutor) -> None:
         """Check the outputs of an executor, by two runs on the devices that serve. Raises ExecutionError if they are wrong."""

@@ -24,7 +24,7 @@ from placeit.runtime.background import Background
 from placeit.serving.attendant import Attendant, Request
 from placeit.serving.refinement import Limits, Refinement
 from placeit.serving.server import Server
-from placeit.simulator.throughput_bound import ThroughputCost
+from placeit.simulator.depth import at_depth
 from placeit.workbench.proposals import Proposals
 
 __all__ = ["Refiner", "Trial"]
@@ -45,16 +45,18 @@ class Trial:
     """Compares a candidate with the incumbent, by pairs of requests: one that tried the candidate, and the next that did not.
 
     The times that are compared are free of queueing. For a request that was alone, it is the time from begin to end. For any
-    other request, it is the time for which it kept the busiest device busy: the seconds per request that are possible
-    (:mod:`placeit.simulator.throughput_bound`). Both requests of a pair are of one kind. The first kind with enough pairs
-    decides, once.
+    other request, it is the simulated seconds per request, with the server's requests in flight, of a plan whose segments take
+    as long as they took in this request: :meth:`placeit.workbench.proposals.Proposals.best` values candidates so. Both requests
+    of a pair are of one kind. The first kind with enough pairs decides, once.
 
     Args:
         before: seconds of requests before the trial, at least :data:`_FEWEST`.
         tail: largest factor by which the 95th percentile may grow, apart from chance.
+        in_flight: most requests in flight at once; None for as many as a plan needs.
     """
 
-    def __init__(self, before: Sequence[float], *, tail: float) -> None:
+    def __init__(self, before: Sequence[float], *, tail: float, in_flight: int | None = None) -> None:
+        self._in_flight = in_flight
         self.before = _tails(before)
         self._most = tail * _p95_within(before, _DEVIATIONS)
         self._others: deque[float] = deque(maxlen=_WINDOW)
@@ -95,18 +97,17 @@ class Trial:
         if tried is not None and tried.alone == request.alone and request.begun >= tried.ended:
             self._explored = None
             duel = self._duels[request.alone]
-            duel.add(_service(tried), _service(request))
+            duel.add(self._service(tried), self._service(request))
             self.ratio = duel.ratio
 
-
-def _service(request: Request) -> float:
-    if request.alone:
-        return request.seconds
-    plan = request.plan
-    compute = plan.problem.compute.copy()
-    for s, start, finish in request.ran:
-        compute[s, plan.segments[s].device] = finish - start
-    return float(ThroughputCost(replace(plan.problem, compute=compute))(plan.placement)[0])
+    def _service(self, request: Request) -> float:
+        if request.alone:
+            return request.seconds
+        plan = request.plan
+        compute = plan.problem.compute.copy()
+        for s, start, finish in request.ran:
+            compute[s, plan.segments[s].device] = finish - start
+        return at_depth(replace(plan.problem, compute=compute), plan.placement, self._in_flight).seconds
 
 
 def _p95_within(seconds: Sequence[float] | deque[float], deviations: float) -> float:
@@ -239,7 +240,7 @@ class Refiner(Attendant):
             return self._background.rested and now.explored + now.checks + RUNS <= self._limits.share * now.requests
 
         self._until(may)
-        trial = Trial(self._others, tail=self._limits.tail)
+        trial = Trial(self._others, tail=self._limits.tail, in_flight=self._proposals.in_flight)
         self._known, self._trial = [self._known[0], _Known(plan)], trial
         self._say(checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, others=None, ratio=None)
         return trial
