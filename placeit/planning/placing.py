@@ -137,14 +137,18 @@ class Placing:
         of[self.grouping.group_of] = of_op
         return of if (of[self.grouping.group_of] == of_op).all() else None
 
-    def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
-        """Return the placement of ops, given each group's device, ``int32[G]``; with a plan, its segments are added.
+    def placement(self, groups: ArrayLike | Placement, plan: Plan | None = None) -> Placement:
+        """Return the placement of ops, given each group's device; with a plan, its segments are added.
+
+        Args:
+            groups: ``int32[G]``, or a placement of the problem whose ops are the groups.
+            plan: the plan.
 
         Raises:
             PlacementError: these are not the numbers of a device for each group.
         """
-        group_of, graph = self.grouping.group_of, self.grouping.graph
-        chosen, count = np.asarray(groups, np.int32), len(self.grouping.groups)
+        group_of, graph, count = self.grouping.group_of, self.grouping.graph, len(self.grouping.groups)
+        chosen = np.asarray(groups.devices if isinstance(groups, Placement) else groups, np.int32)
         if chosen.shape != (count,) or not ((chosen >= 0) & (chosen < len(self.devices))).all():
             got = f"{', '.join(map(str, chosen.ravel()[:9].tolist()))}{', ...' if chosen.size > 9 else ''}"
             raise PlacementError(

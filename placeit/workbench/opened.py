@@ -286,8 +286,16 @@ class Workbench:
         """
         return Segmenter(self.grouping, self.segmenter.costs, steady=steady).problem()
 
-    def placement(self, groups: ArrayLike, plan: Plan | None = None) -> Placement:
-        """Return the placement of the model's ops, by the device of each group, ``int32[G]``, with the segments of a plan."""
+    def placement(self, groups: ArrayLike | Placement, plan: Plan | None = None) -> Placement:
+        """Return the placement of the model's ops, with the segments of a plan.
+
+        Args:
+            groups: the device of each group, ``int32[G]``, or a placement of the session's problem, whose ops are the groups.
+            plan: the plan.
+
+        Raises:
+            PlacementError: these are not the numbers of a device for each group.
+        """
         return replace(self.placing.placement(groups, plan), conditions=self.setup.conditions)
 
     def plan_of(self, placement: Placement, segmenter: Segmenter | None = None) -> Plan:

@@ -94,4 +94,6 @@ def test_a_profiled_model_is_a_problem_in_one_call_and_its_placement_leads_back(
         problem = session.problem()
         placement = session.placement(np.full(len(problem), 1, np.int32))
         assert placement.counts() == {"d0": 0, "d1": len(session.grouping.graph)}
+        whole = session.placement(placeit.place(problem, "single"))
+        assert max(whole.counts().values()) == len(session.grouping.graph)
         assert session.problem(steady=True).compute == pytest.approx(problem.compute)
