@@ -175,7 +175,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
         if wanted.get(key) != found.get(key):
             raise UsageError(
                 f"{path} is the state of another training: {key} is {found.get(key)} there and {wanted.get(key)} here. Resume "
-                "with the same configuration, or choose another folder."
+                "with the same configuration, or train the weights further, as AGENT:weights=FILE, in another folder."
             )
     try:
         _restore(run, agent, tensors, meta)
