@@ -119,7 +119,8 @@ class _Draft:
         self._kept()
 
     def _unlink(self) -> None:
-        self.temporary.unlink(missing_ok=True)
+        if self.temporary.exists():  # a read-only disk refuses to unlink a file that does not exist, too
+            self.temporary.unlink(missing_ok=True)
 
     def _check(self, found: os.stat_result) -> None:
         kind = stat.S_IFMT(found.st_mode)

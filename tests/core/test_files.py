@@ -1,5 +1,6 @@
 """Files that are written: replaced in one step where they can be, written to where not, and never half of one."""
 
+import errno
 import os
 import resource
 import stat
@@ -213,3 +214,13 @@ def test_a_temporary_folder_is_for_its_owner_and_deleted_at_the_end() -> None:
         (folder / "file").touch()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
+
+
+def test_a_read_only_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)  # it fails there for files that do not exist, too
+    with pytest.raises(FileError, match=r"Cannot write .*/page.html: Read-only file system. Choose another path"):
+        check_writable(tmp_path / "page.html")
