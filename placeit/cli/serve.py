@@ -247,11 +247,14 @@ def _model(
 
 def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions, progress: Progress | None) -> Opened:
     """Open a model of a placed workload, and serve it."""
+    from placeit.devices.clusterfile import names_file
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
     with contextlib.ExitStack() as stack, naming_model(source.entry):
         given, options = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}
+        if source.entry.devices and not names_file(more["devices"] or ""):  # whole devices beside the cluster go by these
+            options["devices"] = ",".join(source.entry.devices)
         model, session = _model(given, source.file, options, None, running, stack, progress, source.priority)
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 

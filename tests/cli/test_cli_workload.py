@@ -101,6 +101,19 @@ def test_the_models_of_a_placed_workload_are_served_by_their_names(
     assert [(one["name"], one["succeeded"]) for one in process.end()["models"]] == [("one", 1), ("two", 1)]
 
 
+def test_a_model_is_served_on_the_whole_of_the_only_device_that_it_may_use(
+    models: Path, cores: Sequence[str], serving: Callable[..., Serving]
+) -> None:
+    model, whole = models / "one" / "model.onnx", f"ort:{cores[0]}"
+    graph = load(model).graph
+    nothing = np.zeros(len(graph), np.int32)
+    Placement(graph.names, nothing, (whole,), graph.hash, nothing).save(models / "one.json")
+    path = write_workload(models, f"model: one/model.onnx, name: one, rate: 1, placement: one.json, devices: [{cores[0]}]")
+    process = serving(path, "-d", ",".join(cores))
+    assert process.ask(path="/v2/models/one/infer", body=ZEROS)[0] == 200
+    process.end()
+
+
 def test_a_plan_is_read_once_and_each_model_is_shown_while_it_is_opened(
     cli: Any, models: Path, cores: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
