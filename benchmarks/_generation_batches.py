@@ -31,7 +31,7 @@ _TURNS, _PROFILE_S = (12, 3), (60.0, 5.0)
 _LONG, _CHUNK = (1024, 64), (128, 32)
 """Tokens of a long prompt and of its chunks, in full and quick."""
 _LEAST = {1: 1.0, 2: 0.9}
-"""Least tokens per second over those of ``openvino_genai``, by cores."""
+"""Least tokens per second, relative to ``openvino_genai`` on as many cores."""
 
 _Way: TypeAlias = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 """A function that continues prompts, and returns the tokens of each."""
