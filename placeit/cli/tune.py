@@ -101,8 +101,11 @@ def tune(
     nothing is written, and the exit code is 1.
     """
     from placeit.serving.latency import LatencyLimit
+    from placeit.simulator.load import check_rate
     from placeit.tuning import tune as tuned
 
+    if rate is not None:
+        check_rate(rate)
     limit, files = LatencyLimit.parse(latency_limit), placement or []
     path = output or options.model.with_name(f"{options.model.name}.tuned.json")
     check_outputs(path, record, inputs=[*options.files(), *files])

@@ -176,7 +176,7 @@ def _read_one_of(nullable: bool, readers: Sequence[Callable[[Any], Any]], value:
             return read(value)
         except RecordError as error:
             wanted.append(error.what.removeprefix("must be "))
-    raise RecordError("", f"must be {' or '.join(wanted)}")
+    raise RecordError("", f"must be {' or '.join(sorted(wanted))}")  # int | str and str | int have one reader
 
 
 def _read_fields(kind: Any, readers: Mapping[str, Callable[[Any], Any]], needed: set[str], strict: bool, value: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -145,29 +145,29 @@ class _Coming:
 
     def __init__(self, room: Room, size: int, patience_s: float) -> None:
         self._room, self._size, self._patience_s = room, size, patience_s
-        self._calls: dict[asyncio.Task[Any], float] = {}  # that may be quick, and when they began, the oldest first
+        self._coming: dict[asyncio.Task[Any], float] = {}  # that may be quick, and when they began, the oldest first
         self._slow: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
         self._refused: dict[asyncio.Task[Any], RefusedError] = {}
         self._looking = False
 
     async def read(self, context: Any) -> bytes:
         """Return the request of a call. Raises RefusedError if it has none or is late, or without room."""
-        call, loop = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop()
-        self._calls[call] = loop.time()
+        loop = asyncio.get_running_loop()
+        coming = loop.create_task(context.read())
+        self._coming[coming] = loop.time()
         if not self._looking:
             self._looking = True
             loop.call_later(_LOOK_S, self._look, loop.time() + _LOOK_S)
         try:
-            sent = await context.read()
+            sent = await coming
         except asyncio.CancelledError:
-            if (refused := self._refused.get(call)) is None:
-                raise
-            call.uncancel()
-            raise refused from None
+            if coming in self._refused:
+                raise self._refused.pop(coming) from None
+            raise
         finally:
-            self._calls.pop(call, None)
-            self._refused.pop(call, None)
-            if slow := self._slow.pop(call, None):
+            self._coming.pop(coming, None)
+            self._refused.pop(coming, None)
+            if slow := self._slow.pop(coming, None):
                 slow.cancel()
         if sent is grpc.aio.EOF:
             raise invalid("This call has no request.")
@@ -179,31 +179,31 @@ class _Coming:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now < due + _WHOLE_S:
-            for call, since in [*self._calls.items()]:
+            for coming, since in [*self._coming.items()]:
                 if now < since + _WHOLE_S:
                     break
-                del self._calls[call]
+                del self._coming[coming]
                 if self._room.is_full:
-                    self._end(call, self._room.full())
+                    self._end(coming, self._room.full())
                 else:
-                    self._slow[call] = loop.create_task(self._wait(call))
-        self._looking = bool(self._calls)
+                    self._slow[coming] = loop.create_task(self._wait(coming))
+        self._looking = bool(self._coming)
         if self._looking:
             loop.call_later(_LOOK_S, self._look, now + _LOOK_S)
 
-    async def _wait(self, call: asyncio.Task[Any]) -> None:
+    async def _wait(self, coming: asyncio.Task[Any]) -> None:
         """Take room for a call until it has its request; end it if there is no room."""
         try:
             async with self._room.arrival(self._patience_s) as one:
                 await self._room.reserve(one, self._size)
                 await asyncio.Future[None]()
         except RefusedError as error:
-            if call in self._slow:
-                self._end(call, error)
+            if coming in self._slow:
+                self._end(coming, error)
 
-    def _end(self, call: asyncio.Task[Any], error: RefusedError) -> None:
-        self._refused[call] = error
-        call.cancel()
+    def _end(self, coming: asyncio.Task[Any], error: RefusedError) -> None:
+        self._refused[coming] = error
+        coming.cancel()
 
 
 def _refuse(context: Any, error: Exception) -> None:

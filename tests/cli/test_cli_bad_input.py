@@ -358,3 +358,9 @@ def test_a_placement_file_with_other_values_is_refused_or_still_a_placement(
     result = CliRunner().invoke(app, ["export", str(tiny), "-p", str(damaged), "-o", "placed.xml"])
     paragraph(result)
     assert list(Path().iterdir()) == [damaged]
+
+
+def test_a_rate_that_is_not_positive_is_refused_before_the_model_is_read(cli: Any) -> None:
+    refused = cli("tune", "missing.onnx", "--latency-limit", "p95=1s", "--rate", "-3")
+    assert refused.exit_code == 2
+    assert "The rate is -3 requests per second" in refused.stderr

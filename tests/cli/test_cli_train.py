@@ -120,7 +120,7 @@ def test_a_training_is_kept_in_a_folder_and_can_be_resumed(train: Any) -> None:
         (("--stage", "reinforce:updates=1", "--stage", "dreaming"), "'dreaming'"),
         (("--held-out", "5"), "it needs 6 at least"),
         (("--held-out", "1", "--evaluate-on", "."), "either --held-out or --evaluate-on"),
-        (("--evaluate-on", "nowhere"), "no problems 'nowhere'"),
+        (("--evaluate-on", "nowhere"), "nowhere does not exist: name a folder of problems"),
         (("--stage", "reinforce:cost=measured"), "give --model and --devices, not --problems"),
         (("--stage", "reinforce:cost=guessed"), "the cost 'guessed', and there is only: simulated."),
         (("--stage", "reinforce:seconds=0"), "'seconds' of a training stage is 0.0"),
@@ -140,7 +140,7 @@ def test_an_unknown_agent_or_source_is_an_error_that_lists_the_known_ones(cli: A
     assert "the agents are doppler, giph, hdp, hsdag, placeto" in train(agent="girafe").stderr
     result = cli("train", AGENT, "--problems", "multiple", "-o", "out.safetensors")
     assert result.exit_code == 2
-    assert "no problems 'multiple'" in result.stderr
+    assert "'multiple' is neither a folder of problems nor a set of them" in result.stderr
 
 
 def test_where_weights_cannot_be_written_is_noticed_before_any_work(cli: Any, problems: Path) -> None:
