@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from benchmarks._generation_devices import balanced, continued, reference
-from benchmarks._generation_rivals import PRECISION, Files, in_segments, session_of
+from benchmarks._generation_rivals import PRECISION, Files, greedy, in_segments, session_of
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
 from examples.generate_text import step_inputs
@@ -128,14 +128,8 @@ def _ours(sequences: Sequence[OpenSequence], prompts: Sequence[Sequence[int]]) -
 
 
 def _genai(files: Files, threads: int) -> _Way:
-    try:
-        import openvino_genai
-    except ImportError as error:
-        raise UsageError(f"It needs openvino_genai (pip install openvino-genai): {error}.") from error
-    openvino, config = import_openvino(), openvino_genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = _TOKENS, True, False
-    config.set_eos_token_id(0)  # it requires one, but ignores it
-    scheduler = openvino_genai.SchedulerConfig()
+    openvino_genai, config = greedy(_TOKENS)
+    openvino, scheduler = import_openvino(), openvino_genai.SchedulerConfig()
     scheduler.cache_size = 1  # GB
     options = PRECISION | {"INFERENCE_NUM_THREADS": threads}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(files.for_texts.stateful.parent), scheduler, "CPU", options)

@@ -43,6 +43,7 @@ __all__ = [
     "Steps",
     "Text",
     "Texts",
+    "greedy",
     "in_segments",
     "memory",
     "opened",
@@ -292,14 +293,23 @@ class _OnnxRuntime:
         return np.asarray(logits.numpy()[0, -1])
 
 
+def greedy(tokens: int) -> tuple[Any, Any]:
+    """Return ``openvino_genai``, and its configuration for a number of the most likely tokens. Raises UsageError without it."""
+    try:
+        import openvino_genai
+    except ImportError as error:
+        raise UsageError(f"It needs openvino_genai (pip install openvino-genai): {error}.") from error
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+    config.set_eos_token_id(0)  # it requires one, but ignores it
+    return openvino_genai, config
+
+
 class _GenAi:
     """A decoder in ``openvino_genai``, which does not wait between tokens: a whole text is made when its first token is due."""
 
     def __init__(self, files: Files, attention: str, tokens: int) -> None:
-        try:
-            import openvino_genai
-        except ImportError as error:
-            raise UsageError(f"It needs openvino_genai (pip install openvino-genai): {error}.") from error
+        openvino_genai, self._config = greedy(tokens)
         openvino = import_openvino()
         made = self._made = list[tuple[int, float]]()
         self._left = deque[tuple[int, float]]()
@@ -312,9 +322,7 @@ class _GenAi:
             def end(self) -> None:
                 pass
 
-        self._streamer, self._config = Noting, openvino_genai.GenerationConfig()
-        self._config.max_new_tokens, self._config.ignore_eos, self._config.do_sample = tokens, True, False
-        self._config.set_eos_token_id(0)  # it requires one, but ignores it
+        self._streamer = Noting
         self._tensors, self._inputs = openvino.Tensor, openvino_genai.TokenizedInputs
         options = PRECISION | {"ATTENTION_BACKEND": attention}
         self._pipeline = openvino_genai.LLMPipeline(str(files.stateful.parent / "genai"), "CPU", **options)

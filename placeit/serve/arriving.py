@@ -16,7 +16,7 @@ SMALL_BYTES: Final = 1 << 15
 
 _FAIR_S: Final = 1.0  # seconds of arriving after which a request gives way to others
 _LOOK_S: Final = 0.25  # seconds between two looks for a request that gives way
-_WAITING: Final = 16  # most requests that wait for room, by default: of each, up to 0.3 MB have been read
+_WAITING: Final = 16  # most requests that wait for room: of each, up to 0.3 MB have been read
 
 
 class Arrival:
@@ -44,12 +44,11 @@ class Room:
     Args:
         size: of the room, in the unit of :meth:`take`.
         what: is too many if there is no room, for messages: "requests are being read".
-        waiting: most requests that wait for room.
     """
 
-    def __init__(self, size: int, what: str, waiting: int = _WAITING) -> None:
+    def __init__(self, size: int, what: str) -> None:
         self.size = self._left = size
-        self._what, self._most_waiting = what, waiting
+        self._what = what
         self._arriving: dict[Arrival, None] = {}  # the oldest first
         self._turn, self._freed, self._waiting = asyncio.Lock(), asyncio.Event(), 0
 
@@ -173,7 +172,7 @@ class Room:
     @property
     def is_full(self) -> bool:
         """Whether no other request may wait for room."""
-        return self._waiting >= self._most_waiting
+        return self._waiting >= _WAITING
 
     def full(self) -> RefusedError:
         """Return the error for a request for which there is no room."""

@@ -162,7 +162,7 @@ class _Coming:
             sent = await coming
         except asyncio.CancelledError:
             if coming in self._refused:
-                raise self._refused.pop(coming) from None
+                raise self._refused[coming] from None
             raise
         finally:
             self._coming.pop(coming, None)

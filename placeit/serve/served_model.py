@@ -65,10 +65,8 @@ class Counts:
         stages = "success", "fail", "queue", "compute_input", "compute_infer", "compute_output"
         self.durations = {what: _Duration() for what in stages}
         self.last = 0
-        self._servers: tuple[ServerStats | None, tuple[Server, ...]] = (
-            None,
-            (),
-        )  # closed and open ones, as one value for threads
+        # of closed servers, and the open ones, as one value for threads
+        self._servers: tuple[ServerStats | None, tuple[Server, ...]] = (None, ())
 
     def opened(self, server: Server) -> None:
         """Count what a server runs."""
