@@ -37,7 +37,7 @@ SIZES = (1_000, 100_000, 1_000_000)
 """Elements of float32."""
 LONG = 1_000_000
 """Elements of tensors that are sent fewer times. Their overhead on the loopback interface, which is copying, has no bound."""
-MOST_MS, MOST_PERCENT = 1.5, 7.0
+MAX_MS, MAX_PERCENT = 1.5, 7.0
 OURS = "placeit"
 
 Timer = Callable[[], float]
@@ -145,9 +145,9 @@ class _Graph:
         where = "" if self._made is None else ", shaped"
         what = f"{self._shape}, {self._elements * 4 / 1e3:g} kB{where}"
         bound = self._made is not None or self._elements < LONG
-        report.claim(f"{what}: overhead per segment and hop", overhead_ms, "ms", at_most=MOST_MS if bound else None)
+        report.claim(f"{what}: overhead per segment and hop", overhead_ms, "ms", at_most=MAX_MS if bound else None)
         if self._made is not None:
-            report.claim(f"{what}: over the critical path", over_percent, "%", at_most=MOST_PERCENT)
+            report.claim(f"{what}: over the critical path", over_percent, "%", at_most=MAX_PERCENT)
 
     def _runtime(self) -> Runtime:
         opened = functools.partial(SleepingDevice, seconds=self._sleep_s)

@@ -34,7 +34,7 @@ __all__ = ["best_split", "on_nodes"]
 
 QUOTAS = {"head": 1.0, "edge1": 0.3, "edge2": 0.3}
 """Cores of each node. The rest of two cores is for the driver and the switch."""
-MOST_PERCENT = 10.0
+MAX_PERCENT = 10.0
 _STEPS = 3000  # of a search among plans
 
 
@@ -97,7 +97,7 @@ def _race(session: Session, where: str, made: Network, args: Args, report: Repor
         )
     off = (split.schedule.makespan / results["split"].median - 1) * 100
     report.claim(f"{where}: split over the best single node", faster(results["split"], results[best]).ratio, "")
-    report.claim(f"{where}: simulated split off by", abs(off), "%", at_most=MOST_PERCENT)
+    report.claim(f"{where}: simulated split off by", abs(off), "%", at_most=MAX_PERCENT)
     ratio = faster(results["split"], results["split, Ray's references"]).ratio
     report.claim(f"{where}: split over the same through Ray's references", ratio, "", at_most=1.0)
 

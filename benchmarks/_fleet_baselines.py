@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.workload.assigning import MOST_LATE, Assignment, Planner, _Draft
+from placeit.workload.assigning import MAX_LATE, Assignment, Planner, _Draft
 from placeit.workload.fleet import Demand, Fleet, total
 
 __all__ = ["WAYS", "Way", "planner"]
@@ -31,7 +31,7 @@ class _Baseline(Planner):
     ``each alone`` takes the node that answers first.
     """
 
-    _stages = ((MOST_LATE, np.inf),)
+    _stages = ((MAX_LATE, np.inf),)
 
     def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64], way: Way) -> None:
         super().__init__(fleet, demand, rates)

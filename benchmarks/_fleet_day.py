@@ -27,8 +27,8 @@ class Day:
         plans: number of assignments.
         planning_s: seconds that the planner took for all of them, and `first_s` for the first one.
         first_s: seconds of the first assignment.
-        most_held: the largest share of a node's memory that was taken.
-        most_sent: the largest share of the bandwidth of a link that requests took.
+        max_held: the largest share of a node's memory that was taken.
+        max_sent: the largest share of the bandwidth of a link that requests took.
     """
 
     arrived: NDArray[np.float64]
@@ -39,8 +39,8 @@ class Day:
     plans: int
     planning_s: float
     first_s: float
-    most_held: float
-    most_sent: float
+    max_held: float
+    max_sent: float
 
 
 def least_late(

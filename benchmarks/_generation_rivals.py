@@ -64,7 +64,7 @@ KINDS = (ONE_CORE, ONE_DEVICE, ALL_CORES, SPLIT, ONNX_RUNTIME, SDPA, PAGED, TORC
 Steps: TypeAlias = Callable[[Mapping[str, NDArray[np.generic]]], NDArray[np.generic]]
 """A function that runs a decoder on some tokens and its cache of earlier ones, and returns the logits of the last token."""
 
-_MOST_TEXTS = 64  # in a step
+_MAX_TEXTS = 64  # in a step
 PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
@@ -212,7 +212,7 @@ def session_of(
     half = tokens // 2
     sizes = shapes(names, prompt + half, tokens - half, "token")
     if names == EVERY:
-        sizes = {name: (SizeRange(1, _MOST_TEXTS, (1,)), *shape[1:]) for name, shape in sizes.items()}
+        sizes = {name: (SizeRange(1, _MAX_TEXTS, (1,)), *shape[1:]) for name, shape in sizes.items()}
     constraints = Constraints(memory=memory or {})
     return Session(model, devices, inputs=Inputs(shapes=sizes), constraints=constraints, cache=None)
 

@@ -36,7 +36,7 @@ from placeit.workbench.options import Inputs
 
 __all__ = ["encoder", "soak"]
 
-_LENGTHS, _MOST_WORDS = (16, 4), 512
+_LENGTHS, _MAX_WORDS = (16, 4), 512
 """Number of lengths, in full and quick, and the largest length."""
 _ROUNDS, _WORDS = (20, 6), 256
 _REQUESTS = (10_000, 300)
@@ -46,8 +46,8 @@ _LIVE, _LONGEST, _TOKENS = 6, 24, 96
 """Number of sequences at once, and the most tokens of one request and of one sequence."""
 _ALONE, _DROPPED = 0.3, 0.04
 """Shares of requests that belong to no sequence, and that end their sequence by dropping it, with pending requests."""
-_PATIENCE_S = 60.0
-_MOST_GROWTH_MB = 100.0
+_TIMEOUT_S = 60.0
+_MAX_GROWTH_MB = 100.0
 _TOLERANCE = 1e-4
 
 
@@ -57,14 +57,14 @@ def encoder(args: Args, report: Report) -> None:
     model = models.build_model("bert_base", seed=args.seed)
     if args.quick:
         model.layers, model.words = model.layers[:1], torch.nn.Embedding(_WORDS, model.words.embedding_dim)  # type: ignore[index]
-    lengths = random.choice(np.arange(1, _MOST_WORDS + 1), _LENGTHS[args.quick], replace=False).tolist()
+    lengths = random.choice(np.arange(1, _MAX_WORDS + 1), _LENGTHS[args.quick], replace=False).tolist()
     ratios, errors = [], []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         examples = models.example_inputs("bert_base")
         examples["input_ids"] %= _WORDS
         axes = {name: {0: "batch", 1: "tokens"} for name in examples}
         path = models.write_onnx(model, Path(folder) / "bert.onnx", examples, ["hidden", "pooled"], axes=axes)
-        sizes = {name: (1, SizeRange(1, _MOST_WORDS, (128,))) for name in examples}
+        sizes = {name: (1, SizeRange(1, _MAX_WORDS, (128,))) for name in examples}
         session = stack.enter_context(Session(path, [f"CPU@{first}"], inputs=Inputs(shapes=sizes), cache=None))
         server = stack.enter_context(session.serve(in_segments(session, [0] * len(session.grouping.groups))))
         thread = stack.enter_context(bound_thread(first))
@@ -170,7 +170,7 @@ class _Soak:
             plain = self._plain() if told is None else told.plain
             wanted = np.array(plain[0](inputs))
             try:
-                found = answer.result(_PATIENCE_S)["logits"][0, -1]
+                found = answer.result(_TIMEOUT_S)["logits"][0, -1]
                 error = OutputDifference.between({"logits": found}, {"logits": wanted}).max_rel
                 self.count["right" if error <= _TOLERANCE else "wrong"] += 1
             except (CancelledError, SequenceError, ExecutionError):
@@ -219,4 +219,4 @@ def soak(args: Args, report: Report) -> None:
     )
     report.claim(f"{requests} requests: lost", work.count["lost"], "requests", at_most=0)
     report.claim(f"{requests} requests: wrong", work.count["wrong"], "requests", at_most=0)
-    report.claim(f"{requests} requests: memory grown since a tenth of them", grown, "MB", at_most=_MOST_GROWTH_MB)
+    report.claim(f"{requests} requests: memory grown since a tenth of them", grown, "MB", at_most=_MAX_GROWTH_MB)

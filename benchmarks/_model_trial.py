@@ -46,7 +46,7 @@ MOST = 1.05
 """Largest accepted ratio of the answer's time to the time of the fastest plain runtime."""
 _MORE_SHARE, _MORE_BYTES = 0.01, 10_000  # excess of constants over OpenVINO's that is allowed: shapes, for example
 _PROFILE_S = 2.0  # seconds of profiling for random splits, which need not be fast
-_BLOCK_S, _MOST_CALLS = 0.02, 200  # seconds and calls of a block
+_BLOCK_S, _MAX_CALLS = 0.02, 200  # seconds and calls of a block
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class _Trying:
                 executor.set_inputs(inputs)
                 cases = {name: each(one.call) for name, one in plain.items()}
                 cases |= {PLACEIT: each(lambda: answer.run(inputs)), OWN: reported(executor.time)}
-                calls = math.ceil(min(_MOST_CALLS, _BLOCK_S / cases[PLACEIT](2)))
+                calls = math.ceil(min(_MAX_CALLS, _BLOCK_S / cases[PLACEIT](2)))
                 blocks = interleaved(cases, calls=calls, rounds=self.rounds, seed=self.seed)
         self.found.times = times = {name: found.wall for name, found in blocks.items()}
         if plain:

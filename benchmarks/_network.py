@@ -35,11 +35,11 @@ from benchmarks import _switch
 from benchmarks._gpus import with_gpu
 from placeit.devices.nodes import local
 
-__all__ = ["MOST_SWITCHED", "Network", "cluster", "network", "reason_why_no_quotas", "reason_why_not"]
+__all__ = ["MAX_SWITCHED", "Network", "cluster", "network", "reason_why_no_quotas", "reason_why_not"]
 
 T = TypeVar("T")
 
-MOST_SWITCHED = 100e6
+MAX_SWITCHED = 100e6
 """Bits per second of the fastest links that the switch emulates."""
 HEADERS = 1514 / 1448
 """Bytes of a full frame over the bytes of a tensor in it: Ethernet, IP and TCP with time stamps."""
@@ -89,7 +89,7 @@ class Network:
     Attributes:
         mark: prefix of the names of everything that belongs to it.
         nodes: names.
-        rate: of the link between any two nodes, in each direction, bits per second; above :data:`MOST_SWITCHED`, the rate at
+        rate: of the link between any two nodes, in each direction, bits per second; above :data:`MAX_SWITCHED`, the rate at
             which a node sends to all others.
         delay: seconds of each link.
         folder: records which links are cut.
@@ -204,14 +204,14 @@ def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3, g
     Args:
         nodes: names.
         rate: bits per second.
-        delay: seconds; 0 for rates above :data:`MOST_SWITCHED`.
+        delay: seconds; 0 for rates above :data:`MAX_SWITCHED`.
         gpu: the node that gets an emulated Intel GPU; empty for none.
 
     Raises:
         ValueError: a fast link cannot be delayed.
         OSError: a command fails; :func:`reason_why_not` says more.
     """
-    if rate > MOST_SWITCHED and delay:
+    if rate > MAX_SWITCHED and delay:
         raise ValueError(f"Links of {rate:g} bit/s cannot be delayed: the switch is too slow for them.")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="placeit-network-")))
@@ -219,7 +219,7 @@ def network(nodes: Sequence[str], *, rate: float = 100e6, delay: float = 5e-3, g
         made = Network(mark, tuple(nodes), rate, delay, folder, 0, gpu)
         for node in nodes:
             _make_node(made, node, stack)
-        if rate > MOST_SWITCHED:
+        if rate > MAX_SWITCHED:
             _bridge(made, stack)
         else:
             made = _with_switch(made, stack)

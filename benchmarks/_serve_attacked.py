@@ -32,7 +32,7 @@ from placeit.serve.rpc_messages import Messages
 from placeit.session import Session
 
 MODEL, LAYERS = "layers", (1, 2)  # number of layers of the two bundles that take turns
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 _TRIES, _AGAIN_S = 4, 0.5  # of a good client whose request is refused for now, and the seconds between them
 _SLOWER = 1.5  # most times that p99 of good clients may grow by under attack
 _GROWTH_BYTES = 64e6
@@ -45,7 +45,7 @@ class _Server:
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "placeit", "serve", "--repository", str(folder), "--control", "--port", "0"]
-        command += ["--grpc-port", "0", "--client-timeout", "5s", "--max-request-bytes", str(MOST_BYTES), "--quiet"]
+        command += ["--grpc-port", "0", "--client-timeout", "5s", "--max-request-bytes", str(MAX_BYTES), "--quiet"]
         command += ["--queue", "256"]  # more than there are good clients
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.said: list[str] = []
@@ -274,7 +274,7 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
         good.told(report, "reloads", _GROWTH_BYTES)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MOST_BYTES))
+        attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MAX_BYTES))
         with _Good(server, given, right, _MANY) as before:
             time.sleep(min(60.0, seconds / 2))
         before.told(report, "no attacks", _GROWTH_BYTES)

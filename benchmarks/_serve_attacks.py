@@ -28,11 +28,11 @@ class Target:
         port: port of HTTP.
         rpc: port of gRPC.
         model: name of a model with the input ``x0``.
-        most_bytes: most bytes of a request.
+        max_bytes: most bytes of a request.
     """
 
-    def __init__(self, port: int, rpc: int, model: str, most_bytes: int) -> None:
-        self.port, self.rpc, self.model, self.most_bytes = port, rpc, model, most_bytes
+    def __init__(self, port: int, rpc: int, model: str, max_bytes: int) -> None:
+        self.port, self.rpc, self.model, self.max_bytes = port, rpc, model, max_bytes
         self.over = threading.Event()
         self.made: Counter[str] = Counter()  # attacks by kind
 
@@ -74,7 +74,7 @@ def _bomb(field: int) -> Attack:
 
     def attack(target: Target) -> None:
         name = target.model.encode()
-        sent = b"\x0a" + bytes([len(name)]) + name + bytes([field << 3 | 2, 0]) * (target.most_bytes // 2 - 100)
+        sent = b"\x0a" + bytes([len(name)]) + name + bytes([field << 3 | 2, 0]) * (target.max_bytes // 2 - 100)
         with grpc.insecure_channel(f"127.0.0.1:{target.rpc}", options=[("grpc.max_send_message_length", -1)]) as channel:
             channel.unary_unary(_INFER)(sent, timeout=60)
 
@@ -93,10 +93,10 @@ def _silent(target: Target) -> None:
 
 def _bodies(target: Target) -> None:
     """Send almost all of the largest bodies."""
-    head = f"POST /v2/models/{target.model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {target.most_bytes}\r\n\r\n"
+    head = f"POST /v2/models/{target.model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {target.max_bytes}\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(_BODIES):
-            stack.enter_context(target.connect(target.port)).sendall(head.encode() + bytes(target.most_bytes - 20))
+            stack.enter_context(target.connect(target.port)).sendall(head.encode() + bytes(target.max_bytes - 20))
         target.hold()
 
 
@@ -161,7 +161,7 @@ def _halves(target: Target) -> None:
     with ExitStack() as stack:
         for _ in range(_BODIES):
             made = _opened(target, stack)
-            begun = struct.pack(">BI", 0, target.most_bytes // 2) + bytes(16_000)
+            begun = struct.pack(">BI", 0, target.max_bytes // 2) + bytes(16_000)
             made.sendall(_frame(1, 4, 1, _head(target.rpc)) + _frame(0, 0, 1, begun) + _frame(0, 0, 1, bytes(16_000)))
         target.hold()
 
@@ -182,9 +182,9 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def attack(connection: Connection, port: int, rpc: int, model: str, most_bytes: int) -> None:
+def attack(connection: Connection, port: int, rpc: int, model: str, max_bytes: int) -> None:
     """Attack a server in all ways at once, from when a message is sent until one arrives; then send how often each was made."""
-    target = Target(port, rpc, model, most_bytes)
+    target = Target(port, rpc, model, max_bytes)
 
     def repeat(name: str, made: Attack) -> None:
         while not target.over.is_set():

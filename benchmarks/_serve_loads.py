@@ -21,7 +21,7 @@ CONNECTIONS: Final = 1, 8, 64
 SHARES: Final = 0.5, 0.9, 1.2, 2.0  # of the capacity of the other handler
 ROUNDS: Final = 5
 _WARM_S: Final = 0.2
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 
 
 @dataclass
@@ -94,7 +94,7 @@ async def _open(port: int, request: bytes, rate: float, seconds: float, seed: in
 
     async def ask(due: float) -> None:
         client = idle.pop() if idle else _Client(port, request)
-        status = await asyncio.wait_for(client.ask(), _PATIENCE_S)
+        status = await asyncio.wait_for(client.ask(), _TIMEOUT_S)
         idle.append(client)
         found.statuses[status] += 1
         if status == 200:

@@ -44,7 +44,7 @@ from placeit.workbench.recovery import Recovery
 NODES = ("head", "edge1", "edge2")
 HOP = Link(bandwidth=1e9, latency=5e-4)
 OPS, ELEMENTS = 40, 1000
-LEAST_S, MOST_S = 1e-3, 4e-3
+MIN_S, MAX_S = 1e-3, 4e-3
 """Seconds of an op on a node of middling speed for it; on other nodes half or twice as long at the extremes."""
 SLOWER = 4.0
 SEARCH_S, STEPS = 0.5, 600
@@ -78,7 +78,7 @@ def _graph(
     graph, order = grouping.graph, np.argsort(grouping.group_of)  # index of the op of each group
     names = [graph.names[v] for v in order]
     computes = np.array([graph.kinds[v] not in ("Parameter", "Result") for v in order])
-    seconds = rng.uniform(LEAST_S, MOST_S, (len(names), 1)) * 2 ** rng.uniform(-1, 1, (len(names), len(NODES)))
+    seconds = rng.uniform(MIN_S, MAX_S, (len(names), 1)) * 2 ** rng.uniform(-1, 1, (len(names), len(NODES)))
     seconds *= computes[:, None]
     links = {(a, b): HOP for a in cluster.names for b in cluster.names if a != b}
     cluster = Cluster(cluster.devices, links)

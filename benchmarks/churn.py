@@ -57,10 +57,10 @@ ROUNDS, QUICK = 100, 6
 ROWS, COLUMNS, LAYERS = 64, 160, 12
 SLOWER = {"CPU": 20.0, "GPU": 200.0}
 """Time of a segment on other devices, relative to a core's, by the device that fails: several times what the network takes."""
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 LOADED_S = 2.0
 """Seconds of load before a failure, after the first answer that follows it, and after the first answer of a returned node."""
-MOST_S, RECOVERED_S, ANSWER_S, BACK_S = 15.0, 1.5, 60.0, 120.0
+MAX_S, RECOVERED_S, ANSWER_S, BACK_S = 15.0, 1.5, 60.0, 120.0
 USED_S = {"CPU": 60.0, "GPU": 180.0}
 """Seconds until a returned device is used; a GPU's programs take seconds to compile."""
 WAITING = 16  # requests that are submitted and not answered
@@ -74,7 +74,7 @@ PHASES = {
     "next_answer_s": "from a failure to the next answer",
     "used_again_s": "from a node's return to its first answer",
 }
-MOST = {"decided_s": 1.0, "recovered_s": RECOVERED_S, "next_answer_s": MOST_S}
+MOST = {"decided_s": 1.0, "recovered_s": RECOVERED_S, "next_answer_s": MAX_S}
 
 
 def run(args: Args, report: Report) -> None:
@@ -137,7 +137,7 @@ def rounds(count: int, nodes: Sequence[str], hows: Sequence[str]) -> list[tuple[
 def churn(todo: Sequence[tuple[str, str]], device: str, seed: int, ray: local.LocalCluster, made: Network | None) -> Report:
     """Run all rounds, on a cluster whose head is this process's node; ``device`` is CPU or GPU."""
     report = Report()
-    connection.connect(ray.address, token=ray.token, patience=PATIENCE_S)
+    connection.connect(ray.address, token=ray.token, patience=TIMEOUT_S)
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number, (node, how) in enumerate(todo):

@@ -55,8 +55,8 @@ def run(args: Args, report: Report) -> None:
                     plans=day.plans,
                     first_plan_s=day.first_s,
                     all_plans_s=day.planning_s,
-                    memory=day.most_held,
-                    links=day.most_sent,
+                    memory=day.max_held,
+                    links=day.max_sent,
                 )
                 for what, holds in (("requests", served >= _KEPT), ("models", kept >= _MODELS)):
                     most[what][way] = max(most[what][way], load if holds else 0.0)

@@ -43,7 +43,7 @@ MOMENTS = {"compiling": 8.0, "racing": 2.0}
 """The step of a process in which it gets Ctrl-C, and the seconds after the begin of that step within which it does."""
 
 _BATCHES = 8
-_PATIENCE_S = 120.0  # longest time for a process to end, or a request to be answered
+_TIMEOUT_S = 120.0  # longest time for a process to end, or a request to be answered
 _BUDGET_S, _OVER = 60.0, 1.2
 _TELLING = f"""
 import sys
@@ -113,7 +113,7 @@ def answers(session: Session, placement: Placement, requests: int, rate: float, 
             futures.append(server.submit(batches[number % _BATCHES]))
         for number, future in enumerate(futures):
             try:
-                outputs = future.result(_PATIENCE_S)
+                outputs = future.result(_TIMEOUT_S)
             except Exception:  # noqa: BLE001 (after any error, the request is lost)
                 lost += 1
             else:
@@ -134,7 +134,7 @@ def interrupted(model: Path, placement: Path, moment: str, after: float, folder:
             time.sleep(after)
             begin = time.monotonic()
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=_PATIENCE_S)
+            _, error = process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return Ended(None, time.monotonic() - begin, "")
         finally:

@@ -34,8 +34,8 @@ QUICK = ("file_type", "voice_if", "mobilenet", "llama_decoder", "int8_cnn", "con
 BUDGET_S, QUICK_BUDGET_S = 10.0, 5.0
 SPLITS, QUICK_SPLITS = 12, 4
 ROUNDS, QUICK_ROUNDS = 40, 16
-MOST_NOTED = 5  # failures of a model, in the progress
-MOST_SHOWN = 3  # failures of one kind on one pair of devices, in the table
+MAX_NOTED = 5  # failures of a model, in the progress
+MAX_SHOWN = 3  # failures of one kind on one pair of devices, in the table
 _CASE_S = 240.0
 
 
@@ -58,7 +58,7 @@ def run(args: Args, report: Report) -> None:
                 progress(f"{number + 1} of {len(names)} models: {name}")
                 found[name] = _tried(_made(maker, name, making), trying, arguments)
                 report.note(f"    {_told(found[name])}")
-                for wrong in found[name].wrong[:MOST_NOTED]:
+                for wrong in found[name].wrong[:MAX_NOTED]:
                     report.note(f"    {wrong.what}, {wrong.where}: {wrong.reason}")
     fill(report, found)
 
@@ -131,7 +131,7 @@ def fill(report: Report, found: Mapping[str, Trial]) -> None:
         for wrong in trial.wrong:
             kind = (wrong.what, wrong.where.rpartition(" on ")[2])
             alike[kind] += 1
-            if alike[kind] <= MOST_SHOWN:
+            if alike[kind] <= MAX_SHOWN:
                 report.row(model=name, does_not_hold=wrong.what, where=wrong.where, reason=wrong.reason)
         for runtime, why in trial.plain.items():
             if why:

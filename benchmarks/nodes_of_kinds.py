@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks._edge_models import MOST_PERCENT, best_split
+from benchmarks._edge_models import MAX_PERCENT, best_split
 from benchmarks._gpus import with_gpu
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import model_file, progress, two_cores
@@ -27,8 +27,8 @@ from tests.emulators import UnavailableError
 
 MODELS = ("inception_v3", "bert_base")
 NODES = ("head", "edge1", "edge2")
-MOST_ERROR = 1e-4
-PATIENCE_S, PROFILE_S, QUICK_PROFILE_S = 60.0, 300.0, 30.0
+MAX_ERROR = 1e-4
+TIMEOUT_S, PROFILE_S, QUICK_PROFILE_S = 60.0, 300.0, 30.0
 RUNS, QUICK_RUNS = 30, 3
 
 
@@ -47,7 +47,7 @@ def run(args: Args, report: Report) -> None:
         file = Path(folder, "cluster.json")
         ray = local.start(NODES, file, places=places)
         try:
-            connection.connect(ray.address, token=ray.token, patience=PATIENCE_S)
+            connection.connect(ray.address, token=ray.token, patience=TIMEOUT_S)
             for name in args.models or MODELS[: 1 if args.quick else None]:
                 for form, (opened, devices) in forms.items():
                     _measure(f"{name}, {form}", functools.partial(opened, name, devices), args, report)
@@ -85,9 +85,9 @@ def _measure(what: str, opened: Callable[[], Session], args: Args, report: Repor
         prediction_off_by_percent=off,
         output_error=ran.output_error.max_rel,
     )
-    report.claim(f"{what}: largest output error over the largest value", ran.output_error.max_rel, "", at_most=MOST_ERROR)
+    report.claim(f"{what}: largest output error over the largest value", ran.output_error.max_rel, "", at_most=MAX_ERROR)
     report.claim(f"{what}: devices that run a part", sum(map(bool, ran.placement.counts().values())), "")
-    report.claim(f"{what}: predicted latency off by", off, "%", at_most=MOST_PERCENT)
+    report.claim(f"{what}: predicted latency off by", off, "%", at_most=MAX_PERCENT)
 
 
 if __name__ == "__main__":

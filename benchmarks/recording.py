@@ -24,7 +24,7 @@ from placeit.measuring.measure import Race
 from placeit.measuring.run_log import RunLog
 from placeit.measuring.statistics import faster
 from placeit.profiler import recorded as r
-from placeit.profiler.recording import MOST_SPANS, Recording, read_recording, write_recording
+from placeit.profiler.recording import MAX_SPANS, Recording, read_recording, write_recording
 from placeit.profiler.trace import write_recording_trace
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.session import Session
@@ -64,7 +64,7 @@ def _overhead(what: str, executor: PlanExecutor, rounds: int, seed: int, report:
 
     def recorded() -> float:
         with Sampler():
-            return block(RunLog(executor, MOST_SPANS).time)
+            return block(RunLog(executor, MAX_SPANS).time)
 
     race = Race({"recorded": recorded, "plain": lambda: block(executor.time)}, seed=seed)
     race.run(rounds=rounds, drop_losers=False)
@@ -116,7 +116,7 @@ def _sizes(what: str, recording: Recording, folder: Path, report: Report) -> int
 
 def _largest(folder: Path, report: Report) -> None:
     """Make up the largest recording, of many ops in a chain of segments on two devices."""
-    requests = MOST_SPANS // OPS
+    requests = MAX_SPANS // OPS
     devices = tuple(r.RecordedDevice(f"CPU@{d}", "openvino", "", "", "", (d,), (), None, 1.0, None, None) for d in range(2))
     names = [f"/layers.{v}/attention/self/query/MatMul" for v in range(OPS)]
     spans = tuple(

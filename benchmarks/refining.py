@@ -37,7 +37,7 @@ from placeit.simulator.load import poisson_arrivals
 _SLOWDOWN, _LOAD, _INPUTS = 2.0, 0.5, 3
 _SECONDS, _QUICK = 1200.0, 60.0  # time limits in seconds, in full and quick
 _MORE = 200  # requests after the last trial
-_MOST_REQUESTS = 1_000_000  # maximum number of requests
+_MAX_REQUESTS = 1_000_000  # maximum number of requests
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(args: Args, report: Report) -> None:
         rate = _LOAD / float(np.median(alone[1:]))
         with session.serve(placement, refine=True) as server:
             load = _Load(server, batches, expected, session.tolerance)
-            load.offer(poisson_arrivals(rate, _MOST_REQUESTS, seed=args.seed), _QUICK if args.quick else _SECONDS)
+            load.offer(poisson_arrivals(rate, _MAX_REQUESTS, seed=args.seed), _QUICK if args.quick else _SECONDS)
             found, seconds = load.refinement, time.perf_counter() - load.start
     _tell(name, rate, load, found, seconds, report)
 

@@ -50,8 +50,8 @@ def run(args: Args, report: Report) -> None:
 
     def row(what: str, done: int, seconds: float) -> None:
         now = growth.now()
-        report.row(at=what, placements=done, grown_mb=now.bytes / 1e6, threads=now.threads, most_mb=growth.most.bytes / 1e6,
-                   most_threads=growth.most.threads, seconds=seconds)  # fmt: skip
+        report.row(at=what, placements=done, grown_mb=now.bytes / 1e6, threads=now.threads, max_mb=growth.most.bytes / 1e6,
+                   max_threads=growth.most.threads, seconds=seconds)  # fmt: skip
         progress(f"{what} {done}: {now.bytes / 1e6:.0f} MB and {now.threads:.0f} threads over the start")
 
     row("model loaded", 0, time.perf_counter() - begin)

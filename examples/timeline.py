@@ -13,7 +13,7 @@ from string import ascii_letters
 from typing import Any
 
 _WIDTH = 76  # columns of the time axis
-_MOST_CHARACTERS = 60  # characters of an op's name in the legend
+_MAX_CHARACTERS = 60  # characters of an op's name in the legend
 
 
 def timeline(events: list[dict[str, Any]], width: int = _WIDTH) -> str:
@@ -31,7 +31,7 @@ def timeline(events: list[dict[str, Any]], width: int = _WIDTH) -> str:
     margin = max(map(len, tracks.values()))
     lines = [f"{tracks[tid]:{margin}} |{''.join(row)}|" for tid, row in rows.items()]
     lines.append(f"{'':{margin}} 0{f'{end / 1e3:.4g} ms':>{width + 1}}")
-    lines += [f"{letter} {name[:_MOST_CHARACTERS]}" for name, letter in letters.items()]
+    lines += [f"{letter} {name[:_MAX_CHARACTERS]}" for name, letter in letters.items()]
     return "\n".join(lines)
 
 

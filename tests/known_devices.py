@@ -20,7 +20,7 @@ from placeit.runtime.devices.kinds import DeviceKind
 __all__ = ["EMPTY_S", "KIND", "Truth", "truth"]
 
 EMPTY_S = 3e-6  # what a segment takes that computes nothing
-_PATIENCE_S = 0.02  # what a segment waits for another device to begin something beside it
+_TIMEOUT_S = 0.02  # what a segment waits for another device to begin something beside it
 
 
 @dataclass
@@ -118,7 +118,7 @@ class _Device:
             known.changed.notify_all()
             mine, all_begun = known.begun[d], known.begun.sum()
             beside = any(op in known.load for op in instance.ops) and known.changed.wait_for(
-                lambda: known.begun.sum() - known.begun[d] > all_begun - mine, _PATIENCE_S
+                lambda: known.begun.sum() - known.begun[d] > all_begun - mine, _TIMEOUT_S
             )
             seconds = EMPTY_S + sum(known.core[op][d] for op in instance.ops)
             if len(instance.ops) == 1:

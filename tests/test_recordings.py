@@ -128,7 +128,7 @@ def test_a_long_run_keeps_its_last_requests(session: Session, tmp_path: Path, mo
     from placeit.profiler import recording as module
 
     report = session.run(split(session), traffic=Traffic(requests=40))
-    monkeypatch.setattr(module, "MOST_SPANS", 50)
+    monkeypatch.setattr(module, "MAX_SPANS", 50)
     recording = session.recording(report, ops=False)
     check(recording, tmp_path)
     assert 0 < len(recording.spans) <= 50

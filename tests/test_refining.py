@@ -40,7 +40,7 @@ from tests.small_models import inception_like
 
 CORES = [f"CPU@{core}" for core in allowed_cores()[:2]]
 FAST = Limits(tail=1e6, core=1)  # of a core that others use as well, only ratios are known
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 
 
 @pytest.fixture(autouse=True)
@@ -65,29 +65,29 @@ def on(session: Session, device: int) -> Placement:
     return session.placement(np.full(len(session.grouping.groups), device))
 
 
-def serve_until(server: Server, session: Session, over: str, seconds: float = PATIENCE_S) -> int:
+def serve_until(server: Server, session: Session, over: str, seconds: float = TIMEOUT_S) -> int:
     """Submit requests one by one, and check each answer, until the report has a reason that says so; return how many."""
     batches = [session.model.random_inputs(seed) for seed in range(3)]
     expected, count, until = [session.reference(batch) for batch in batches], 0, time.monotonic() + seconds
     while over not in f"{refinement(server).doing} {refinement(server).reason}":
         assert time.monotonic() < until, refinement(server)
-        answer = server.submit(batches[count % 3]).result(PATIENCE_S)
+        answer = server.submit(batches[count % 3]).result(TIMEOUT_S)
         for name, value in expected[count % 3].items():
             np.testing.assert_allclose(answer[name], value, rtol=1e-3, atol=1e-5)
         count += 1
     return count
 
 
-def serve_many(server: Server, session: Session, over: str, seconds: float = PATIENCE_S) -> None:
+def serve_many(server: Server, session: Session, over: str, seconds: float = TIMEOUT_S) -> None:
     """The same with three requests under way all the time."""
     inputs, answers, until = session.model.sample_inputs(), deque[Answer](), time.monotonic() + seconds
     while over not in f"{refinement(server).doing} {refinement(server).reason}":
         assert time.monotonic() < until, refinement(server)
         answers.append(server.submit(inputs))
         if len(answers) == 3:
-            answers.popleft().result(PATIENCE_S)
+            answers.popleft().result(TIMEOUT_S)
     for answer in answers:
-        answer.result(PATIENCE_S)
+        answer.result(TIMEOUT_S)
 
 
 def split(session: Session) -> Plan:
@@ -173,17 +173,17 @@ def test_candidates_are_compiled_in_the_background_while_requests_are_answered(
     def watched(self: OpenVinoDevice, segment: SegmentSource) -> OpenVinoProgram:
         seen.append((threading.current_thread().name, os.sched_getscheduler(0)))
         begun.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(TIMEOUT_S)
         return compile_one(self, segment)
 
     with session.serve(on(session, 0), refine=FAST) as server:
         monkeypatch.setattr(OpenVinoDevice, "compile", watched)
         try:
             serve_until(server, session, "compiling")
-            assert begun.wait(PATIENCE_S)
+            assert begun.wait(TIMEOUT_S)
             answers = [server.submit(session.model.sample_inputs()) for _ in range(30)]
             for answer in answers:
-                answer.result(PATIENCE_S)
+                answer.result(TIMEOUT_S)
             assert refinement(server).explored == 0
         finally:
             go_on.set()
@@ -217,7 +217,7 @@ def test_threads_that_openvino_starts_for_a_candidate_have_the_ordinary_priority
             before = set(tasks())
             serve_until(server, session, "requests try")
             for _ in range(60):
-                server.submit(session.model.sample_inputs()).result(PATIENCE_S)
+                server.submit(session.model.sample_inputs()).result(TIMEOUT_S)
             found = tasks()
             idle = {task for task, policy in found.items() if policy == os.SCHED_IDLE}
             refining = {thread.native_id for thread in threading.enumerate() if thread.name == "placeit refining"}
@@ -291,7 +291,7 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
 
     def watched(self: Reference, executor: PlanExecutor, *, after: bool = False) -> OutputDifference:
         begun.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(TIMEOUT_S)
         return check(self, executor, after=after)
 
     propose(monkeypatch, lambda: split(session))
@@ -300,13 +300,13 @@ def test_runs_that_check_a_candidate_are_explored_and_who_waits_for_them_does_so
         monkeypatch.setattr(Reference, "check", watched)
         try:
             while not begun.is_set():
-                server.submit(inputs).result(PATIENCE_S)
+                server.submit(inputs).result(TIMEOUT_S)
             first = refinement(server)
             assert (first.checks, first.explored) == (2, 0)
             assert first.requests >= 100
             assert first.share == pytest.approx(2 / (first.requests + 2))
             while refinement(server).others is None:
-                server.submit(inputs).result(PATIENCE_S)
+                server.submit(inputs).result(TIMEOUT_S)
         finally:
             go_on.set()
         serve_until(server, session, "requests try")
@@ -442,7 +442,7 @@ def test_a_candidate_is_dropped_when_others_take_longer(session: Session, others
     refiner = Refiner(server, Proposals(session, None), Limits(core=1))  # type: ignore[arg-type]
     refiner.start()
     try:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not server.adopted:
             assert time.monotonic() < until, refiner.report
             stream = requests(plans, 0.3, others=others if server.exploring else 1.0)
@@ -450,6 +450,6 @@ def test_a_candidate_is_dropped_when_others_take_longer(session: Session, others
                 refiner.ended(request)
             time.sleep(0.01)
     finally:
-        refiner.close(PATIENCE_S)
+        refiner.close(TIMEOUT_S)
     assert server.adopted[0] == adopted
     assert ("faster" if adopted else "took longer") in str(refiner.report.reason)

@@ -33,7 +33,7 @@ Span<const double> arrival_times(const Array<const double>& arrivals) {
 }
 
 void check_slots(const Tables& tables, Index slots, Index threads = 1) {
-    if (slots < 1 || slots > most_requests(tables)) throw nb::value_error("'slots' is out of range.");
+    if (slots < 1 || slots > max_requests(tables)) throw nb::value_error("'slots' is out of range.");
     if (threads < 1) throw nb::value_error("'threads' must be at least 1.");
 }
 

@@ -17,7 +17,7 @@ constexpr double look_s = 0.5;
 constexpr std::size_t kept_samples = 1000;
 
 /// Incidents of a run that were not fetched yet: requests that have failed and ended, why it was stopped, and why it broke.
-constexpr std::size_t most_incidents(Index slots) {
+constexpr std::size_t max_incidents(Index slots) {
     return 2 * at(slots) + 3;
 }
 
@@ -63,7 +63,7 @@ void Executor::grow(Index slots) {
     relayed_.resize(at(slots));
     relay_next_.reserve(at(slots));
     offered_.resize(at(slots));
-    incidents_.reserve(most_incidents(slots));
+    incidents_.reserve(max_incidents(slots));
     slots_ = slots;
 }
 
@@ -206,7 +206,7 @@ double Executor::ended_at() const {
 
 std::vector<Incident> Executor::incidents() {
     std::vector<Incident> found;
-    found.reserve(most_incidents(slots_));
+    found.reserve(max_incidents(slots_));
     const Lock lock(mutex_);
     found.swap(incidents_);
     return found;

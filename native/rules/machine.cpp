@@ -7,7 +7,7 @@
 
 namespace placeit {
 
-Index most_requests(const Tables& tables) {
+Index max_requests(const Tables& tables) {
     const Index each = tables.ops() + tables.edges() + tables.devices() + 1, devices = tables.devices();
     return (std::numeric_limits<Index>::max() - devices - devices * devices) / std::max(each, 1);
 }
@@ -28,7 +28,7 @@ Machine::Machine(const Tables& tables, Span<const Index> place, LinkModel links,
 }
 
 void Machine::grow(Index slots) {
-    if (slots > most_requests(*tables_)) throw std::length_error("Too many requests in flight.");
+    if (slots > max_requests(*tables_)) throw std::length_error("Too many requests in flight.");
     const auto resources = at(devices_ + devices_ * devices_);
     const Index before = this->slots();
     node_.resize(at(slots) * at(nodes()));

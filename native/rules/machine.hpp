@@ -42,7 +42,7 @@ struct Request {
 };
 
 /// Returns how many requests may be in flight: the nodes of all are numbered in 31 bits.
-Index most_requests(const Tables& tables);
+Index max_requests(const Tables& tables);
 
 /// Decides what starts when. A call tells what has happened; told() then says what to start. If it cannot have happened, the
 /// call returns false and changes nothing. Not thread-safe; slots and nodes have to exist.

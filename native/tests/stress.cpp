@@ -30,7 +30,7 @@ using namespace placeit;
 
 namespace {
 
-constexpr unsigned patience_s = 60;  // of a graph, before SIGALRM says that a lane is left waiting
+constexpr unsigned timeout_s = 60;  // of a graph, before SIGALRM says that a lane is left waiting
 
 struct Random {
     std::mt19937_64 engine;
@@ -458,7 +458,7 @@ int main(int count, char** arguments) {
         Random random{std::mt19937_64(static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<std::uint64_t>(i))};
         Graph graph(random, lanes, reporters);
         for (int turn = 0; turn < 3; ++turn) {
-            alarm(patience_s);
+            alarm(timeout_s);
             const bool queued = random.chance(0.3);
             if (const char* wrong = queued ? run_queue(random, graph, reporters) : run(random, graph, reporters, counts)) {
                 std::fprintf(stderr, "graph %d, run %d: %s\n", i, turn, wrong);

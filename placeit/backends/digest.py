@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["constant_digest", "digest", "file_stamp"]
 
-_MOST_VALUES = 1024  # integers or truth values of a constant that is compared by its values
+_MAX_VALUES = 1024  # integers or truth values of a constant that is compared by its values
 _WHOLE = frozenset(("bool", "boolean", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
 
 
@@ -34,7 +34,7 @@ def constant_digest(dtype: str, shape: Sequence[int], value: Callable[[], bytes]
         value: returns the bytes of the value.
     """
     size = math.prod(shape)
-    matters = size == 1 or (size <= _MOST_VALUES and dtype in _WHOLE)
+    matters = size == 1 or (size <= _MAX_VALUES and dtype in _WHOLE)
     return f"{dtype}{list(shape)}{value().hex() if matters else ''}"
 
 

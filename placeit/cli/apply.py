@@ -31,7 +31,7 @@ Examples:
   placeit apply workload.placed.yaml --to https://edge:8000 --token-file token
 """
 
-_PATIENCE_S = 600.0  # for a model to be compiled and loaded
+_TIMEOUT_S = 600.0  # for a model to be compiled and loaded
 
 
 def apply(
@@ -99,7 +99,7 @@ def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> 
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     path = f"{server.rstrip('/')}/v2/repository/models/{quote(name)}/load"
     try:
-        with urlopen(Request(path, body, headers), timeout=_PATIENCE_S) as answer:  # noqa: S310 (the scheme was checked)
+        with urlopen(Request(path, body, headers), timeout=_TIMEOUT_S) as answer:  # noqa: S310 (the scheme was checked)
             return str(json.load(answer)["outcome"]), None
     except HTTPError as error:
         with error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from placeit.devices.nodes.local import LocalCluster
 
 __all__ = [
-    "PATIENCE_S",
+    "TIMEOUT_S",
     "Compress",
     "CompressOption",
     "OnLoss",
@@ -43,7 +43,7 @@ class Compress(StrEnum):
 
 CompressOption = Annotated[Compress, typer.Option("--compress", help="Format in which float32 tensors are sent between nodes.")]
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 
 PatienceOption = Annotated[
     float,
@@ -84,7 +84,7 @@ def reach_nodes(
     devices: str | Sequence[str] | None,
     address: str | None,
     compress: Compress = Compress.NONE,
-    patience: float = PATIENCE_S,
+    patience: float = TIMEOUT_S,
     *,
     start: bool = True,
 ) -> str | Sequence[str] | None:
@@ -103,7 +103,7 @@ def reach_nodes(
     """
     nodes, all_of_it = _nodes(devices), devices is None and address is not None
     if not nodes and not all_of_it:
-        for option, given in (("--compress", compress != Compress.NONE), ("--patience", patience != PATIENCE_S)):
+        for option, given in (("--compress", compress != Compress.NONE), ("--patience", patience != TIMEOUT_S)):
             if given:
                 raise UsageError(f"{option} is about nodes, and no device is on one: leave it out.")
     if not nodes and address is None:

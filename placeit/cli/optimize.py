@@ -20,7 +20,7 @@ from placeit.cli.workload import is_workload, only_rate, optimize_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.files import own_descriptor
 from placeit.core.interrupts import INTERRUPTED
-from placeit.optimizer.portfolio import DEFAULT_PLACERS, MOST_POINTS
+from placeit.optimizer.portfolio import DEFAULT_PLACERS, MAX_POINTS
 from placeit.report import as_json, as_text
 
 __all__ = ["EXAMPLES", "next_command", "optimize", "policy_placer"]
@@ -195,7 +195,7 @@ def optimize(
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
     points = (
-        [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MOST_POINTS + 1)] if pareto else []
+        [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MAX_POINTS + 1)] if pareto else []
     )
     outputs = [] if beside_nothing else [path, *points]
     check_outputs(*outputs, record, page=page, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from placeit.cli.nodes import PATIENCE_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
+from placeit.cli.nodes import TIMEOUT_S, Compress, CompressOption, PatienceOption, RayOption, reach_nodes
 from placeit.cli.values import complete_devices, complete_objectives, duration, minimised, parse_pairs
 from placeit.core.errors import UsageError
 from placeit.core.sizes import SizeRange, parsed_size
@@ -234,7 +234,7 @@ class SessionOptions(GroupOptions):
     devices: DevicesOption = None
     ray_address: RayOption = None
     compress: CompressOption = Compress.NONE
-    patience: PatienceOption = PATIENCE_S
+    patience: PatienceOption = TIMEOUT_S
     precision: PrecisionOption = Precision.F32
     no_cache: NoCacheOption = False
 

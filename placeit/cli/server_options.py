@@ -235,10 +235,10 @@ class NetworkOptions:
             grpc_port=None if self.no_grpc else self.grpc_port,
             tls=None if self.tls_cert is None or self.tls_key is None else (self.tls_cert, self.tls_key),
             token=None if self.token_file is None else read_token(self.token_file).encode(),
-            most_bytes=self.max_request_bytes,
+            max_bytes=self.max_request_bytes,
             room_bytes=None if self.request_memory is None else int(parse_quantity(self.request_memory, "memory")),
             connections=self.max_connections,
-            patience_s=self.client_timeout,
+            timeout_s=self.client_timeout,
             allowed_hosts=tuple(self.allow_host or ()),
             shared_memory=self.shared_memory,
         )

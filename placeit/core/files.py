@@ -33,7 +33,7 @@ __all__ = [
 
 _PROBE = 4096
 _CHUNK = 1 << 20
-_MOST_LINKS = 40  # symbolic links that a path may lead through, as in Linux
+_MAX_LINKS = 40  # symbolic links that a path may lead through, as in Linux
 _LONGEST_SUFFIX = 16
 _LARGEST_TEXT = 1 << 29
 
@@ -186,7 +186,7 @@ def own_descriptor(path: Path) -> int | None:
     """
     named, ours = path, os.path.realpath("/proc/self/fd")
     with contextlib.suppress(OSError):
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             if named.name.isdecimal() and os.path.realpath(named.parent) == ours:
                 return int(named.name)
             named = named.parent / named.readlink()

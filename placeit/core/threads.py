@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 TASKS = Path("/proc/self/task")  # the threads of this process
 CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
-_PATIENCE_S = 10.0  # seconds that closing waits for a thread whose job does not end
+_TIMEOUT_S = 10.0  # seconds that closing waits for a thread whose job does not end
 _EXIT_PATIENCE_S = 2.0  # seconds that Python's exit waits for threads that run Python code
 
 
@@ -200,7 +200,7 @@ class Worker:
         self.submit = self._refuse
         self.lane.close()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_TIMEOUT_S)
 
 
 class _Fate:

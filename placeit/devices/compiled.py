@@ -29,7 +29,7 @@ VARIABLE = "PLACEIT_MODEL_CACHE"
 """Environment variable: ``0`` for no cache; ``1`` for a cache that CPUs use as well, or the path of its folder. Without the
 variable, only devices that compile slowly have a cache."""
 
-_MOST_BYTES = 2e9  # of all compiled models that are kept, by default
+_MAX_BYTES = 2e9  # of all compiled models that are kept, by default
 _FAILURES = (RuntimeError, OSError)
 _NAMES = "[0-9a-f]" * 16
 _DRIVERS = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")
@@ -131,12 +131,12 @@ class CompiledModels:
 
     Args:
         folder: path of the folder.
-        most_bytes: most bytes of all entries; a model with more weights is not kept.
+        max_bytes: most bytes of all entries; a model with more weights is not kept.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: float = _MOST_BYTES) -> None:
+    def __init__(self, folder: Path, *, max_bytes: float = _MAX_BYTES) -> None:
         self.folder = folder = Path(os.path.realpath(folder))  # so that no link to it can be replaced later
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._locks: dict[Path, threading.Lock] = {}
         self._trimming = threading.Lock()
         self._works = True
@@ -149,7 +149,7 @@ class CompiledModels:
     def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
         """Compile a model or load it from the folder. Raises the errors of OpenVINO's compilation without a cache."""
         folder = self.folder / _name(target, config, identity)
-        if not self._works or folder.is_symlink() or _weights(model) > self._most_bytes:
+        if not self._works or folder.is_symlink() or _weights(model) > self._max_bytes:
             return core.compile_model(model, target, dict(config))
         with self._locks.setdefault(folder, threading.Lock()):  # the second of two equal devices finds the result of the first
             try:
@@ -197,7 +197,7 @@ class CompiledModels:
             total = 0
             for _, size, blob in sorted(found, reverse=True):
                 total += size
-                if total > self._most_bytes:
+                if total > self._max_bytes:
                     _delete(blob)
                     with contextlib.suppress(OSError):  # the folder has other files
                         blob.parent.rmdir()

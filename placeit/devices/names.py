@@ -28,7 +28,7 @@ _CUDA = re.compile(r"cuda:\d{1,4}", re.ASCII)
 _PART = re.compile(r"(\d{1,3})of(\d{1,3})", re.ASCII)
 _OWN = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL = ("AUTO", "HETERO", "MULTI", "BATCH")
-_MOST_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from using up the memory
+_MAX_CORES = 8192  # the most that Linux can be built for; keeps 'CPU@0-999999999' from using up the memory
 
 _FORMS = ("CPU", "GPU.0", "NPU", "CPU@0-3", "cuda:0", "ort:CPU@0", "torch:CPU@0", "NODE/CPU", "auto")
 _WRITTEN = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
@@ -145,7 +145,7 @@ def _cores(whole: str, text: str) -> tuple[int, ...]:
         last = int(match[2]) if match[2] else first
         if last < first:
             raise _error(whole, f"the range {part} runs backwards")
-        if last >= _MOST_CORES:
+        if last >= _MAX_CORES:
             raise _error(whole, f"there is no core {last}")
         cores += range(first, last + 1)
     for core in cores:

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["driver_versions"]
 
 _GPU, _DRIVER_VERSION, _UUID = 1 << 2, 0x102D, 0x106A  # CL_DEVICE_TYPE_GPU, CL_DRIVER_VERSION, CL_DEVICE_UUID_KHR
-_MOST_HANDLES, _UUID_BYTES, _TEXT_BYTES = 64, 16, 256
+_MAX_HANDLES, _UUID_BYTES, _TEXT_BYTES = 64, 16, 256
 
 
 @functools.cache
@@ -33,10 +33,10 @@ def driver_versions() -> dict[str, str]:
 
 def _listed(function: Any, *arguments: Any) -> list[int]:
     """Return the handles that a function lists; empty if it fails."""
-    handles, count = (c_void_p * _MOST_HANDLES)(), c_uint()
-    if function(*arguments, c_uint(_MOST_HANDLES), handles, byref(count)):
+    handles, count = (c_void_p * _MAX_HANDLES)(), c_uint()
+    if function(*arguments, c_uint(_MAX_HANDLES), handles, byref(count)):
         return []
-    return [handle for handle in handles[: min(count.value, _MOST_HANDLES)] if handle]
+    return [handle for handle in handles[: min(count.value, _MAX_HANDLES)] if handle]
 
 
 def _told(library: ctypes.CDLL, device: int, what: int, most: int) -> bytes:

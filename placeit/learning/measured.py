@@ -22,7 +22,7 @@ from placeit.planning.segments import Segmenter
 from placeit.profiler.costs import Progress
 from placeit.simulator.objectives.registry import get_objective
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput_bound import least_seconds
+from placeit.simulator.throughput_bound import min_seconds
 from placeit.workbench import Workbench
 
 __all__ = ["MeasuredCosts", "session_source"]
@@ -60,7 +60,7 @@ def session_source(session: Workbench, problem: Problem | None = None, *, object
     if wanted.is_makespan:
         unit, of = problem.critical_path, "critical path"
     elif wanted.steady:
-        unit, of = least_seconds(problem), "least seconds per request"
+        unit, of = min_seconds(problem), "least seconds per request"
     else:
         unit, of = float(cost(Heft().plan(problem).placement[None])[0]), f"{wanted.name} of HEFT's placement"
     instance = ProblemInstance(problem, cost, unit)

@@ -35,9 +35,9 @@ BLOCK_S = 0.02  # seconds of a block's runs that count
 SLOW_S = 0.05  # seconds of a run from which on it is a block by itself: filling caches is a small part of it
 _FALL = 0.03  # share by which a steady run may take longer than the median of the runs after it
 _ALIKE = 1.5  # largest ratio of the times of runs that take about as long
-_MOST_SKIPPED = 8  # runs that are left out, at most
-_FEWEST_SLOW, _FEWEST_TRIED, _MOST_TRIED = 2, 4, 32  # runs of a trial: fewest of slow runs, fewest and most of others
-_LEAST_S = 1e-5  # least seconds that a run is taken to last, so that no block has too many runs
+_MAX_SKIPPED = 8  # runs that are left out, at most
+_FEWEST_SLOW, _FEWEST_TRIED, _MAX_TRIED = 2, 4, 32  # runs of a trial: fewest of slow runs, fewest and most of others
+_MIN_S = 1e-5  # least seconds that a run is taken to last, so that no block has too many runs
 
 _T = TypeVar("_T")
 
@@ -81,9 +81,9 @@ def is_enough(seconds: Sequence[float]) -> bool:
     runs = len(seconds)
     if runs >= _FEWEST_SLOW and min(seconds) >= SLOW_S:
         return True
-    if runs < _FEWEST_TRIED or (runs < _MOST_TRIED and sum(seconds) < BLOCK_S):
+    if runs < _FEWEST_TRIED or (runs < _MAX_TRIED and sum(seconds) < BLOCK_S):
         return False
-    return runs >= 2 * _MOST_SKIPPED or first_steady(seconds) < runs // 2
+    return runs >= 2 * _MAX_SKIPPED or first_steady(seconds) < runs // 2
 
 
 def first_steady(seconds: Sequence[float]) -> int:
@@ -95,7 +95,7 @@ def first_steady(seconds: Sequence[float]) -> int:
     Args:
         seconds: of each run, in order.
     """
-    most = min(_MOST_SKIPPED, len(seconds) // 2)
+    most = min(_MAX_SKIPPED, len(seconds) // 2)
     for skipped in range(1, most):
         if seconds[skipped] <= (1 + _FALL) * median(seconds[skipped + 1 :]):
             return skipped
@@ -114,7 +114,7 @@ def block_of(seconds: Sequence[float], *, period: float = 0.0) -> Block:
     if run_s >= SLOW_S:
         return Block(0, 1, run_s)
     # an odd number, so that the median is the time of one run: the median of two is their mean, which a disturbed run shifts
-    return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _LEAST_S)) | 1, run_s)
+    return Block(max(1, skipped), math.ceil(BLOCK_S / max(run_s, period, _MIN_S)) | 1, run_s)
 
 
 def alike(blocks: Mapping[str, Block]) -> dict[str, Block]:
@@ -135,10 +135,10 @@ def _alike(one: Block, other: Block) -> bool:
 
 def block_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a block is expected to take, without a trial, given the seconds of one run."""
-    return block_of([seconds], period=period).runs * max(seconds, period, _LEAST_S)
+    return block_of([seconds], period=period).runs * max(seconds, period, _MIN_S)
 
 
 def trial_s(seconds: float, *, period: float = 0.0) -> float:
     """Return the seconds that a trial is expected to take, given the seconds of one run."""
-    each = max(seconds, period, _LEAST_S)
-    return each * (_FEWEST_SLOW if seconds >= SLOW_S else min(_MOST_TRIED, max(_FEWEST_TRIED, BLOCK_S / each)))
+    each = max(seconds, period, _MIN_S)
+    return each * (_FEWEST_SLOW if seconds >= SLOW_S else min(_MAX_TRIED, max(_FEWEST_TRIED, BLOCK_S / each)))

@@ -37,7 +37,7 @@ _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 
 _DEVIATIONS = 4.0  # standard deviations: fewer than one of 10,000 normally distributed values is beyond
 _ROUNDING = 2.0**-23  # relative change of a value of float32 by one rounding
 _AMPLIFIED = 4.0  # segments round in more places than the inputs, by which the effect of rounding is found
-_MOST_ROUNDING = 0.1  # the tolerance of int8 and bfloat16: wrong outputs usually differ by more
+_MAX_ROUNDING = 0.1  # the tolerance of int8 and bfloat16: wrong outputs usually differ by more
 RUNS = 2  # runs of an executor in a check, each on other inputs
 _DISTINCT = 0.01  # share of an output's largest value that tells two outputs apart; rounding errors are smaller
 _PAUSE_S = (0.002, 0.1)  # least and most seconds to wait for late writes; in between, as long as the run took
@@ -74,7 +74,7 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
     for v in range(len(graph)):
         producers = graph.edges[before.edge[before.ptr[v] : before.ptr[v + 1]], 0]
         variance[v] += variance[producers].max(initial=0.0)
-    return float(min(_DEVIATIONS * np.sqrt(variance.max()), _MOST_ROUNDING))
+    return float(min(_DEVIATIONS * np.sqrt(variance.max()), _MAX_ROUNDING))
 
 
 @dataclass(frozen=True)

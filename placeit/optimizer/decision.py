@@ -11,7 +11,7 @@ from placeit.optimizer.candidates import Candidate
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 
-DECISION_ROUNDS, _MOST_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: where runs vary little, and at most
+DECISION_ROUNDS, _MAX_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: where runs vary little, and at most
 _STEADY = 0.12  # variation of the ratio of two runs, as a share of it, up to which the fewest rounds are enough
 
 
@@ -42,4 +42,4 @@ def decision_rounds(single: Candidate, split: Candidate) -> int:
     for value in (single.value, split.value):
         logs = np.log(np.maximum(value.samples, np.finfo(float).tiny))
         variance += float(1.48 * np.median(abs(logs - np.median(logs)))) ** 2
-    return int(np.clip(DECISION_ROUNDS * variance / _STEADY**2, DECISION_ROUNDS, _MOST_DECISION_ROUNDS))
+    return int(np.clip(DECISION_ROUNDS * variance / _STEADY**2, DECISION_ROUNDS, _MAX_DECISION_ROUNDS))

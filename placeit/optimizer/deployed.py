@@ -30,24 +30,24 @@ __all__ = ["Deployed", "ReferenceRun", "fewest_requests", "is_pipeline", "run_le
 
 _T = TypeVar("_T")
 
-_FEWEST, _MOST_REQUESTS = 4, 10_000  # least and most requests of a run with several in flight
-_FULL, _FEWEST_FULL, _MOST_FULL = 5, 8, 24  # requests of a pipeline's run: per request in a full pipeline; least and most
+_FEWEST, _MAX_REQUESTS = 4, 10_000  # least and most requests of a run with several in flight
+_FULL, _FEWEST_FULL, _MAX_FULL = 5, 8, 24  # requests of a pipeline's run: per request in a full pipeline; least and most
 _TURNS = 2  # requests of a run per request in flight, for plans that are not pipelines
 _ONE = 1.01  # a plan that holds more requests than this is a pipeline
-_LEAST_S = 0.02  # least seconds of a run with several requests in flight
+_MIN_S = 0.02  # least seconds of a run with several requests in flight
 _HURRY_S = 0.3  # seconds that replicas have to end after an interrupt
-_LOOK_S, _QUIET, _MOST_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; most seconds
+_LOOK_S, _QUIET, _MAX_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; most seconds
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
     """Return how many requests each replica serves in a measured run, so that all are busy for about the same time."""
     fewest, seconds = [fewest_requests(plan) for plan in plans], [bound(plan) for plan in plans]
-    return _as_long(fewest, seconds, [_MOST_REQUESTS] * len(plans))
+    return _as_long(fewest, seconds, [_MAX_REQUESTS] * len(plans))
 
 
 def fewest_requests(plan: Plan) -> int:
     """Return the least number of requests that shows a plan's throughput; it grows with the requests that the plan holds."""
-    return int(np.clip(math.ceil(_FULL * held(plan) - 1e-9), _FEWEST_FULL, _MOST_FULL)) if is_pipeline(plan) else _FEWEST
+    return int(np.clip(math.ceil(_FULL * held(plan) - 1e-9), _FEWEST_FULL, _MAX_FULL)) if is_pipeline(plan) else _FEWEST
 
 
 def is_pipeline(plan: Plan) -> bool:
@@ -57,7 +57,7 @@ def is_pipeline(plan: Plan) -> bool:
 
 def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[float]) -> list[int]:
     """Return numbers of requests, within bounds, that take equally long, by each replica's seconds per request."""
-    length = max(_LEAST_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
+    length = max(_MIN_S, *(n * each for n, each in zip(fewest, seconds, strict=True)))
     return [
         int(min(top, max(n, round(length / each)))) if each > 0 else n
         for n, each, top in zip(fewest, seconds, most, strict=True)
@@ -66,7 +66,7 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[flo
 
 def _rest() -> None:
     """Wait until the process needs hardly any processor time, for about 2 s at most."""
-    for _ in range(math.ceil(_MOST_REST_S / _LOOK_S)):
+    for _ in range(math.ceil(_MAX_REST_S / _LOOK_S)):
         before = time.process_time()
         time.sleep(_LOOK_S)
         if time.process_time() - before < _QUIET * _LOOK_S:
@@ -95,10 +95,10 @@ class Deployed:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
-            self._most = [float(_MOST_REQUESTS)] * len(self._fewest)
+            self._most = [float(_MAX_REQUESTS)] * len(self._fewest)
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
                 if i in self._pipelines:
-                    self._most[i] = min(_MOST_REQUESTS, executor.most_overlapping)
+                    self._most[i] = min(_MAX_REQUESTS, executor.most_overlapping)
                     self._lengths[i] = int(min(self._most[i], max(self._lengths[i], _TURNS * executor.in_flight)))
                 else:
                     self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)

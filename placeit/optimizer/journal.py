@@ -31,7 +31,7 @@ __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
 _LOG = logging.getLogger("placeit")
 _FORMAT, _VERSION = "placeit-search", 2
-_MOST_BYTES = 1 << 23  # bytes of an automatically kept journal, beyond which it is started anew
+_MAX_BYTES = 1 << 23  # bytes of an automatically kept journal, beyond which it is started anew
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
@@ -294,7 +294,7 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
         return None
     for again in (True, False):
         try:
-            if path.is_file() and path.stat().st_size > _MOST_BYTES:
+            if path.is_file() and path.stat().st_size > _MAX_BYTES:
                 path.unlink()
             return _opened(_Kept, path, session, key)
         except (FileError, UsageError) as error:

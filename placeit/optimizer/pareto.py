@@ -17,7 +17,7 @@ from placeit.measuring.budget import needed
 from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
-from placeit.optimizer.portfolio import MOST_POINTS
+from placeit.optimizer.portfolio import MAX_POINTS
 from placeit.optimizer.races import Races
 from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
@@ -119,12 +119,12 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
     known = [one for one in points if one is not None]
     values = np.array([(one.latency_s, one.energy_j) for one in known]).reshape(-1, 2)
     front = non_dominated(values)
-    shown = front[np.sort(spread(values[front], MOST_POINTS))]
+    shown = front[np.sort(spread(values[front], MAX_POINTS))]
     return Pareto(tuple(known[i] for i in shown), races.meters, interrupted)
 
 
 def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadline: float) -> list[NDArray[np.int32]]:
-    """Return placements of the front that is simulated by calibrated costs: at most ``MOST_POINTS``, its ends first."""
+    """Return placements of the front that is simulated by calibrated costs: at most ``MAX_POINTS``, its ends first."""
     if search.session.cluster.executable:
         search.learn()
     segmenter, now = search.segmenter, clock.now()
@@ -135,7 +135,7 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 
     until = now + max(0.0, deadline - now) * _EXPLORING_SHARE
     rows, values = explore(search.problem, values_of, starts, seed=search.seed, evaluations=_EVALUATIONS, deadline=until)
-    return [rows[i] for i in spread(values, MOST_POINTS)]
+    return [rows[i] for i in spread(values, MAX_POINTS)]
 
 
 def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:

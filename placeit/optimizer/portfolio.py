@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from placeit.core.extras import installed
 
-__all__ = ["DEFAULT_PLACERS", "MOST_POINTS"]
+__all__ = ["DEFAULT_PLACERS", "MAX_POINTS"]
 
 _METIS = ("metis",) if installed("pymetis") else ()
 
@@ -17,5 +17,5 @@ placeit, which take some seconds to ask (``python -m benchmarks.portfolio``), no
 placement to measure next (``python -m benchmarks.exploring``).
 """
 
-MOST_POINTS = 12
+MAX_POINTS = 12
 """Points of a front of latency and energy, at most."""

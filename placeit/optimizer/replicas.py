@@ -27,7 +27,7 @@ from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
-_MOST_DEVICES, _MOST_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
+_MAX_DEVICES, _MAX_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
 _ORDERS, _SHARE = 8, 0.1  # orders of which the split of a group is the best; share of the time left for all groups
 
 
@@ -39,7 +39,7 @@ def enter_replicas(search: Search) -> None:
     out. Replicas that an earlier search has measured are entered as well.
     """
     problem = search.problem
-    devices = together(problem.conflicts)[:_MOST_DEVICES]
+    devices = together(problem.conflicts)[:_MAX_DEVICES]
     if len(devices) < 2 or search.session.pins:
         return
     search.say("dividing devices into replicas", 0.0)
@@ -56,7 +56,7 @@ def enter_replicas(search: Search) -> None:
             if 1 < len(able) <= (search.objective.in_flight or len(able)) and key not in found:
                 placements = [placement for group in able if (placement := splits[group]) is not None]
                 found[key] = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
-        best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MOST_ENTERED]
+        best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MAX_ENTERED]
         earlier = _recall(search)
         for candidate in best:
             name = earlier.get(_key(candidate.plans))

@@ -37,7 +37,7 @@ from placeit.workbench import Workbench
 __all__ = ["COMPILING_SHARE", "RunOptions", "Runs"]
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE_S = 30.0  # seconds that a run of a reference may take, even if less time is left
+_TIMEOUT_S = 30.0  # seconds that a run of a reference may take, even if less time is left
 COMPILING_SHARE = 0.5  # share of the time left that compiling a model for a device may take, where that takes many seconds
 _COPIES = 2  # copies of the weights that free memory must hold before another placement is opened
 
@@ -126,7 +126,7 @@ class Runs(Book):
 
             model = narrowed(OpenVinoModel, home.model)
             open_it = functools.partial(OwnModeRunner, model, mode, home.precision)
-            return ReferenceRun(open_it, lambda: max(_PATIENCE_S, self.left()))
+            return ReferenceRun(open_it, lambda: max(_TIMEOUT_S, self.left()))
         opened = [
             functools.partial(with_room, functools.partial(home.executor, plan, alone=not steady), in_flight)
             for plan, in_flight in zip(candidate.plans, self.in_flight_of(candidate, home) if steady else [1], strict=True)

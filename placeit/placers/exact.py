@@ -97,7 +97,7 @@ class _Search:
         covering = cover(problem.conflicts)
         self._search = _core.ExactSearch(
             compiled(problem),
-            tail=_least_tail(problem),
+            tail=_min_tail(problem),
             alike=(alike(problem) if bounded else np.arange(problem.devices)).astype(np.int32),
             cliques=cliques(problem.conflicts),
             share=covering.sum(axis=0) / len(covering),
@@ -123,7 +123,7 @@ class _Search:
                 return leaves[:count]
 
 
-def _least_tail(problem: Problem) -> NDArray[np.float64]:
+def _min_tail(problem: Problem) -> NDArray[np.float64]:
     """Return the least seconds from each op's end to the end of the graph, with free transfers, ``float64[V]``."""
     least = problem.compute.min(axis=1)
     tail = np.zeros(len(problem))

@@ -166,7 +166,7 @@ class _Limits:
         owners = np.array(owner, np.int32)
         self._work = _sum_by(owners, work, len(owners)).tolist()
         self._weights = _sum_by(owners, weights, len(owners)).tolist()
-        self._most_work, self._most_weights = self._work[:], self._weights[:]  # largest of any op in the group
+        self._max_work, self._max_weights = self._work[:], self._weights[:]  # largest of any op in the group
         self._work_limit = largest * float(work.sum())
         self._weights_limit = largest * min([float(weights.sum()), *memory])
         self._memory = sorted(memory)
@@ -175,21 +175,21 @@ class _Limits:
     def join(self, u: int, v: int) -> bool:
         """Join two groups, either of which then stands for both. Returns False, changing nothing, if they are too large."""
         work, weights = self._work[u] + self._work[v], self._weights[u] + self._weights[v]
-        most_work = max(self._most_work[u], self._most_work[v])
-        most_weights = max(self._most_weights[u], self._most_weights[v])
+        max_work = max(self._max_work[u], self._max_work[v])
+        max_weights = max(self._max_weights[u], self._max_weights[v])
         if self._kept[u] and self._kept[v]:
             return False
-        if work > max(self._work_limit, (1 + _WORK_BESIDE) * most_work):
+        if work > max(self._work_limit, (1 + _WORK_BESIDE) * max_work):
             return False
-        if weights > max(self._weights_limit, (1 + _WEIGHTS_BESIDE) * most_weights):
+        if weights > max(self._weights_limit, (1 + _WEIGHTS_BESIDE) * max_weights):
             return False
-        if bisect.bisect_left(self._memory, weights) > bisect.bisect_left(self._memory, most_weights):
+        if bisect.bisect_left(self._memory, weights) > bisect.bisect_left(self._memory, max_weights):
             return False
         self._work[u] = self._work[v] = work
         self._weights[u] = self._weights[v] = weights
         self._kept[u] = self._kept[v] = self._kept[u] or self._kept[v]
-        self._most_work[u] = self._most_work[v] = most_work
-        self._most_weights[u] = self._most_weights[v] = most_weights
+        self._max_work[u] = self._max_work[v] = max_work
+        self._max_weights[u] = self._max_weights[v] = max_weights
         return True
 
 

@@ -34,7 +34,7 @@ Seconds: TypeAlias = Annotated[float, Within(0.0, 1e6)]
 _log = logging.getLogger("placeit")
 _VERSION = 4
 _DAYS = 30.0  # age that entries reach
-_MOST_BYTES = 1 << 28  # most bytes of an entry
+_MAX_BYTES = 1 << 28  # most bytes of an entry
 _ENTRY = re.compile(
     r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json|runs-[0-9a-f]{64}\.jsonl(\.damaged)?"
 )  # or a draft of one
@@ -225,10 +225,10 @@ def _content(path: Path) -> bytes | None:
         raise
     try:
         facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST_BYTES:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
             return None
         with open(handle, "rb", closefd=False) as file:
-            return file.read(_MOST_BYTES)
+            return file.read(_MAX_BYTES)
     finally:
         os.close(handle)
 

@@ -48,10 +48,10 @@ Certain = Callable[[NDArray[np.float64]], bool]
 
 _FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes, about: of several devices, and of one
 _GOLDEN = 0.618  # step of the phase from block to block, as a share of a circle: it never comes near an earlier phase
-_FEWEST, _MOST_BLOCKS = 3, 12  # blocks of each kind, unless all are steady before; most runs of each where time is short: 3
+_FEWEST, _MAX_BLOCKS = 3, 12  # blocks of each kind, unless all are steady before; most runs of each where time is short: 3
 _RUNS, _SHORT_S = 12, 1.0  # runs of each kind, and seconds of all blocks, from which on there are no further blocks
 _COUNTED = 12  # passes over the whole model that a runtime's counters are means of
-_LEAST_BLOCKS, _SHORTLY = 3, 60  # blocks of the whole model on each device, for its least time, if there is time for 60 runs
+_MIN_BLOCKS, _SHORTLY = 3, 60  # blocks of the whole model on each device, for its least time, if there is time for 60 runs
 _FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # most programs (groups cut off, and runs between them): 12, or a third of the groups
 _SLOW_S, _SLOWER = 2.0, 4.0  # compiling the whole model is slow if it takes more seconds, and more times the quickest device's
 _FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # least groups cut off where compiling is slow; share of the time left to compile them
@@ -182,7 +182,7 @@ class _Profile:
 
     def least(self, whole: Sequence[Passes]) -> Costs:
         """Return the least time of each group inside the whole model as costs; cutting groups off adds nothing."""
-        for turn in range(_LEAST_BLOCKS):
+        for turn in range(_MIN_BLOCKS):
             for timed in whole:
                 timed.block(turn)
         seconds = [min(timed.interval) for timed in whole]
@@ -292,7 +292,7 @@ class _Profile:
             timed.run()
             timed.forget()
         random, done, spent, repeating = np.random.default_rng(0), 0, 0.0, 0.0
-        while done < _MOST_BLOCKS and not all(timed.settled for timed in every):
+        while done < _MAX_BLOCKS and not all(timed.settled for timed in every):
             now, each = clock.now(), spent / max(done, 1)
             enough = spent >= _SHORT_S and max(timed.runs for timed in every) >= _RUNS
             over = enough or now + each >= deadline
@@ -313,7 +313,7 @@ class _Profile:
             done += 1
             self.complete = done >= _FEWEST
             if progress is not None:
-                progress(f"profiling {self.groups} groups on {names}", done / _MOST_BLOCKS)
+                progress(f"profiling {self.groups} groups on {names}", done / _MAX_BLOCKS)
 
     def _run_shortly(self, every: Sequence[Passes], deadline: float) -> None:
         """Run everything one to three times, alone; the first runs count only if there is no time for others."""

@@ -25,8 +25,8 @@ __all__ = ["Beyond", "History", "Profiled", "history_key"]
 _log = logging.getLogger("placeit")
 _VERSION = 1
 _FILE = "kernels.sqlite3"
-_PATIENCE_S = 5.0  # seconds to wait for another process that writes
-_MOST_MODELS = 48  # most models kept for each device; older ones are deleted
+_TIMEOUT_S = 5.0  # seconds to wait for another process that writes
+_MAX_MODELS = 48  # most models kept for each device; older ones are deleted
 _LONGEST_S = 1e6  # most seconds of a model
 _TABLES = """
 CREATE TABLE model (
@@ -130,7 +130,7 @@ class History:
             base.execute(
                 "DELETE FROM model WHERE device = ? AND id NOT IN "
                 "(SELECT id FROM model WHERE device = ? ORDER BY id DESC LIMIT ?)",
-                (key, key, _MOST_MODELS),
+                (key, key, _MAX_MODELS),
             )
 
     def of(self, device: Mapping[str, Any]) -> list[Profiled]:
@@ -172,7 +172,7 @@ class History:
     def _connect(self, make: bool) -> sqlite3.Connection:
         if make:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        base = sqlite3.connect(self.path, timeout=_PATIENCE_S)
+        base = sqlite3.connect(self.path, timeout=_TIMEOUT_S)
         try:
             base.execute("PRAGMA foreign_keys = ON")
             version = base.execute("PRAGMA user_version").fetchone()[0]

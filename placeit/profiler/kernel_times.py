@@ -16,7 +16,7 @@ from placeit.runtime.devices.kernels import Kernel
 
 __all__ = ["Error", "KernelTimes", "profiled"]
 
-_MOST_SORTS = 1500  # sorts of ops that are learned from, the newest: the work grows with the third power
+_MAX_SORTS = 1500  # sorts of ops that are learned from, the newest: the work grows with the third power
 _SHORTEST_S = 1e-6  # seconds below which times cannot be told apart
 _COUNTS_S = 2e-5  # seconds above which an op counts for the rates in inverse proportion to its time
 # covariance of the logarithms of two ops' times beyond the rates: any two, one kind, alike sizes, both, and fed by one kind
@@ -97,7 +97,7 @@ class KernelTimes:
         traits = _joined([model.traits for model in models])
         self._fusing = _Fusing.of(models)
         alone = np.concatenate([model.ops > model.fused for model in models])
-        these = np.flatnonzero(alone)[-_MOST_SORTS:]
+        these = np.flatnonzero(alone)[-_MAX_SORTS:]
         self._traits, self._of = _some(traits, these), of[these]
         self._taken = np.concatenate([model.taken for model in models])[these]
         noise = _NOISE * (1 + _NOISY_S / np.maximum(self._taken, _SHORTEST_S))

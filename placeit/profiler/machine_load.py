@@ -15,7 +15,7 @@ _STAT = Path("/proc/stat")
 _TASKS = Path("/proc/self/task")
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk works
 _STEAL = 7  # column of /proc/stat: time that a hypervisor took away
-_LEAST_S = 0.5e-3  # seconds on run queues that mean nothing: threads wake up on cores that are about to be free
+_MIN_S = 0.5e-3  # seconds on run queues that mean nothing: threads wake up on cores that are about to be free
 _SHARE = 0.05  # share of a period, on run queues or taken by a hypervisor, from which on it is disturbed
 _SLOWER = 1.5  # times its best time, above which the control shows a disturbed period
 _SPINS, _STEPS = 5, 1000  # repetitions of the control, and their steps; it takes about 0.1 ms
@@ -85,7 +85,7 @@ class Watch:
         self._best = min(self._best, now.control)
         wall = now.wall - begun.wall
         return (
-            (alone and now.waiting - begun.waiting > _SHARE * wall + _LEAST_S)
+            (alone and now.waiting - begun.waiting > _SHARE * wall + _MIN_S)
             or now.stolen - begun.stolen > _SHARE * wall
             or now.control > _SLOWER * self._best
         )

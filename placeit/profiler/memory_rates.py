@@ -22,9 +22,9 @@ from placeit.profiler.cache import Cache
 from placeit.profiler.links import device_key
 from placeit.profiler.peaks import read_rate
 
-__all__ = ["LEAST_BYTES", "Rates", "group_reads", "shared_reads", "weights_read"]
+__all__ = ["MIN_BYTES", "Rates", "group_reads", "shared_reads", "weights_read"]
 
-LEAST_BYTES, _MOST_BYTES = 1 << 25, 1 << 27
+MIN_BYTES, _MAX_BYTES = 1 << 25, 1 << 27
 """Bytes of weights below which caches hold most of them, so that rates say little; and above which rates stay the same."""
 
 Measure = Callable[[Device, int], float | None]
@@ -56,8 +56,8 @@ class Rates:
     """
 
     def __init__(self, size: float, cache: Cache | None, measure: Measure = read_rate) -> None:
-        self.known = size >= LEAST_BYTES
-        self._size = 1 << int(min(max(size, 1), _MOST_BYTES)).bit_length() - 1
+        self.known = size >= MIN_BYTES
+        self._size = 1 << int(min(max(size, 1), _MAX_BYTES)).bit_length() - 1
         self._cache, self._measure = cache, measure
 
     @classmethod

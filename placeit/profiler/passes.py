@@ -41,10 +41,10 @@ _NARROW = 1.05  # high end of an interval over its low end, up to which it is na
 _FEWEST_BLOCKS = 4  # blocks from which on their range tells whether times are steady; an interval needs more
 _WARMING = 0.25  # share of the time left that a second run may take
 _FALL = 0.03  # share by which a run is shorter than the one before while a block is not steady yet
-_MOST_LEFT_OUT = 4  # most runs of a block that do not count
+_MAX_LEFT_OUT = 4  # most runs of a block that do not count
 _BLOCK_S = 5e-3  # least seconds of the runs of a block that count
 _SLOW_S = 0.05  # seconds of a run from which on one run of a block counts
-_MOST_RUNS = 10  # most runs of a block that count
+_MAX_RUNS = 10  # most runs of a block that count
 
 
 class Calm:
@@ -68,7 +68,7 @@ def left_out(seconds: Sequence[float]) -> int:
         seconds: seconds of each run of the block so far, in order; at least one.
     """
     count = 1
-    while count < min(_MOST_LEFT_OUT, len(seconds) - 1) and seconds[count + 1] < seconds[count] * (1.0 - _FALL):
+    while count < min(_MAX_LEFT_OUT, len(seconds) - 1) and seconds[count + 1] < seconds[count] * (1.0 - _FALL):
         count += 1
     return count
 
@@ -76,7 +76,7 @@ def left_out(seconds: Sequence[float]) -> int:
 def counted(seconds: float) -> int:
     """Return how many runs of a block count, by the seconds of one: 5 ms of runs, at least 2 (1 if over 50 ms), at most 10."""
     fewest = 1 if seconds > _SLOW_S else 2
-    return min(max(math.ceil(_BLOCK_S / seconds), fewest), _MOST_RUNS) if seconds > 0 else _MOST_RUNS
+    return min(max(math.ceil(_BLOCK_S / seconds), fewest), _MAX_RUNS) if seconds > 0 else _MAX_RUNS
 
 
 def steady_runs(run: Callable[[], Run], seconds: Callable[[Run], float]) -> list[Run]:
@@ -292,7 +292,7 @@ class Passes:
 
     def _keep_running(self, over: threading.Event) -> None:
         while not over.is_set():
-            self._run(_MOST_LEFT_OUT)
+            self._run(_MAX_LEFT_OUT)
 
     def _run(self, in_row: int) -> float:
         """Run once, or ``in_row`` times on each of several requests, and return the seconds."""

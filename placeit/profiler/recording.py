@@ -37,11 +37,11 @@ from placeit.profiler.recorded import (
     States,
 )
 
-__all__ = ["MOST_SPANS", "Recording", "read_recording", "write_recording"]
+__all__ = ["MAX_SPANS", "Recording", "read_recording", "write_recording"]
 
 _FORMAT, _VERSION = "placeit-recording", 1
 
-MOST_SPANS = 50_000  # most spans of a recording, so that its file stays below 20 MB
+MAX_SPANS = 50_000  # most spans of a recording, so that its file stays below 20 MB
 
 
 @dataclass(frozen=True)

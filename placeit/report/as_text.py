@@ -333,7 +333,7 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
     for arrivals, load in service.load.items():
         facts[f"{arrivals} arrivals"] = (
             f"p50 {text.seconds(load.p50)}, p95 {text.seconds(load.p95)}, p99 {text.seconds(load.p99)}; "
-            f"{load.mean_queue:.1f} waiting on average, {load.most_queued} at most (simulated, {load.requests} requests)"
+            f"{load.mean_queue:.1f} waiting on average, {load.max_queued} at most (simulated, {load.requests} requests)"
         )
     return facts
 

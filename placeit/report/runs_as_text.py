@@ -100,7 +100,7 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
                 f"{name} {text.seconds(value)}" for name, value in (("p50", load.p50), ("p95", load.p95), ("p99", load.p99))
             )
             + " (from arrival)",
-            "waiting": f"{load.mean_queue:.2f} requests on average, {load.most_queued} at most",
+            "waiting": f"{load.mean_queue:.2f} requests on average, {load.max_queued} at most",
         }
     figures |= {
         "replicas": str(len(report.placement.every)),

@@ -17,7 +17,7 @@ from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors
 
 __all__ = ["check_memory", "check_process", "check_requests", "checked_out", "failure_of", "segment_failure"]
 
-_MOST_IN_FLIGHT = 1024  # requests of one executor
+_MAX_IN_FLIGHT = 1024  # requests of one executor
 
 
 def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
@@ -89,5 +89,5 @@ def check_memory(on: str) -> None:
 
 def check_requests(in_flight: int) -> None:
     """Raise UsageError if ``in_flight`` is below 1, or above 1024: each request in flight has buffers for all its tensors."""
-    if not 1 <= in_flight <= _MOST_IN_FLIGHT:
-        raise UsageError(f"There must be at least one request in flight, and at most {_MOST_IN_FLIGHT}; got {in_flight}.")
+    if not 1 <= in_flight <= _MAX_IN_FLIGHT:
+        raise UsageError(f"There must be at least one request in flight, and at most {_MAX_IN_FLIGHT}; got {in_flight}.")

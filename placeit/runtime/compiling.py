@@ -21,7 +21,7 @@ _PROGRAM_S = {"inductor:CPU": 15.0}
 """Seconds that each program takes besides its ops, by kind of device: a child process starts, and calls a C++ compiler."""
 _LOADING_S = 0.1  # seconds to load a program from disk, before any was loaded
 _PRIOR_OPS, _PRIOR_PROGRAMS = 4, 2  # weight of these guesses, in ops and in programs
-_PATIENCE_S, _PATIENCE_TIMES = 300.0, 10.0  # a compiler hangs that takes more than both: seconds, and times the estimate
+_TIMEOUT_S, _PATIENCE_TIMES = 300.0, 10.0  # a compiler hangs that takes more than both: seconds, and times the estimate
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Compiling:
 
     def patience(self, device: Device, seconds: float) -> float:  # noqa: ARG002
         """Return for how many seconds a device may compile before it counts as hanging, by the estimated seconds."""
-        return max(_PATIENCE_S, _PATIENCE_TIMES * seconds)
+        return max(_TIMEOUT_S, _PATIENCE_TIMES * seconds)
 
     @contextlib.contextmanager
     def until(self, deadline: float) -> Iterator[None]:

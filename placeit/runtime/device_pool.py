@@ -30,7 +30,7 @@ _Open: TypeAlias = tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transp
 _LOG = logging.getLogger("placeit")
 _SHARED: ContextVar[list[tuple[Cluster, str, _Open]] | None] = ContextVar("open devices that pools share", default=None)
 _GIVES_UP_S = 5.0
-_MOST_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
+_MAX_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
 
 
 class PoolOptions(TypedDict, total=False):
@@ -97,8 +97,8 @@ class DevicePool:
         spin_s: float = 0.0,
         own: bool = False,
     ) -> None:
-        if not 0 <= spin_s <= _MOST_SPIN_S:
-            raise UsageError(f"'spin_s' is between 0 and {_MOST_SPIN_S} seconds; got {spin_s}.")
+        if not 0 <= spin_s <= _MAX_SPIN_S:
+            raise UsageError(f"'spin_s' is between 0 and {_MAX_SPIN_S} seconds; got {spin_s}.")
         self.spin_s = spin_s
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self._returns, self._reopened = Counter[str](), Counter[str]()

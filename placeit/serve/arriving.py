@@ -53,15 +53,15 @@ class Room:
         self._turn, self._freed, self._waiting = asyncio.Lock(), asyncio.Event(), 0
 
     @contextlib.asynccontextmanager
-    async def arrival(self, patience_s: float | None = None) -> AsyncIterator[Arrival]:
-        """Read a request in the context, in at most ``patience_s`` seconds; its room is free again when the context ends.
+    async def arrival(self, timeout_s: float | None = None) -> AsyncIterator[Arrival]:
+        """Read a request in the context, in at most ``timeout_s`` seconds; its room is free again when the context ends.
 
         Raises:
             RefusedError: it has not arrived in time, or had to give way.
         """
         arrival = self.begin()
         try:
-            async with self.arriving(arrival, patience_s):
+            async with self.arriving(arrival, timeout_s):
                 yield arrival
         finally:
             self.end(arrival)
@@ -76,10 +76,10 @@ class Room:
         self.take_back(arrival, arrival.size)
 
     @contextlib.asynccontextmanager
-    async def arriving(self, arrival: Arrival, patience_s: float | None = None) -> AsyncIterator[None]:
-        """Read a request in the context, in at most ``patience_s`` seconds. Raises RefusedError as :meth:`arrival` does."""
+    async def arriving(self, arrival: Arrival, timeout_s: float | None = None) -> AsyncIterator[None]:
+        """Read a request in the context, in at most ``timeout_s`` seconds. Raises RefusedError as :meth:`arrival` does."""
         try:
-            async with asyncio.timeout(patience_s) as arrival.limit:
+            async with asyncio.timeout(timeout_s) as arrival.limit:
                 self._arriving[arrival] = None
                 yield
         except TimeoutError:

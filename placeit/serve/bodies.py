@@ -54,25 +54,25 @@ class Bodies:
 
     Args:
         service: whose requests they are.
-        most_bytes: of one body.
+        max_bytes: of one body.
         room: bytes that are kept at once, at least as many.
     """
 
-    def __init__(self, service: Service, most_bytes: int, room: Room) -> None:
-        self._service, self._most, self._room = service, most_bytes, room
+    def __init__(self, service: Service, max_bytes: int, room: Room) -> None:
+        self._service, self._most, self._room = service, max_bytes, room
         self._small = Room(SMALL_BYTES * _SMALL_AT_ONCE, "bytes of requests are being read")
 
-    async def read(self, request: Request, most_bytes: int | None = None) -> Body:
+    async def read(self, request: Request, max_bytes: int | None = None) -> Body:
         """Read the body of a request.
 
         Args:
             request: the request.
-            most_bytes: a lower limit for its body; None for none.
+            max_bytes: a lower limit for its body; None for none.
 
         Raises:
             RefusedError: the body is too large, or no such body can be read.
         """
-        most = self._most if most_bytes is None else min(self._most, most_bytes)
+        most = self._most if max_bytes is None else min(self._most, max_bytes)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
@@ -133,9 +133,9 @@ class Bodies:
         option = " (--max-request-bytes)" if most == self._most else ""
         return RefusedError(Status.TOO_LARGE, f"The body of a request has at most {most} bytes here{option}.")
 
-    async def json_object(self, request: Request, most_bytes: int) -> dict[str, Any]:
+    async def json_object(self, request: Request, max_bytes: int) -> dict[str, Any]:
         """Read a request whose body is a small JSON object; an empty object without a body. Raises RefusedError."""
-        with contextlib.closing(await self.read(request, most_bytes)) as body:
+        with contextlib.closing(await self.read(request, max_bytes)) as body:
             try:
                 found = await self._service.by_size(len(body.data), parsed, bytes(body.data) or b"{}")
             except ValueError as error:

@@ -24,7 +24,7 @@ __all__ = ["IDLE_S", "Asked", "Sequences"]
 T = TypeVar("T")
 
 IDLE_S = 60.0
-_MOST_OPEN = 1024  # open sequences of one model; each has separate buffers
+_MAX_OPEN = 1024  # open sequences of one model; each has separate buffers
 _APART_BYTES: Final = 1 << 16  # bytes of inputs, from which on another thread computes their digest
 _KEPT_BYTES: Final = 1 << 20  # most bytes of an answer that is kept in case that its request comes again
 _ALL_KEPT_BYTES: Final = 16 << 20  # most bytes of all answers of a model that are kept
@@ -183,10 +183,10 @@ class Sequences:
         if named is None:
             if not asked.start:
                 raise self._unknown(asked)
-            if len(self._named) >= _MOST_OPEN:
+            if len(self._named) >= _MAX_OPEN:
                 self._forget()
-            if len(self._named) >= _MOST_OPEN:
-                raise RefusedError(Status.FULL, f"{_MOST_OPEN} sequences are open: end some with 'sequence_end'.")
+            if len(self._named) >= _MAX_OPEN:
+                raise RefusedError(Status.FULL, f"{_MAX_OPEN} sequences are open: end some with 'sequence_end'.")
             named = self._named[asked.name] = _Named()
         named.users += 1
         try:

@@ -29,7 +29,7 @@ __all__ = ["text_routes"]
 Fields: TypeAlias = Mapping[str, Any]
 
 _LOG = logging.getLogger("placeit")
-_MOST_BYTES = 1 << 20  # of a request
+_MAX_BYTES = 1 << 20  # of a request
 _AT_ONCE = 64  # most texts that are generated at a time; each has a thread, which mostly waits for devices
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI's server has it
 _NOT_HERE: Mapping[str, object] = {  # parameters that would change the answer, and their values that do not
@@ -64,7 +64,7 @@ def text_routes(service: Service, bodies: Bodies) -> list[Route]:
 
     def answering(kind: type[_Completion]) -> Handler:
         async def answer(request: Request) -> Response:
-            with contextlib.closing(await bodies.read(request, _MOST_BYTES)) as body:
+            with contextlib.closing(await bodies.read(request, _MAX_BYTES)) as body:
                 fields = await service.by_size(len(body.data), _fields, body.data)
             return await texts.answer(kind, fields, request)
 

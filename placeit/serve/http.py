@@ -54,7 +54,7 @@ def application(
     service: Service,
     metrics: CollectorRegistry,
     *,
-    most_bytes: int,
+    max_bytes: int,
     room: Room,
     token: bytes | None = None,
     hosts: Container[str] | None = None,
@@ -65,7 +65,7 @@ def application(
     Args:
         service: answers the requests.
         metrics: for the page ``/metrics``.
-        most_bytes: of the body of a request.
+        max_bytes: of the body of a request.
         room: bytes of requests and their answers that are kept at once.
         token: token that clients have to send, as ``Authorization: Bearer TOKEN``, except for the health pages; None for no
             token.
@@ -73,7 +73,7 @@ def application(
             pages that people look at on this machine.
         repository: loads and unloads models; None if they stay as they are.
     """
-    bodies = Bodies(service, most_bytes, room)
+    bodies = Bodies(service, max_bytes, room)
     infer = _Inference(service, bodies)
 
     async def live(_: Request) -> Response:

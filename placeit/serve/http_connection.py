@@ -159,20 +159,20 @@ class Connection(HttpToolsProtocol):
     """A connection that is closed if a request does not arrive in time, or the client does not receive its answer in time.
 
     Args:
-        patience_s: seconds for a request to arrive, from its first byte or from the start of the connection, and for the client
+        timeout_s: seconds for a request to arrive, from its first byte or from the start of the connection, and for the client
             to receive an answer.
-        most_bytes: of the body of a request.
+        max_bytes: of the body of a request.
         crowd: all connections of the server.
 
     Attributes:
         head: bytes of a head that has not arrived whole.
     """
 
-    def __init__(self, *args: Any, patience_s: float, most_bytes: int, crowd: Crowd, **options: Any) -> None:
+    def __init__(self, *args: Any, timeout_s: float, max_bytes: int, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
         self._declining = _Parser(self)
         self.parser = cast("Any", self._declining)
-        self._patience_s, self._most, self._crowd = patience_s, most_bytes, crowd
+        self._timeout_s, self._most, self._crowd = timeout_s, max_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._bytes, self.head, self._in_head, self._begun = 0, 0, True, False
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the time limit for the client to receive its answer."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self._patience_s, self.transport.abort)
+        self._writing = self.loop.call_later(self._timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the time limit for the answer, and go on writing."""
@@ -274,7 +274,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         self._cancel()
-        self._reading = self.loop.call_later(self._patience_s, self._too_slow)
+        self._reading = self.loop.call_later(self._timeout_s, self._too_slow)
 
     def _cancel(self) -> None:
         if self._reading is not None:

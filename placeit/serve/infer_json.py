@@ -134,7 +134,7 @@ def _misplaced(spec: TensorSpec, no: str, taken: object, left: int) -> RefusedEr
 def _head(model: ServedModel, text: bytes) -> _Head:
     """Read the JSON of a request. Raises RefusedError."""
     if len(text) >= APART_BYTES:
-        _check_bounds(text, model.most_values)
+        _check_bounds(text, model.max_values)
     asked = _parsed(text)
     parameters = _parameters(asked)
     if asked.get("id") is not None:

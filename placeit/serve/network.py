@@ -53,10 +53,10 @@ class Options:
         grpc_port: port of gRPC; 0 for any free port, None for no gRPC.
         tls: files of a certificate chain and its private key (PEM); None for no TLS.
         token: token that clients have to send; None for no token.
-        most_bytes: most bytes of a request; of gRPC, also at most as many as a request can have for the inputs of the models.
+        max_bytes: most bytes of a request; of gRPC, also at most as many as a request can have for the inputs of the models.
         room_bytes: most bytes of requests that are arriving, wait or run, and of their answers, over both protocols together;
             None for 16 MiB, or as many as one request may have.
-        patience_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
+        timeout_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
         allowed_hosts: names besides ``localhost`` and its addresses by which clients may call a server that listens on this
             machine alone. Without this rule, web pages that people look at on this machine could call it.
         connections: most open connections of HTTP, and most of gRPC. Beyond it, connections of HTTP that send no request are
@@ -73,16 +73,16 @@ class Options:
     grpc_port: int | None = 8001
     tls: tuple[Path, Path] | None = None
     token: bytes | None = None
-    most_bytes: int = 64 << 20
+    max_bytes: int = 64 << 20
     room_bytes: int | None = None
-    patience_s: float = 60.0
+    timeout_s: float = 60.0
     allowed_hosts: tuple[str, ...] = ()
     connections: int | None = None
     shared_memory: bool = False
     tracer_provider: Any = None
 
     @property
-    def most_connections(self) -> int:
+    def max_connections(self) -> int:
         """Most open connections of each protocol."""
         if self.connections is not None:
             return self.connections
@@ -90,10 +90,10 @@ class Options:
 
     def room(self) -> Room:
         """Return the room that requests share. Raises UsageError if it is smaller than one of them may be."""
-        size = max(_ROOM_BYTES, self.most_bytes) if self.room_bytes is None else self.room_bytes
-        if size < self.most_bytes:
+        size = max(_ROOM_BYTES, self.max_bytes) if self.room_bytes is None else self.room_bytes
+        if size < self.max_bytes:
             raise UsageError(
-                f"Requests may have {size} bytes together, but each of them {self.most_bytes}: allow more (--request-memory), "
+                f"Requests may have {size} bytes together, but each of them {self.max_bytes}: allow more (--request-memory), "
                 "or only smaller requests (--max-request-bytes)."
             )
         return Room(size, "bytes of requests are being read")
@@ -127,8 +127,8 @@ class NetworkServer:
         kept = [] if repository is None else repository.models
         traces = traces_of(options.tracer_provider)
         self._service = Service([*models, *kept], absent, shared_memory=options.shared_memory, traces=traces)
-        most = math.inf if absent is not None else self._service.most_bytes
-        self._rpc_bytes = int(min(options.most_bytes, most))  # gRPC may keep this much of each call
+        most = math.inf if absent is not None else self._service.max_bytes
+        self._rpc_bytes = int(min(options.max_bytes, most))  # gRPC may keep this much of each call
         served = self._service.models
         metrics = registry_of(lambda: [(_labels(model), model.counts.stats()) for model in served.running])
         metrics.register(TritonMetrics(served))
@@ -138,7 +138,7 @@ class NetworkServer:
         app = application(
             self._service,
             metrics,
-            most_bytes=options.most_bytes,
+            max_bytes=options.max_bytes,
             room=self._room,
             token=options.token,
             hosts=_hosts(self.socket, options),
@@ -205,14 +205,14 @@ class NetworkServer:
             if options.grpc_port is not None:
                 rpc = make_server(
                     self._service,
-                    most_bytes=self._rpc_bytes,
+                    max_bytes=self._rpc_bytes,
                     room=self._room,
                     token=options.token,
-                    patience_s=options.patience_s,
-                    connections=options.most_connections,
+                    timeout_s=options.timeout_s,
+                    connections=options.max_connections,
                     repository=self._repository,
                 )
-                stack.push_async_callback(rpc.stop, options.patience_s)
+                stack.push_async_callback(rpc.stop, options.timeout_s)
                 address = f"{_host(options.host)}:{options.grpc_port}"
                 if options.grpc_port:  # gRPC would log that the port is taken, without a reason
                     _bound(options.host, options.grpc_port, "gRPC").close()
@@ -292,8 +292,8 @@ class _Http(uvicorn.Server):
 
 def _configured(app: Any, options: Options) -> uvicorn.Config:
     certificate, key = options.tls or (None, None)
-    crowd = Crowd(options.most_connections)
-    connection = functools.partial(Connection, patience_s=options.patience_s, most_bytes=options.most_bytes, crowd=crowd)
+    crowd = Crowd(options.max_connections)
+    connection = functools.partial(Connection, timeout_s=options.timeout_s, max_bytes=options.max_bytes, crowd=crowd)
     return uvicorn.Config(
         app,
         http=connection,  # type: ignore[arg-type] # it is called like the class
@@ -307,7 +307,7 @@ def _configured(app: Any, options: Options) -> uvicorn.Config:
         date_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(options.patience_s),
+        timeout_graceful_shutdown=math.ceil(options.timeout_s),
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )

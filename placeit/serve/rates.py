@@ -15,7 +15,7 @@ from placeit.workload.entries import Workload
 __all__ = ["RateWatch", "replanning", "run"]
 
 _FACTOR = 1.5  # by which a rate has to change
-_LEAST_S, _FEWEST = 60.0, 100  # seconds over which a rate is measured, at least, and requests, arrived or expected
+_MIN_S, _FEWEST = 60.0, 100  # seconds over which a rate is measured, at least, and requests, arrived or expected
 _RARE = 0.01  # requests per second of a model that is hardly ever asked
 
 
@@ -46,12 +46,12 @@ class RateWatch:
 
     def due(self, now: float) -> bool:
         """Return whether a minute has passed."""
-        return now - self._since >= _LEAST_S
+        return now - self._since >= _MIN_S
 
     def look(self, arrived: int, now: float) -> bool:
         """Measure the rate, if that is due, and return whether it has left the planned one, or has changed again since then."""
         seconds, came = now - self._since, arrived - self._arrived
-        if seconds < _LEAST_S or max(came, self.planned * seconds) < _FEWEST:
+        if seconds < _MIN_S or max(came, self.planned * seconds) < _FEWEST:
             return False
         self._arrived, self._since, self.rate = arrived, now, max(came / seconds, _RARE)
         if _near(self.rate, self._said):

@@ -28,7 +28,7 @@ __all__ = ["Repository", "known"]
 
 _LOG = logging.getLogger("placeit")
 _LOOK_S: Final = 0.05  # seconds between two checks whether a model that was replaced has requests left
-_MOST_WAITING: Final = 16  # most clients that wait for a model to be loaded or unloaded
+_MAX_WAITING: Final = 16  # most clients that wait for a model to be loaded or unloaded
 
 T = TypeVar("T")
 
@@ -348,8 +348,8 @@ class Repository:
             raise RefusedError(
                 Status.FORBIDDEN, "Clients may not load and unload models here: start the server with --control to allow it."
             )
-        if self._waiting >= _MOST_WAITING:
-            raise RefusedError(Status.FULL, f"{_MOST_WAITING} clients load or unload models already: try again later.")
+        if self._waiting >= _MAX_WAITING:
+            raise RefusedError(Status.FULL, f"{_MAX_WAITING} clients load or unload models already: try again later.")
         self._waiting += 1
         try:
             async with self._turn:

@@ -42,10 +42,10 @@ _STREAMS: Final = 256  # most requests of a connection at a time
 def make_server(
     service: Service,
     *,
-    most_bytes: int,
+    max_bytes: int,
     room: Room,
     token: bytes | None,
-    patience_s: float,
+    timeout_s: float,
     connections: int | None = None,
     repository: Repository | None = None,
 ) -> grpc.aio.Server:
@@ -53,11 +53,11 @@ def make_server(
 
     Args:
         service: answers the requests.
-        most_bytes: of a request.
+        max_bytes: of a request.
         room: bytes of requests and their answers that are kept at once.
         token: token that clients have to send, as ``authorization: Bearer TOKEN``, except for the health methods; None for no
             token.
-        patience_s: seconds in which a request has to arrive.
+        timeout_s: seconds in which a request has to arrive.
         connections: most open connections; None for no limit.
         repository: loads and unloads models; None if they stay as they are.
     """
@@ -68,7 +68,7 @@ def make_server(
         if token is not None:
             check_token(_authorization(context), token)
 
-    coming = _Coming(room, min(most_bytes, room.size // _SLOWLY), patience_s)
+    coming = _Coming(room, min(max_bytes, room.size // _SLOWLY), timeout_s)
 
     def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
         answer = answers.ModelInfer if name == "ModelInfer" else answers.plain(name)
@@ -95,7 +95,7 @@ def make_server(
         _named_sequence,
         answers.infer,
     )
-    streams = Streams(service, methods, room, most_bytes=most_bytes, patience_s=patience_s)
+    streams = Streams(service, methods, room, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def stream(_: Any, context: Any) -> None:
         try:
@@ -114,15 +114,15 @@ def make_server(
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream)
     options = [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _STREAMS),
         ("grpc.server.max_pending_requests", _PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING),
-        ("grpc.max_connection_idle_ms", round(patience_s * 1e3)),
-        ("grpc.keepalive_time_ms", round(patience_s * 1e3)),  # a client that reads nothing is left
-        ("grpc.keepalive_timeout_ms", round(patience_s * 1e3)),
-        ("grpc.server_handshake_timeout_ms", round(patience_s * 1e3)),
+        ("grpc.max_connection_idle_ms", round(timeout_s * 1e3)),
+        ("grpc.keepalive_time_ms", round(timeout_s * 1e3)),  # a client that reads nothing is left
+        ("grpc.keepalive_timeout_ms", round(timeout_s * 1e3)),
+        ("grpc.server_handshake_timeout_ms", round(timeout_s * 1e3)),
     ]
     if connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", connections))
@@ -140,11 +140,11 @@ class _Coming:
     Args:
         room: bytes of requests that are kept at once.
         size: bytes of ``room`` that a request needs whose size is not known.
-        patience_s: seconds in which a request has to arrive.
+        timeout_s: seconds in which a request has to arrive.
     """
 
-    def __init__(self, room: Room, size: int, patience_s: float) -> None:
-        self._room, self._size, self._patience_s = room, size, patience_s
+    def __init__(self, room: Room, size: int, timeout_s: float) -> None:
+        self._room, self._size, self._timeout_s = room, size, timeout_s
         self._coming: dict[asyncio.Task[Any], float] = {}  # that may be quick, and when they began, the oldest first
         self._slow: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
         self._refused: dict[asyncio.Task[Any], RefusedError] = {}
@@ -194,7 +194,7 @@ class _Coming:
     async def _wait(self, coming: asyncio.Task[Any]) -> None:
         """Take room for a call until it has its request; end it if there is no room."""
         try:
-            async with self._room.arrival(self._patience_s) as one:
+            async with self._room.arrival(self._timeout_s) as one:
                 await self._room.reserve(one, self._size)
                 await asyncio.Future[None]()
         except RefusedError as error:

@@ -19,7 +19,7 @@ __all__ = ["Methods", "Streams"]
 _IN_FLIGHT: Final = 64  # most requests of a stream in flight
 _SHARE: Final = 4  # a stream whose requests in flight take this part of the room is not read
 _READ: Final = 1024  # most streams that wait for a request
-_LEAST_READ: Final = 16  # streams that may wait for a request, however large requests are
+_MIN_READ: Final = 16  # streams that may wait for a request, however large requests are
 _ASKS_FINAL: Final = "triton_enable_empty_final_response"
 _ANSWER: Final = 2  # number of the field of a response that is the answer
 _IS_FINAL: Final = "triton_final_response"
@@ -53,13 +53,13 @@ class Streams:
         service: whose end ends the streams.
         methods: of the protocol.
         room: bytes of requests that are kept at once.
-        most_bytes: of a request.
-        patience_s: seconds in which a client has to receive a response.
+        max_bytes: of a request.
+        timeout_s: seconds in which a client has to receive a response.
     """
 
-    def __init__(self, service: Service, methods: Methods, room: Room, *, most_bytes: int, patience_s: float) -> None:
-        self.service, self.methods, self.room, self.patience_s = service, methods, room, patience_s
-        most = min(_READ, max(_LEAST_READ, room.size // most_bytes))
+    def __init__(self, service: Service, methods: Methods, room: Room, *, max_bytes: int, timeout_s: float) -> None:
+        self.service, self.methods, self.room, self.timeout_s = service, methods, room, timeout_s
+        most = min(_READ, max(_MIN_READ, room.size // max_bytes))
         self.reading = Room(most, "streams wait for requests")
 
     async def answer(self, context: Any) -> None:
@@ -163,7 +163,7 @@ class _Stream:
         """Send a response. Raises RefusedError if the client has gone, or does not receive it in time."""
         await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response
         try:
-            async with asyncio.timeout(self._streams.patience_s):
+            async with asyncio.timeout(self._streams.timeout_s):
                 await self._context.write(answer)
         except TimeoutError:
             raise RefusedError(Status.SLOW, "The client of this stream has not received its answers in time.") from None

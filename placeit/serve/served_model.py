@@ -199,18 +199,18 @@ class ServedModel:
         return [(side, spec.name, spec.dtype, spec.limits or spec.shape) for side, specs in sides for spec in specs.values()]
 
     @property
-    def most_values(self) -> int:
+    def max_values(self) -> int:
         """Number of values of all inputs together, at their largest sizes."""
         return sum(
             math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits)) for spec in self.inputs.values()
         )
 
     @property
-    def most_bytes(self) -> float:
+    def max_bytes(self) -> float:
         """Bytes of the largest request over gRPC, with typed values; infinite if an input has values of any length."""
         if not all(_FIXED.fullmatch(spec.dtype) for spec in self.inputs.values()):
             return math.inf
-        return _BESIDE_VALUES + _OF_VALUE * self.most_values
+        return _BESIDE_VALUES + _OF_VALUE * self.max_values
 
     def spec(self, name: str, datatype: str, shape: Listed[int]) -> TensorSpec:
         """Return the spec of an input as it is sent. Raises RefusedError if its name, type or shape does not fit the model."""

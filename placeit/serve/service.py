@@ -130,9 +130,9 @@ class Service:
         return not self.draining and all(model.ready for model in self.models)
 
     @property
-    def most_bytes(self) -> float:
+    def max_bytes(self) -> float:
         """Bytes of the largest request over gRPC that a model takes."""
-        return max((model.most_bytes for model in self.models), default=math.inf)
+        return max((model.max_bytes for model in self.models), default=math.inf)
 
     def metadata(self) -> dict[str, Any]:
         """Return the server's metadata, as the protocol has them."""

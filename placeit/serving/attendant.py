@@ -18,7 +18,7 @@ from placeit.serving.refinement import Refinement
 
 __all__ = ["Attendant", "Request"]
 
-_MOST_UNHEARD = 100_000  # ended requests that are kept until the attendant looks; beyond, the oldest are dropped
+_MAX_UNHEARD = 100_000  # ended requests that are kept until the attendant looks; beyond, the oldest are dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Attendant(ABC):
 
     def __init__(self, name: str) -> None:
         self.report: Refinement | None = None
-        self._ended: deque[Request] = deque(maxlen=_MOST_UNHEARD)  # appended to by the threads that serve
+        self._ended: deque[Request] = deque(maxlen=_MAX_UNHEARD)  # appended to by the threads that serve
         self._lock, self._closing, self._gone = threading.Lock(), Gate(), Gate()
         self._thread = Worker(name)
 

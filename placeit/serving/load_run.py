@@ -158,7 +158,7 @@ class RateReport:
                 "sustained": self.sustained,
                 "reason": self.reason,
                 "latency_s": None if load is None else {name: getattr(load, name) for name in ("p50", "p95", "p99", "worst")},
-                "waiting": None if load is None else {"mean": load.mean_queue, "most": load.most_queued},
+                "waiting": None if load is None else {"mean": load.mean_queue, "most": load.max_queued},
                 "utilization": dict(served.busy),
                 "busiest": served.busiest,
                 "output_error": self.output_error.to_dict(),

@@ -32,7 +32,7 @@ from placeit.serving.stepping import Stepping, Steps
 __all__ = ["QUEUE", "Answer", "Outputs", "Replace", "Replacement", "Server"]
 
 QUEUE = 64  # requests that may wait, by default
-_PATIENCE_S = 10.0  # seconds that requests in flight may take to end when a server is closed and does not drain
+_TIMEOUT_S = 10.0  # seconds that requests in flight may take to end when a server is closed and does not drain
 
 
 class Server(Replacing, Watched):
@@ -250,7 +250,7 @@ class Server(Replacing, Watched):
             self.queued.make_room()
         fail(dropped, self._why())
         self._ring()
-        limit = (math.inf if drain else _PATIENCE_S) if timeout is None else timeout
+        limit = (math.inf if drain else _TIMEOUT_S) if timeout is None else timeout
         until = perf_counter() + limit
         for attendant in self._attendants:
             attendant.close(limit)

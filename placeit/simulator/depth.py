@@ -14,8 +14,8 @@ from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Served", "at_depth", "enough", "held", "served"]
 
-_MOST_REQUESTS = 16  # in flight, unless a caller asks for more
-_SHARE = 0.95  # share of the throughput with _MOST_REQUESTS in flight that fewer requests have to reach
+_MAX_REQUESTS = 16  # in flight, unless a caller asks for more
+_SHARE = 0.95  # share of the throughput with _MAX_REQUESTS in flight that fewer requests have to reach
 _WARM, _COUNTED = 16, 64  # least requests that fill the devices before those that count
 
 
@@ -48,8 +48,8 @@ def enough(problem: Problem, placement: NDArray[np.int32]) -> Served:
     enough where segments alternate between devices: a request waits for a device that works for another request, and then
     both want the same device.
     """
-    most = served(problem, placement, _MOST_REQUESTS)
-    for requests in range(min(_MOST_REQUESTS, math.ceil(held(problem, placement) - 1e-9) + 1), _MOST_REQUESTS):
+    most = served(problem, placement, _MAX_REQUESTS)
+    for requests in range(min(_MAX_REQUESTS, math.ceil(held(problem, placement) - 1e-9) + 1), _MAX_REQUESTS):
         found = served(problem, placement, requests)
         if _SHARE * found.seconds <= most.seconds:
             return found

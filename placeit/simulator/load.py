@@ -34,7 +34,7 @@ class LoadReport:
         p99: 99th percentile of the latencies.
         worst: longest latency.
         mean_queue: requests that had arrived and not begun, averaged over the time from the first arrival to the last end.
-        most_queued: most requests that were waiting at any time.
+        max_queued: most requests that were waiting at any time.
         queue_at: ``float64[N]``, when the number of waiting requests changed, ascending, the first arrival being 0.
         queue: ``int64[N]``, the number of waiting requests from then on.
     """
@@ -47,7 +47,7 @@ class LoadReport:
     p99: float
     worst: float
     mean_queue: float
-    most_queued: int
+    max_queued: int
     queue_at: NDArray[np.float64]
     queue: NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class LoadReport:
             "offered": self.offered,
             "achieved": self.achieved,
             "latency_s": {"p50": self.p50, "p95": self.p95, "p99": self.p99, "worst": self.worst},
-            "waiting": {"mean": self.mean_queue, "most": self.most_queued},
+            "waiting": {"mean": self.mean_queue, "most": self.max_queued},
         }
 
     @classmethod
@@ -96,7 +96,7 @@ class LoadReport:
             p99=p99,
             worst=float(latency.max()),
             mean_queue=float((started - came).sum()) / span if span > 0 else 0.0,
-            most_queued=int(queue.max()),
+            max_queued=int(queue.max()),
             queue_at=at[kept],
             queue=queue[kept],
         )

@@ -27,7 +27,7 @@ __all__ = [
     "Bottleneck",
     "ThroughputCost",
     "bottleneck",
-    "least_seconds",
+    "min_seconds",
     "relative_throughput",
 ]
 
@@ -106,7 +106,7 @@ def relative_throughput(seconds_per_request: ArrayLike, rate: float) -> NDArray[
     return share
 
 
-def least_seconds(problem: Problem) -> float:
+def min_seconds(problem: Problem) -> float:
     """Return a lower bound of the seconds per request: the longest op, or an even share of all work, whichever is more."""
     fastest = problem.compute.min(axis=1)
     return max(float(fastest.max()), float(fastest.sum()) / problem.devices)

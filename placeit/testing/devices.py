@@ -33,7 +33,7 @@ from placeit.testing.segments import Broken, Pick, Source
 
 __all__ = ["ComputingDeviceConformance", "DeviceConformance"]
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class DeviceConformance:
@@ -132,10 +132,10 @@ class DeviceConformance:
         return runs.errors
 
     def _wait(self, runs: _Runs, count: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while len(runs.labels) < count and time.monotonic() < deadline:
             self.let_time_pass()
-        assert len(runs.labels) == count, f"{len(runs.labels)} of {count} instances were reported in {_PATIENCE_S:g} s"
+        assert len(runs.labels) == count, f"{len(runs.labels)} of {count} instances were reported in {_TIMEOUT_S:g} s"
 
 
 class ComputingDeviceConformance(DeviceConformance):

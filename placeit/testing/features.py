@@ -48,7 +48,7 @@ from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
 __all__ = ["FEATURES", "SIZE", "Given", "Layers", "Models", "Subject", "onnx_models"]
 
 SIZE = 8  # features of each row of the model
-_SEED, _PATIENCE_S = 0, 240.0
+_SEED, _TIMEOUT_S = 0, 240.0
 
 Given: TypeAlias = tuple[str | Path | Model, Inputs | None]
 """A model, or the path of one, with the inputs that a session gets for it."""
@@ -242,7 +242,7 @@ def answered(subject: Subject, server: Server, requests: int) -> None:
     asked = [subject.request(seed=seed) for seed in range(requests)]
     answers = [server.submit(inputs) for inputs in asked]
     for answer, inputs in zip(answers, asked, strict=True):
-        subject.check(answer.result(_PATIENCE_S), inputs)
+        subject.check(answer.result(_TIMEOUT_S), inputs)
 
 
 def serve(subject: Subject) -> None:
@@ -266,7 +266,7 @@ def continued(subject: Subject, server: Server) -> None:
         def step() -> None:
             for sequence, layers in running.items():
                 x = rng.standard_normal((1, SIZE)).astype(np.float32)
-                subject.close(sequence.run({"x": x}, timeout=_PATIENCE_S), x, layers)
+                subject.close(sequence.run({"x": x}, timeout=_TIMEOUT_S), x, layers)
 
         step()
         step()

@@ -32,7 +32,7 @@ from placeit.text.tokenizer import Tokenizer
 __all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
 
 _LOGITS = "logits"
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 _AHEAD = 8  # pieces that a text is generated ahead of its reader
 _CHUNK = 128  # tokens of a prompt between steps of other texts, or beside the next device's chunk: enough to keep a device busy
 _LOSSES = 3  # losses of a state before the next token, from which a text recovers
@@ -60,8 +60,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
             raise UsageError(f"{self.most} tokens are wanted; it must be at least 1.")
-        if len(self.stop) > _MOST_STOPS or not all(self.stop):
-            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MOST_STOPS}, and no empty one.")
+        if len(self.stop) > _MAX_STOPS or not all(self.stop):
+            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MAX_STOPS}, and no empty one.")
 
 
 @dataclass(frozen=True)

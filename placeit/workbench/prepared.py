@@ -18,7 +18,7 @@ from placeit.workbench.opened import Workbench
 
 __all__ = ["Prepared", "PreparedCache"]
 
-_MOST_KEPT = 16  # prepared placements that a cache keeps
+_MAX_KEPT = 16  # prepared placements that a cache keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class PreparedCache:
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = Prepared(placement, home, home.plan_of(placement))
-            if len(self._known) > _MOST_KEPT:
+            if len(self._known) > _MAX_KEPT:
                 self._known.pop(next(iter(self._known)))
         return found
 

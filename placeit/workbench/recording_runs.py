@@ -133,7 +133,7 @@ class _Clock:
 def _last(done: Sequence[Done]) -> list[Done]:
     """Return the last requests that fit into a recording, in the order in which they began."""
     kept: list[Done] = []
-    left = whole.MOST_SPANS
+    left = whole.MAX_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
         left -= len(one.ran) + len(one.moved)
         if kept and left < 0:

@@ -32,8 +32,8 @@ _LOG = logging.getLogger("placeit")
 
 _DECIDES_S, _STEPS = 0.5, 600
 _TRIES, _TRIES_S = 5, 60.0  # runs of a new executor before it serves, and the time-out of all of them
-_LEAST_PRICE_S = 1.0
-_PATIENCE_S, _PATIENCE_TIMES = 30.0, 100.0  # a segment hangs that takes more than both: seconds, and times its costs
+_MIN_PRICE_S = 1.0
+_TIMEOUT_S, _PATIENCE_TIMES = 30.0, 100.0  # a segment hangs that takes more than both: seconds, and times its costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class Recovery:
         device: object = dict(zip(self._runtime.cluster.names, self._runtime.devices, strict=False)).get(name)
         if isinstance(device, Losable):
             return math.inf
-        return max(_PATIENCE_S, _PATIENCE_TIMES * seconds * self.slow.get(name, 1.0))
+        return max(_TIMEOUT_S, _PATIENCE_TIMES * seconds * self.slow.get(name, 1.0))
 
     def leave(self, executor: PlanExecutor, name: str, seconds: float) -> None:
         """Declare a device lost, on which a segment of an executor has been running for some seconds."""
@@ -209,7 +209,7 @@ class Recovery:
         if executor is not None:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
-        price = max(_LEAST_PRICE_S, self._runtime.compiler.takes([plan]))
+        price = max(_MIN_PRICE_S, self._runtime.compiler.takes([plan]))
         priority = next((one.priority for one in (executor, *others) if one is not None), SERVING_PRIORITY)
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)
 

@@ -15,7 +15,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.measure import Race, check_length
 from placeit.measuring.run_log import RunLog
 from placeit.measuring.run_report import AtSize, RunReport
-from placeit.profiler.recording import MOST_SPANS
+from placeit.profiler.recording import MAX_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
 from placeit.workbench.between import at_sizes
@@ -56,7 +56,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
         error, refused = check(executor), executor.refused
         if inputs is not None:
             executor.set_requests([Sample(given)])
-        log = RunLog(executor, MOST_SPANS)
+        log = RunLog(executor, MAX_SPANS)
         spun, begin = executor.spun_s, perf_counter()
         with Sampler() as sampler:
             race = Race({"placement": log.time}, warmup=warmup, watch=session.policy.watch())

@@ -12,9 +12,9 @@ from placeit.simulator.waiting import late_share, most_busy
 from placeit.workload.fleet import Demand, Fleet, total
 from placeit.workload.fleet_bound import capacity
 
-__all__ = ["MOST_LATE", "PARTS", "Assignment", "Planner"]
+__all__ = ["MAX_LATE", "PARTS", "Assignment", "Planner"]
 
-MOST_LATE = 0.5
+MAX_LATE = 0.5
 """Share of the requests that may be late for which nodes are filled at most."""
 PARTS = 4
 """Most nodes that a model is split over."""
@@ -121,7 +121,7 @@ class Planner:
         least: ``float64[Q]``, seconds of a request of each source, alone, on the best node in reach; infinite without one.
     """
 
-    _stages: ClassVar = ((_FIRST, _WASTE), (MOST_LATE, _WASTE), (MOST_LATE, np.inf))
+    _stages: ClassVar = ((_FIRST, _WASTE), (MAX_LATE, _WASTE), (MAX_LATE, np.inf))
 
     def __init__(self, fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> None:
         self.fleet, self.demand = fleet, demand
@@ -146,7 +146,7 @@ class Planner:
             if able.any():
                 self._saved[source] = cost[home].min(initial=np.inf) - cost[~home].min(initial=np.inf)
 
-    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = MOST_LATE) -> NDArray[np.float64]:
+    def most(self, wait: NDArray[np.float64], longest: NDArray[np.float64], late: float = MAX_LATE) -> NDArray[np.float64]:
         """Return the share of its time that a node may work, for the shortest wait and the longest request of its models."""
         return most_busy(2.0 * wait / np.maximum(longest, 1e-12), late * self._late)
 
@@ -329,13 +329,13 @@ class _Draft:
         np.minimum.at(lowest, *kept.spread(kept.instance, kept.wait))
         np.maximum.at(highest, *kept.spread(kept.instance, kept.part[kept.instance]))
         rate = kept.rate * planner._fits(kept, lowest, highest)  # flows shrink where a node would be too busy
-        most_sent = _SENT * planner.fleet.sites.bandwidth
+        max_sent = _SENT * planner.fleet.sites.bandwidth
         links = planner.links(kept)
-        fits = np.minimum(1.0, most_sent / np.maximum(planner.sent(kept, rate), 1e-9))
+        fits = np.minimum(1.0, max_sent / np.maximum(planner.sent(kept, rate), 1e-9))
         rate = rate * np.where(links >= 0, fits[links], 1.0).min(axis=1, initial=1.0)
         self._kept = kept = Assignment(kept.model, kept.nodes, kept.part, kept.source, kept.instance, rate, kept.wait, none)
         self.served = total(kept.source, rate, len(rates))
-        self.sendable = most_sent - planner.sent(kept, rate)
+        self.sendable = max_sent - planner.sent(kept, rate)
         self.load, self.wait, self.longest = kept.load(count), lowest, highest
         self.free = planner.fleet.memory - now.held(planner.demand, count)
         self._models: list[int] = kept.model.tolist()

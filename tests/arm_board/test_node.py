@@ -27,7 +27,7 @@ from placeit.devices.nodes import connection, local
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800, method="thread")]
 
 HERE, THERE = f"CPU@{allowed_cores()[0]}", f"board/CPU@{allowed_cores()[-1]}"
-PATIENCE_S = 900.0  # emulation is slow: Ray and OpenVINO are imported for a minute and more
+TIMEOUT_S = 900.0  # emulation is slow: Ray and OpenVINO are imported for a minute and more
 ERROR = 1e-5
 EMULATED = {
     "RAY_agent_register_timeout_ms": "900000",
@@ -56,7 +56,7 @@ _call = connection.Nodes.call
 
 def patiently(nodes: connection.Nodes, name: str, job: Any, _: float = 0.0, *left: Any, **given: Any) -> Any:
     """Run a job on a node, as the method of its connection does, and wait for longer."""
-    return _call(nodes, name, job, PATIENCE_S, *left, **given)
+    return _call(nodes, name, job, TIMEOUT_S, *left, **given)
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +66,21 @@ def nodes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conn
     board = local.Place(enter=(*on_board(root, work), "python3", "start_ray.py"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_HEALTH", EMULATED)
-        patch.setattr(local, "_STARTS_S", PATIENCE_S)
-        patch.setattr(device, "_STARTS_S", PATIENCE_S)
+        patch.setattr(local, "_STARTS_S", TIMEOUT_S)
+        patch.setattr(device, "_STARTS_S", TIMEOUT_S)
         patch.setattr(connection.Nodes, "call", patiently)
-        patch.setattr(NodeDevice, "ask", functools.partialmethod(NodeDevice.ask, timeout=PATIENCE_S))
+        patch.setattr(NodeDevice, "ask", functools.partialmethod(NodeDevice.ask, timeout=TIMEOUT_S))
         cluster = local.start(("head",), file)
         there = root / cluster.folder[1:]
         try:
             there.mkdir(parents=True)
             shutil.copy(cluster.token, there)
             local.start_node(cluster, "board", board)
-            connected = connection.connect(cluster.address, token=cluster.token, patience=PATIENCE_S)
+            connected = connection.connect(cluster.address, token=cluster.token, patience=TIMEOUT_S)
             ray, board_only = connection.ray_module(), connection.pinned(connected.node("board"))
             # two processes that have imported all: Ray gives them to the device and to questions
             asked = ray.remote(num_cpus=0)(machine()).options(scheduling_strategy=board_only)
-            assert ray.get([asked.remote(), asked.remote()], timeout=PATIENCE_S) == ["aarch64", "aarch64"]
+            assert ray.get([asked.remote(), asked.remote()], timeout=TIMEOUT_S) == ["aarch64", "aarch64"]
             yield connected
         finally:
             connection.disconnect()
@@ -97,7 +97,7 @@ def test_a_model_split_over_this_machine_and_an_arm_node_computes_what_this_mach
         with session.serve(divided(session, 4), in_flight=2) as server:
             for inputs, answer in [(inputs, server.submit(inputs)) for inputs in batches]:
                 for name, value in session.reference(inputs).items():
-                    np.testing.assert_allclose(answer.result(PATIENCE_S)[name], value, rtol=1e-4, atol=1e-4)
+                    np.testing.assert_allclose(answer.result(TIMEOUT_S)[name], value, rtol=1e-4, atol=1e-4)
 
 
 def test_a_runtime_that_an_arm_node_lacks_is_an_error_that_says_so(nodes: connection.Nodes) -> None:

@@ -36,7 +36,7 @@ def test_what_does_not_hold_of_a_model_is_counted_and_listed_once_for_each_kind_
     models.fill(report, {"good": Trial(splits=4), "bad": Trial(wrong=[*splits, Wrong("reads", "constants", "too many")])})
     assert {row["model"]: row["holds"] for row in report.rows if "holds" in row} == {"good": True, "bad": False}
     listed = [row["where"] for row in report.rows if "does_not_hold" in row]
-    assert listed == [*(splits[number].where for number in range(models.MOST_SHOWN)), "constants"]
+    assert listed == [*(splits[number].where for number in range(models.MAX_SHOWN)), "constants"]
     assert broken(report) == {"models not read": 1, "models with wrong outputs": 1}
 
 

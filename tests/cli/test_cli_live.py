@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from placeit.core.interrupts import INTERRUPTED
 
-PATIENCE_S = 240.0  # for what takes a second or two, unless the machine is busy
+TIMEOUT_S = 240.0  # for what takes a second or two, unless the machine is busy
 
 
 def succeeded(text: str) -> float:
@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_the_terminal_in_order_and_the_result_on_standard_output(
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        deadline, url = time.monotonic() + PATIENCE_S, ""
+        deadline, url = time.monotonic() + TIMEOUT_S, ""
         while not (url and succeeded(urlopen(url, timeout=60).read().decode()) and b"throughput" in b"".join(shown)):
             assert process.poll() is None, b"".join(shown)
             assert time.monotonic() < deadline, b"".join(shown)
@@ -109,7 +109,7 @@ def test_ctrl_c_leaves_the_terminal_in_order_and_the_result_on_standard_output(
             found = re.search(rb"metrics: (http://127\.0\.0\.1:\d+/metrics)", b"".join(shown))
             url = found[1].decode() if found else ""
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE_S)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait()

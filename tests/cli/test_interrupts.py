@@ -22,7 +22,7 @@ from placeit.runtime.devices.emulated import EmulatedLink
 from placeit.runtime.devices.host_buffer import HostBuffer
 from tests import interrupt_commands
 
-PATIENCE_S = 60.0  # for a process to end; what hangs would do so for hours
+TIMEOUT_S = 60.0  # for a process to end; what hangs would do so for hours
 CORES = allowed_cores()
 pytestmark = pytest.mark.two_cores
 
@@ -40,7 +40,7 @@ def interrupted(process: subprocess.Popen[str], after: float) -> tuple[int, str,
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     try:
-        out, error = process.communicate(timeout=PATIENCE_S)
+        out, error = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
     return process.returncode, out, error
@@ -116,7 +116,7 @@ guarded(run)
     assert folder.is_dir()
     process.send_signal(number)
     try:
-        assert process.wait(PATIENCE_S) == 128 + number
+        assert process.wait(TIMEOUT_S) == 128 + number
     finally:
         process.kill()
         process.communicate()
@@ -228,7 +228,7 @@ def test_closing_wakes_an_emulated_link_that_sleeps() -> None:
     link.start(buffer, buffer, lambda *_: ended.open())
     assert not ended.wait(0.05)
     link.close()
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
 
 
 def test_a_process_that_ignores_ctrl_c_goes_on_to_do_so(tiny: Path, tmp_path: Path, cost_cache: Path) -> None:
@@ -301,6 +301,6 @@ def run():
 interrupts.guarded(run)
 """
     process = start(tmp_path, cost_cache, code=code)
-    out, error = process.communicate(timeout=PATIENCE_S)
+    out, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out) == (INTERRUPTED, "loaded\n")
     assert error in ("", "interrupted\n")

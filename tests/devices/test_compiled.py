@@ -87,7 +87,7 @@ def test_an_entry_without_its_digest_is_compiled_again(tmp_path: Path, content: 
 
 def test_what_is_beyond_the_bound_goes(tmp_path: Path) -> None:
     compiled_in(tmp_path)
-    CompiledModels(tmp_path, most_bytes=10)
+    CompiledModels(tmp_path, max_bytes=10)
     assert not [*tmp_path.glob("*/*.blob"), *tmp_path.glob("*/*.sha256")]
 
 
@@ -179,7 +179,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
         os.utime(blob, (1e9 + age, 1e9 + age))
     assert from_cache(compiled_in(tmp_path, configs[0]))  # which is older, and now the last used
     size = sum(blob.stat().st_size for blob in tmp_path.glob("*/*.blob"))
-    CompiledModels(tmp_path, most_bytes=size - 1)
+    CompiledModels(tmp_path, max_bytes=size - 1)
     assert [from_cache(compiled_in(tmp_path, config)) for config in configs] == [True, False]
 
 
@@ -187,10 +187,10 @@ def test_the_bound_holds_while_files_are_written_and_for_each_of_them(tmp_path: 
     models = CompiledModels(tmp_path)
     models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG)
     (blob,) = tmp_path.glob("*/*.blob")
-    models = CompiledModels(tmp_path, most_bytes=1.5 * blob.stat().st_size)
+    models = CompiledModels(tmp_path, max_bytes=1.5 * blob.stat().st_size)
     models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG | {"INFERENCE_NUM_THREADS": 1})
     assert len([*tmp_path.glob("*/*.blob")]) == len([*tmp_path.glob("*/*.sha256")]) == len([*tmp_path.iterdir()]) == 1
-    models = CompiledModels(tmp_path / "small", most_bytes=1000)
+    models = CompiledModels(tmp_path / "small", max_bytes=1000)
     models.compile(openvino_core(), inception_like().ov_model, "CPU", CONFIG)
     assert not [*tmp_path.glob("small/*")]
 
@@ -222,7 +222,7 @@ def test_only_compiled_models_are_deleted(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "large.blob").write_bytes(bytes(1000))
     (tmp_path / ("1" * 16)).symlink_to("mine")
-    CompiledModels(tmp_path, most_bytes=10)
+    CompiledModels(tmp_path, max_bytes=10)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1" * 16, "mine"]
     assert (tmp_path / "mine" / "large.blob").exists()
 

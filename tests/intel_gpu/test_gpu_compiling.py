@@ -25,7 +25,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.runtime import Runtime
 
 ops = ov.opset13
-PATIENCE_S = 120.0  # for a process to end; what hangs would do so for hours
+TIMEOUT_S = 120.0  # for a process to end; what hangs would do so for hours
 
 
 def perceptron() -> OpenVinoModel:
@@ -110,7 +110,7 @@ def test_ctrl_c_while_a_gpu_compiles_ends_the_command(gpus: list[str], tmp_path:
             assert process.stderr is not None
             assert process.stderr.readline() == "compiling now\n"
             process.send_signal(signal.SIGINT)
-            out, error = process.communicate(timeout=PATIENCE_S)
+            out, error = process.communicate(timeout=TIMEOUT_S)
         finally:
             process.kill()
     assert process.returncode == INTERRUPTED, error

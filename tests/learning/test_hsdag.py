@@ -26,7 +26,7 @@ MODULE = "placeit.learning.agents.hsdag.agent"
 
 
 def agent(**options):
-    return make_agent("hsdag", seed=0, **{"devices": 3, "width": 8, "steps": 3, "fewest_groups": 2} | options)
+    return make_agent("hsdag", seed=0, **{"devices": 3, "width": 8, "steps": 3, "min_groups": 2} | options)
 
 
 class TestHsdag(AgentConformance):
@@ -36,7 +36,7 @@ class TestHsdag(AgentConformance):
 
 class TestHsdagDrawsEdges(AgentConformance):
     def make(self):
-        return agent(sample_edges=True, most_groups=4, dropout=0.5)
+        return agent(sample_edges=True, max_groups=4, dropout=0.5)
 
 
 class TestHsdagWithoutDirections(AgentConformance):
@@ -88,7 +88,7 @@ def chain():
 
 def test_an_episode_is_twenty_whole_placements_by_groups():
     problem = random_problem(30, 3, 1, everywhere=1.0)
-    trajectory, steps = played(agent(steps=20, fewest_groups=5, most_groups=7), problem, 2)
+    trajectory, steps = played(agent(steps=20, min_groups=5, max_groups=7), problem, 2)
     assert trajectory.valid.shape == (20, 2)
     assert trajectory.valid.all()
     assert [visited.shape for visited in trajectory.visited] == [(20, 30)] * 2
@@ -239,7 +239,7 @@ def branches():
 
 
 def trained(problem, updates):
-    one = agent(devices=2, width=32, steps=20, fewest_groups=8)
+    one = agent(devices=2, width=32, steps=20, min_groups=8)
     stages = one.default_stages(lambda *_: [instance(problem)])
     train(one, [dataclasses.replace(stage, updates=updates) for stage in stages], evaluate_on=(), seed=0)
     return one
@@ -293,7 +293,7 @@ def test_a_problem_with_more_devices_than_outputs_is_refused():
         ({"devices": 0}, "devices"),
         ({"dropout": 1.5}, "dropout"),
         ({"steps": 0}, "steps"),
-        ({"fewest_groups": 9, "most_groups": 8}, "at least 9 and at most 8 groups"),
+        ({"min_groups": 9, "max_groups": 8}, "at least 9 and at most 8 groups"),
     ],
 )
 def test_options_out_of_range_are_refused(options, words):

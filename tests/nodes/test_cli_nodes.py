@@ -25,7 +25,7 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900, method="thread")]
 
 THERE = [f"head/CPU@{allowed_cores()[0]}", f"edge1/CPU@{allowed_cores()[-1]}"]
-PATIENCE_S = 240  # for a command to end: Python and Ray take long to be imported where cores are busy
+TIMEOUT_S = 240  # for a command to end: Python and Ray take long to be imported where cores are busy
 
 
 class Home:
@@ -47,7 +47,7 @@ class Home:
     def told(self, *arguments: object) -> Any:
         """What a command prints with ``--json``."""
         with self.begin(*arguments, "--json") as command:
-            out, err = command.communicate(timeout=PATIENCE_S)
+            out, err = command.communicate(timeout=TIMEOUT_S)
         assert command.returncode == 0, err
         return json.loads(out)
 
@@ -55,7 +55,7 @@ class Home:
         """What a command says that ends with exit code 1."""
         with self.begin(*arguments, **environment) as command:
             try:
-                _, err = command.communicate(timeout=PATIENCE_S)
+                _, err = command.communicate(timeout=TIMEOUT_S)
             finally:
                 command.kill()
         assert command.returncode == 1, err
@@ -155,7 +155,7 @@ def test_a_wrong_token_is_an_error(up: Home, address: str, home: Home, tmp_path:
 def test_a_command_starts_a_cluster_of_its_own_that_no_other_finds_and_ends_it(home: Home) -> None:
     with home.begin("devices", "--devices", ",".join(THERE), "--json") as command:
         until(lambda: home.remembered() == [f"command-{command.pid}.json"])  # before that, it may be a draft
-        out, err = command.communicate(timeout=PATIENCE_S)
+        out, err = command.communicate(timeout=TIMEOUT_S)
     assert command.returncode == 0, err
     assert [device["name"] for device in json.loads(out)["devices"]] == THERE
     assert home.processes() == {}
@@ -170,7 +170,7 @@ def test_what_a_killed_command_has_started_ends_with_cluster_down(home: Home) ->
     with home.begin("devices", "--devices", ",".join(THERE)) as command:
         until(lambda: any("raylet" in line for line in home.processes().values()))
         command.kill()
-        command.communicate(timeout=PATIENCE_S)
+        command.communicate(timeout=TIMEOUT_S)
     told = home.told("cluster", "down")
     assert told["address"] is None
     assert told["ended"] > 0
@@ -178,7 +178,7 @@ def test_what_a_killed_command_has_started_ends_with_cluster_down(home: Home) ->
 
 
 def until(true: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -197,6 +197,6 @@ def test_a_plan_on_nodes_is_served_on_one_cluster_and_another_plan_is_applied(ho
             assert [model["outcome"] for model in told["models"]] == ["moved", "unchanged"]
         finally:
             server.terminate()
-        server.communicate(timeout=PATIENCE_S)
+        server.communicate(timeout=TIMEOUT_S)
     assert server.returncode == 0
     assert home.processes() == {}

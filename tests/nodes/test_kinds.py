@@ -47,7 +47,7 @@ ops = ov.opset13
 
 pytestmark = [pytest.mark.timeout(600, method="thread")]
 
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 FIRST, LAST = allowed_cores()[0], allowed_cores()[-1]
 TORCH, GPU, ORT, HERE = f"head/torch:CPU@{FIRST}", "edge1/GPU.0", f"edge2/ort:CPU@{FIRST}", f"CPU@{LAST}"
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def ask(session: Session, parts: int) -> None:
     with session.serve(placement, in_flight=2) as server:
         answers = [server.submit(values) for values in inputs]
         for values, answer in zip(inputs, answers, strict=True):
-            check(answer.result(PATIENCE_S), session.reference(values))
+            check(answer.result(TIMEOUT_S), session.reference(values))
 
 
 def check(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def test_sequences_keep_their_states_on_a_gpu_of_a_node() -> None:
             wanted = Totals(2)
             for step in range(4):
                 x = np.random.default_rng(step).standard_normal((1, SIZE)).astype(np.float32)
-                check(sequence.run({"x": x}, timeout=PATIENCE_S), {"y": wanted.run(x)})
+                check(sequence.run({"x": x}, timeout=TIMEOUT_S), {"y": wanted.run(x)})
 
 
 def test_a_node_is_asked_what_its_devices_support_and_how_long_their_kernels_take() -> None:
@@ -267,7 +267,7 @@ def test_an_output_whose_size_depends_on_the_data_crosses_with_that_size(tmp_pat
     for device in (ORT, f"edge1/CPU@{FIRST}"):
         with Session(tmp_path / "places.onnx", [device], cache=None) as session, session.serve(divided(session, 1)) as server:
             for x in ([1, -1, 2, -2, 3, -3], [0] * 6, [1] * 6):
-                (found,) = server.submit({"x": np.array(x, np.float32)}).result(PATIENCE_S).values()
+                (found,) = server.submit({"x": np.array(x, np.float32)}).result(TIMEOUT_S).values()
                 np.testing.assert_array_equal(found, np.array([np.flatnonzero(np.maximum(x, 0))]))
 
 
@@ -283,5 +283,5 @@ def test_an_error_in_a_run_names_node_device_and_op() -> None:
     model = load(Rows().eval(), (torch.tensor([1, 2]),))
     with Session(model, [TORCH], cache=None) as session, session.serve(divided(session, 1)) as server:
         with pytest.raises(ExecutionError, match=f"{TORCH} in op 'embedding'"):
-            server.submit({model.inputs[0].name: np.array([1, 9])}).result(PATIENCE_S)
-        server.submit({model.inputs[0].name: np.array([1, 3])}).result(PATIENCE_S)
+            server.submit({model.inputs[0].name: np.array([1, 9])}).result(TIMEOUT_S)
+        server.submit({model.inputs[0].name: np.array([1, 3])}).result(TIMEOUT_S)

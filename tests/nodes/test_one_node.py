@@ -29,7 +29,7 @@ from tests.small_models import inception_like
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
-PATIENCE_S = 240.0  # for an answer: a node is a separate process, and cores may be busy
+TIMEOUT_S = 240.0  # for an answer: a node is a separate process, and cores may be busy
 THERE, HERE = f"head/CPU@{allowed_cores()[0]}", f"CPU@{allowed_cores()[-1]}"
 
 
@@ -76,13 +76,13 @@ def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
             for i in range(120):  # more than wait and are in flight, so that some are submitted after the loss
                 answers.append(server.submit(batches[i % 3]))
                 if i == 30:
-                    answers[0].result(PATIENCE_S)
+                    answers[0].result(TIMEOUT_S)
                     victim = session.runtime.devices[0]
                     assert isinstance(victim, NodeDevice)
                     assert os.getpriority(os.PRIO_PROCESS, victim.pid) == os.getpriority(os.PRIO_PROCESS, 0)
                     os.kill(victim.pid, signal.SIGKILL)
             for i, answer in enumerate(answers):
-                for name, value in answer.result(PATIENCE_S).items():
+                for name, value in answer.result(TIMEOUT_S).items():
                     np.testing.assert_allclose(value, expected[i % 3][name], rtol=1e-3, atol=1e-4)
             lost = server.stats()
             assert session.runtime.pool.reopen() == [frozenset({THERE})]
@@ -122,7 +122,7 @@ def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: conn
         session.profile(budget_s=1.0)
         placement = session.placement(np.zeros(len(session.grouping.groups), int))
         with session.serve(placement, on_loss="replace") as server:
-            server.submit(model.sample_inputs()).result(PATIENCE_S)
+            server.submit(model.sample_inputs()).result(TIMEOUT_S)
             victim = session.runtime.devices[0]
             assert isinstance(victim, NodeDevice)
             os.kill(victim.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_errors_of_the_cluster_are_not_printed_where_results_go(
     try:
         core = worker.global_worker
         utils.publish_error_to_driver("test", published, gcs_client=core.gcs_client, job_id=core.current_job_id)
-        assert logged.wait(PATIENCE_S)
+        assert logged.wait(TIMEOUT_S)
     finally:
         logging.getLogger("placeit").removeHandler(monitor)
     assert capfd.readouterr().out == ""
@@ -174,7 +174,7 @@ def test_a_node_that_was_there_is_said_to_be_lost_and_another_name_to_be_unknown
 
 def _use_up(server: Server, inputs: Arrays) -> None:
     while True:
-        server.submit(inputs).result(PATIENCE_S)
+        server.submit(inputs).result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":6379", "localhost:x", "localhost:70000"])

@@ -47,7 +47,7 @@ from tests.text_steps import generate
 pytest.importorskip("ray")
 from placeit.devices.nodes import connection, local
 
-PATIENCE_S = 240.0  # for an answer: nodes are separate processes, and cores may be busy
+TIMEOUT_S = 240.0  # for an answer: nodes are separate processes, and cores may be busy
 CORES = allowed_cores()
 DEVICES = [f"head/CPU@{CORES[0]}", f"edge1/CPU@{CORES[-1]}", f"CPU@{CORES[0]}"]
 
@@ -85,7 +85,7 @@ def test_requests_of_all_sizes_are_served_side_by_side(
         asked = [values(length, seed) for seed, length in enumerate(LENGTHS * 2)]
         answers = [server.submit(inputs) for inputs in asked]
         for inputs, answer in zip(asked, answers, strict=True):
-            found = answer.result(PATIENCE_S)
+            found = answer.result(TIMEOUT_S)
             for name, wanted in at_one_size(path, inputs).items():
                 assert found[name].shape == wanted.shape
                 np.testing.assert_allclose(found[name], wanted, rtol=worst, atol=worst)
@@ -96,7 +96,7 @@ def test_a_tensor_of_sizes_out_of_range_ends_the_connection_that_it_came_from(co
     path = attention(tmp_path)
     inputs: Arrays = values(5)
     with opened(path) as session, session.serve(divided(session, 3)) as server:
-        assert_close(server.submit(inputs).result(PATIENCE_S), at_one_size(path, inputs))
+        assert_close(server.submit(inputs).result(TIMEOUT_S), at_one_size(path, inputs))
         device = narrowed(NodeDevice, session.runtime.devices[0])
         ahead = next(iter(device.routes.values()))
         number, buffer = ahead.feeds[device][0]
@@ -142,7 +142,7 @@ def test_sequences_keep_their_states_on_nodes(connected: None) -> None:
         request = openvino_core().compile_model(whole, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
         with server.sequence() as plain:
             for step in range(20):
-                check(plain.run(ask(step), timeout=PATIENCE_S), request.infer(ask(step))[0])
+                check(plain.run(ask(step), timeout=TIMEOUT_S), request.infer(ask(step))[0])
         models = [Totals(LAYERS) for _ in range(3)]
         sequences, answers = [server.sequence() for _ in models], []
         for step in range(30):
@@ -151,14 +151,14 @@ def test_sequences_keep_their_states_on_nodes(connected: None) -> None:
             if k == 0:  # one of no sequence starts from the initial state
                 answers.append((server.submit(ask(step)), Totals(LAYERS).run(ask(step)["x"])))
         for answer, wanted in answers:
-            check(answer.result(PATIENCE_S), wanted)
-        fork, forked = sequences[0].fork(timeout=PATIENCE_S), models[0].fork()
+            check(answer.result(TIMEOUT_S), wanted)
+        fork, forked = sequences[0].fork(timeout=TIMEOUT_S), models[0].fork()
         sequences[0].reset()
         models[0].reset()
         for step in range(5):
-            check(fork.run(ask(step), timeout=PATIENCE_S), forked.run(ask(step)["x"]))
-            check(sequences[0].run(ask(-step % 9), timeout=PATIENCE_S), models[0].run(ask(-step % 9)["x"]))
-            check(sequences[1].run(ask(step), timeout=PATIENCE_S), models[1].run(ask(step)["x"]))
+            check(fork.run(ask(step), timeout=TIMEOUT_S), forked.run(ask(step)["x"]))
+            check(sequences[0].run(ask(-step % 9), timeout=TIMEOUT_S), models[0].run(ask(-step % 9)["x"]))
+            check(sequences[1].run(ask(step), timeout=TIMEOUT_S), models[1].run(ask(step)["x"]))
 
 
 def test_a_request_enters_a_node_when_the_one_before_has_left_it_for_another_device(
@@ -177,7 +177,7 @@ def test_a_request_enters_a_node_when_the_one_before_has_left_it_for_another_dev
     def hold() -> None:
         """Keep the first request on the last device until a second segment has ended on the node."""
         if not waited:
-            waited.append(all(ended.acquire(timeout=PATIENCE_S) for _ in range(2)))
+            waited.append(all(ended.acquire(timeout=TIMEOUT_S) for _ in range(2)))
 
     monkeypatch.setattr(NodeDevice, "start", counted)
     here = Troubled(device_kind(cluster.devices[1]).open(cluster.devices[1], "f32"))
@@ -197,7 +197,7 @@ def test_a_request_enters_a_node_when_the_one_before_has_left_it_for_another_dev
             expected = Totals(LAYERS)
             answers = [sequence.submit(ask(step)) for step in range(30)]
             for step, answer in enumerate(answers):
-                check(answer.result(PATIENCE_S), expected.run(ask(step)["x"]))
+                check(answer.result(TIMEOUT_S), expected.run(ask(step)["x"]))
             assert waited == [True]
             sequence.reset()
 
@@ -212,7 +212,7 @@ def test_states_move_to_other_nodes_and_to_this_process_and_back(connected: None
                 if states:
                     slot.set_states(states)
                 for step in range(3):
-                    check(sequence.run(ask(step), timeout=PATIENCE_S), model.run(ask(step)["x"]))
+                    check(sequence.run(ask(step), timeout=TIMEOUT_S), model.run(ask(step)["x"]))
                 states = slot.states()
                 assert slot.state_bytes().total() == LAYERS * SIZE * 4
 
@@ -232,8 +232,8 @@ def test_what_belongs_to_a_closed_sequence_is_released_on_its_nodes(connected: N
         gc.disable()  # memory of nodes does not wait until this process collects garbage
         try:
             with server.sequence() as sequence:
-                check(sequence.run(ask(0), timeout=PATIENCE_S), Totals(LAYERS).run(ask(0)["x"]))
-                with sequence.fork(timeout=PATIENCE_S):
+                check(sequence.run(ask(0), timeout=TIMEOUT_S), Totals(LAYERS).run(ask(0)["x"]))
+                with sequence.fork(timeout=TIMEOUT_S):
                     assert count()[0] == before[0] + 2
             while count() != before:  # it is told, and not waited for
                 time.sleep(0.05)
@@ -251,7 +251,7 @@ def test_a_decoder_on_two_nodes_generates_the_text_of_the_whole(connected: None,
     ):
         for prompt in ([3, 1, 4, 1, 5], [2, 7]):
             with server.sequence() as sequence:
-                text, _ = generate(lambda inputs: sequence.run(inputs, timeout=PATIENCE_S), prompt, 24)
+                text, _ = generate(lambda inputs: sequence.run(inputs, timeout=TIMEOUT_S), prompt, 24)
             whole.reset_state()
             assert text == generate(lambda inputs: {"logits": whole.infer(inputs)[0]}, prompt, 24)[0]
 
@@ -262,15 +262,15 @@ def test_sequences_on_a_node_that_dies_are_told_and_others_go_on(connected: None
         sequences = [server.sequence(recompute=k == 2) for k in range(4)]  # in turn on the nodes and in this process
         for sequence, model in zip(sequences, models, strict=True):
             for step in range(3):
-                check(sequence.run(ask(step), timeout=PATIENCE_S), model.run(ask(step)["x"]))
+                check(sequence.run(ask(step), timeout=TIMEOUT_S), model.run(ask(step)["x"]))
         os.kill(narrowed(NodeDevice, runtime.devices[1]).pid, signal.SIGKILL)
         with pytest.raises(SequenceError, match=f"(?s)state of sequence 1 is not known.*{DEVICES[1]} is lost"):
             _use_up(sequences[0], ask(3))
         for k in (1, 2, 3):
-            check(sequences[k].run(ask(3), timeout=PATIENCE_S), models[k].run(ask(3)["x"]))
+            check(sequences[k].run(ask(3), timeout=TIMEOUT_S), models[k].run(ask(3)["x"]))
         sequences[0].reset()
         models[0].reset()
-        check(sequences[0].run(ask(4), timeout=PATIENCE_S), models[0].run(ask(4)["x"]))
+        check(sequences[0].run(ask(4), timeout=TIMEOUT_S), models[0].run(ask(4)["x"]))
 
 
 @pytest.mark.slow
@@ -329,4 +329,4 @@ def test_a_prompt_whose_node_dies_while_two_chunks_are_in_flight_gives_equal_tok
 
 def _use_up(asked: Server | Sequence, inputs: Arrays) -> None:
     while True:
-        asked.submit(inputs).result(PATIENCE_S)
+        asked.submit(inputs).result(TIMEOUT_S)

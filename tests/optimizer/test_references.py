@@ -164,7 +164,7 @@ def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], 
     end = threading.Event()
     monkeypatch.setattr(OwnModeRunner, "time", lambda self: end.wait(30))
     monkeypatch.setattr("placeit.optimizer.races.Races.left", lambda self: 0.1)
-    monkeypatch.setattr("placeit.optimizer.runs._PATIENCE_S", 0.1)
+    monkeypatch.setattr("placeit.optimizer.runs._TIMEOUT_S", 0.1)
     monkeypatch.setattr("placeit.optimizer.deciding.guests", lambda search, *_: enter_references(search, search.problem))
     reference, _ = raced().references
     end.set()

@@ -86,7 +86,7 @@ def test_what_unequal_devices_serve_adds_up(cache: Cache) -> None:
     for load in service.load.values():  # all of 1,000 requests are there at once, and go one after the other
         assert load.achieved == pytest.approx(service.capacity, rel=0.05)
         assert load.p99 == pytest.approx(990 / service.capacity, rel=0.05)
-        assert load.most_queued > 980
+        assert load.max_queued > 980
 
 
 def test_a_device_that_cannot_hold_the_model_takes_a_part_of_it(cache: Cache) -> None:

@@ -8,7 +8,7 @@ from placeit.learning.workloads.stream_graphs import draw_stream_graph
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
 from placeit.placers.local_search import LocalSearch
-from placeit.simulator.throughput_bound import ThroughputCost, least_seconds
+from placeit.simulator.throughput_bound import ThroughputCost, min_seconds
 from placeit.testing.problems import random_problem
 
 
@@ -21,7 +21,7 @@ def answer(placer, problem):
 def test_branch_and_bound_finds_the_placement_that_serves_most(seed):
     problem = random_problem(6, 3, seed, tight=seed % 3 == 0, conflicts=0.4 * (seed % 2))
     every = np.array(list(itertools.product(range(3), repeat=6)), np.int32)
-    assert answer(Exact(), problem) == ThroughputCost(problem)(every).min() >= least_seconds(problem)
+    assert answer(Exact(), problem) == ThroughputCost(problem)(every).min() >= min_seconds(problem)
 
 
 def test_branch_and_bound_uses_that_devices_are_alike():

@@ -19,7 +19,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.estimates import estimated
-from placeit.profiler.memory_rates import LEAST_BYTES, Rates, shared_reads, weights_read
+from placeit.profiler.memory_rates import MIN_BYTES, Rates, shared_reads, weights_read
 from placeit.profiler.peaks import read_rate
 
 TABLE, WIDTH, ROWS = 1000, 64, 3
@@ -71,25 +71,25 @@ class Measured:
 
 def test_a_rate_is_measured_once_for_weights_of_a_size_and_kept(cache: Cache) -> None:
     measured = Measured({(0,): 5e9, (1,): 6e9})
-    rates = Rates(LEAST_BYTES * 1.5, cache, measured)
+    rates = Rates(MIN_BYTES * 1.5, cache, measured)
     assert [rates.of(core_set(0)), rates.of(core_set(1)), rates.of(core_set(0))] == [5e9, 6e9, 5e9]
-    assert Rates(LEAST_BYTES * 1.2, cache, measured).of(core_set(1)) == 6e9
-    assert measured.asked == [((0,), LEAST_BYTES), ((1,), LEAST_BYTES)]
-    assert Rates(LEAST_BYTES * 2.1, cache, measured).of(core_set(1)) == 6e9
-    assert measured.asked[2:] == [((1,), 2 * LEAST_BYTES)]
+    assert Rates(MIN_BYTES * 1.2, cache, measured).of(core_set(1)) == 6e9
+    assert measured.asked == [((0,), MIN_BYTES), ((1,), MIN_BYTES)]
+    assert Rates(MIN_BYTES * 2.1, cache, measured).of(core_set(1)) == 6e9
+    assert measured.asked[2:] == [((1,), 2 * MIN_BYTES)]
 
 
 def test_a_core_set_reads_memory_at_one_rate_whatever_runtime_drives_it(cache: Cache) -> None:
     measured = Measured({(0,): 5e9})
-    rates = Rates(LEAST_BYTES, cache, measured)
+    rates = Rates(MIN_BYTES, cache, measured)
     other = Device("ort:CPU@0", "ort", Address("CPU", (0,), runtime="ort"))
     assert rates.of(core_set(0)) == rates.of(other) == 5e9
 
 
 def test_no_rate_is_known_of_small_models_and_of_what_openvino_does_not_drive() -> None:
     never: Callable[..., float | None] = lambda *_: pytest.fail("nothing is to be measured")  # noqa: E731
-    assert Rates(LEAST_BYTES - 1, None, never).of(core_set(0)) is None
-    assert Rates(LEAST_BYTES, None, never).of(Device("cuda:0", "cuda", Address("cuda:0"))) is None
+    assert Rates(MIN_BYTES - 1, None, never).of(core_set(0)) is None
+    assert Rates(MIN_BYTES, None, never).of(Device("cuda:0", "cuda", Address("cuda:0"))) is None
     assert Rates(1.0, None, never).of(Device("board", kind="described", flops_per_s=1.0, bytes_per_s=2.0)) == 2.0
 
 
@@ -106,17 +106,17 @@ def test_core_sets_of_this_machine_share_its_memory() -> None:
     away = Device("there/CPU@0", address=Address("CPU", (0,), node="there"))
     grouping, costs = known((*devices, away), 1.0, 0.0)
     measured = Measured({(0, 1, 2): 7e9})
-    shared = shared_reads(grouping, costs, Rates(LEAST_BYTES, None, measured))
+    shared = shared_reads(grouping, costs, Rates(MIN_BYTES, None, measured))
     assert shared is not None
     assert shared.devices.tolist() == [[True, True, True, True, False]]
     assert shared.bytes_per_s.tolist() == [7e9]
     assert shared.bytes.sum() == weights_read(decoder().graph).sum()
-    assert measured.asked == [((0, 1, 2), LEAST_BYTES)]
+    assert measured.asked == [((0, 1, 2), MIN_BYTES)]
 
 
 def test_a_memory_is_at_least_as_fast_as_devices_together_were_seen_to_read_it() -> None:
     grouping, costs = known((core_set(0), core_set(1)), 1e-6, 1e-6)
-    shared = shared_reads(grouping, costs, Rates(LEAST_BYTES, None, Measured({(0, 1): 1.0})))
+    shared = shared_reads(grouping, costs, Rates(MIN_BYTES, None, Measured({(0, 1): 1.0})))
     assert shared is not None
     assert shared.bytes_per_s[0] == pytest.approx(2 * weights_read(decoder().graph).sum() / (2e-6 * len(grouping.groups)))
 
@@ -124,7 +124,7 @@ def test_a_memory_is_at_least_as_fast_as_devices_together_were_seen_to_read_it()
 @pytest.mark.parametrize("devices", [(core_set(0),), (core_set(0), Device("GPU.0", address=Address("GPU.0")))])
 def test_one_core_set_shares_its_memory_with_nothing_that_is_known(devices: tuple[Device, ...]) -> None:
     grouping, costs = known(devices, 1.0, 0.0)
-    assert shared_reads(grouping, costs, Rates(LEAST_BYTES, None, Measured({}))) is None
+    assert shared_reads(grouping, costs, Rates(MIN_BYTES, None, Measured({}))) is None
 
 
 def test_a_core_reads_memory_at_some_rate() -> None:

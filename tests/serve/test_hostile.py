@@ -131,7 +131,7 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.fixture
 def made(network: Callable[..., NetworkServer]) -> Iterator[NetworkServer]:
     """A server that serves a good request when all is over."""
-    made = network(most_bytes=1 << 21)
+    made = network(max_bytes=1 << 21)
     yield made
     status, answer, _ = call(made, INFER, json.dumps(asking()))
     assert status == 200, answer

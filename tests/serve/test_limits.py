@@ -76,7 +76,7 @@ def test_a_connection_is_closed_whole_when_nobody_waits_for_its_end_any_more() -
 
         def connected() -> Connection:
             config = Config(application_of_nothing, log_config=None)
-            made.append(Connection(config, state, {}, patience_s=60, most_bytes=1, crowd=crowd))
+            made.append(Connection(config, state, {}, timeout_s=60, max_bytes=1, crowd=crowd))
             return made[-1]
 
         listening = await loop.create_server(connected, "127.0.0.1", 0)
@@ -151,7 +151,7 @@ def test_a_request_whose_client_leaves_is_taken_out(network: Callable[..., Netwo
 
 def test_clients_that_are_slow_are_left(network: Callable[..., NetworkServer]) -> None:
     """Before a request, in its head, in its body, between chunks, and in the midst of what is refused."""
-    made = network(patience_s=0.2, most_bytes=1000)
+    made = network(timeout_s=0.2, max_bytes=1000)
     head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n"
     for sent, answer in (
         ("", b"HTTP/1.1 408"),
@@ -168,7 +168,7 @@ def test_clients_that_are_slow_are_left(network: Callable[..., NetworkServer]) -
 
 
 def test_a_client_that_takes_no_answers_is_left(network: Callable[..., NetworkServer]) -> None:
-    made = network(patience_s=0.2)
+    made = network(timeout_s=0.2)
     made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # of connections, too: or the kernel would keep megabytes
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -257,7 +257,7 @@ def answered(network: NetworkServer) -> None:
 def test_bodies_of_which_a_part_is_missing_give_way_to_others_and_keep_no_small_ones_out(
     network: Callable[..., NetworkServer],
 ) -> None:
-    made = network(most_bytes=100_000, room_bytes=1_600_000)
+    made = network(max_bytes=100_000, room_bytes=1_600_000)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(16)]
         for client in clients:
@@ -276,7 +276,7 @@ def body_of(size: int, sent: int) -> bytes:
 
 def test_requests_wait_for_room_which_both_protocols_share(network: Callable[..., NetworkServer], server: Server) -> None:
     """While one that runs has taken it: small ones are answered, those whose size is known wait, and others are refused."""
-    made, large = network(most_bytes=100_000, room_bytes=100_000), GOOD + " " * (100_000 - len(GOOD))
+    made, large = network(max_bytes=100_000, room_bytes=100_000), GOOD + " " * (100_000 - len(GOOD))
     with stub_of(made) as stub, ThreadPoolExecutor(3) as pool:
         with held(server):
             first = pool.submit(call, made, INFER, large)
@@ -294,7 +294,7 @@ def test_requests_wait_for_room_which_both_protocols_share(network: Callable[...
 
 def test_what_is_sent_takes_no_more_memory_than_its_room(network: Callable[..., NetworkServer]) -> None:
     """Bodies without an end, of known and of unknown sizes, heads without an end, and requests that are sent far ahead."""
-    made, size = network(most_bytes=4 << 20, room_bytes=8 << 20), 4 << 20
+    made, size = network(max_bytes=4 << 20, room_bytes=8 << 20), 4 << 20
     chunked = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size:x}\r\n".encode()
     head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nX: ".encode()
     ahead = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 7000
@@ -358,7 +358,7 @@ def test_calls_of_which_a_part_is_missing_give_way_to_others(network: Callable[.
         seen = [client.recv(1 << 16) for client in clients]
         assert all(seen)
     made.close()
-    timely = network(patience_s=0.5)
+    timely = network(timeout_s=0.5)
     with _half_sent(timely) as client:
         while b"not arrived in time" not in (found := client.recv(1 << 16)):
             assert found

@@ -43,7 +43,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model on the first core that was placed for far more requests than come."""
     if len(CORES) < 2:
         pytest.skip("needs two CPU cores")
-    monkeypatch.setattr(rates, "_LEAST_S", 0.0)
+    monkeypatch.setattr(rates, "_MIN_S", 0.0)
     net(tmp_path, "one")
     on(tmp_path / "one" / "model.onnx", CORES[0], tmp_path / "one.json")
     return write_workload(tmp_path, "model: one/model.onnx, name: one, rate: 1000000, placement: one.json")

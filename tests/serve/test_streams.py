@@ -86,7 +86,7 @@ def test_what_is_wrong_with_one_request_is_said_with_its_id_and_others_go_on(net
     wrong.inputs[3].shape[0] = 3
     for number in range(5000):
         many.outputs.add(name=str(number))
-    with stub_of(network(most_bytes=1 << 20)) as stub:
+    with stub_of(network(max_bytes=1 << 20)) as stub:
         answers = [*stub.ModelStreamInfer(iter([request(0), wrong, many, request(3)]), timeout=60)]
         found = {one.infer_response.id: one for one in answers}
         assert {name: bool(one.infer_response.outputs) for name, one in found.items()} == {"0": 1, "1": 0, "": 0, "3": 1}
@@ -227,7 +227,7 @@ def test_a_stream_whose_client_takes_no_answers_ends(
     asked = messages.ModelInferRequest(model_name="large", raw_input_contents=[bytes(4 << 20)])
     asked.inputs.add(name="x", datatype="FP32", shape=[1, 1 << 20])
     with session.serve(placement) as other:
-        made = network(beside=ServedModel("large", other, session.model.inputs, session.model.outputs), patience_s=0.2)
+        made = network(beside=ServedModel("large", other, session.model.inputs, session.model.outputs), timeout_s=0.2)
 
         def waits() -> int:
             """Return how many tasks of the server wait for its end: one more while there is a stream."""

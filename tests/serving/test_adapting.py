@@ -113,7 +113,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
         (adapting, "_LOOK_S", 0.02),
         (adapting, "_PAUSE_S", 0.02),
         (adapting, "_AGAIN_S", 0.2),
-        (recovering, "_LEAST_PRICE_S", 0.05),
+        (recovering, "_MIN_PRICE_S", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
     made = Bench(load(save_mixing(tmp_path / "mixing.onnx")), kind=getattr(request, "param", Losable))

@@ -26,14 +26,14 @@ LOOP: tuple[ModuleType, ...] = (
 )  # fmt: skip
 SERVING = ("placeit serving",)  # names of threads
 BAD = 1000  # an index that kernels refuse
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 FOLLOWED = 8  # callbacks that the server calls while a failure is armed
 AFTER = 100  # requests that have to be right after each failure
 
 
 def is_right(answer: Answer, index: int) -> bool:
     """Whether an answer is right; False if it is the failure that was put in. Anything else fails the test."""
-    error = answer.exception(PATIENCE_S)
+    error = answer.exception(TIMEOUT_S)
     if error is not None:
         assert "put in" in str(error), error
         return False
@@ -61,8 +61,8 @@ def trouble(server: Server, made: Bench) -> int:
     if not cancelled.cancel():
         good.append((cancelled, 1))
     good += [(server.submit(inputs_of(made.model, index % 4)), index % 4) for index in range(3)]
-    assert isinstance(bad.exception(PATIENCE_S), ExecutionError)
-    assert isinstance(late.exception(PATIENCE_S), DeadlineError | ExecutionError)
+    assert isinstance(bad.exception(TIMEOUT_S), ExecutionError)
+    assert isinstance(late.exception(TIMEOUT_S), DeadlineError | ExecutionError)
     return sum(not is_right(answer, index) for answer, index in good)
 
 
@@ -103,5 +103,5 @@ def test_a_failure_at_any_call_of_the_loop_fails_one_request_at_most_and_the_nex
             watch(failures, server, made)
         assert server.repeated == 0
         with made.executor() as other:  # lanes are free for others
-            made.check(other, timeout=PATIENCE_S)
+            made.check(other, timeout=TIMEOUT_S)
     assert len(failures.hit) > 60

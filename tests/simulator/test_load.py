@@ -23,13 +23,13 @@ def test_a_load_is_summed_up():
     assert report.p99 == pytest.approx(6.98)
     assert report.queue_at.tolist() == [1, 2, 5, 6]
     assert report.queue.tolist() == [1, 2, 1, 0]
-    assert report.most_queued == 2
+    assert report.max_queued == 2
     assert report.mean_queue == pytest.approx((1 * 1 + 3 * 2 + 1 * 1) / 9)
 
 
 def test_one_request_has_no_rate_of_arrival_and_nothing_that_takes_no_time_has_a_rate():
     report = LoadReport.of([4.0], [4.0], [6.0])
-    assert (report.offered, report.achieved, report.p99, report.most_queued) == (None, 0.5, 2.0, 0)
+    assert (report.offered, report.achieved, report.p99, report.max_queued) == (None, 0.5, 2.0, 0)
     assert LoadReport.of([4.0, 4.0], [4.0, 4.0], [4.0, 4.0]).achieved is None
 
 
@@ -86,7 +86,7 @@ def test_given_arrivals_are_simulated():
     assert simulate(two_ops(), [0, 1], arrivals=[7.0]).tolist() == [11.5]
     flights = found.requests
     report = LoadReport.of(flights.arrived, flights.begun, flights.ended)
-    assert (report.p50, report.worst, report.most_queued) == (5.5, 8.0, 1)
+    assert (report.p50, report.worst, report.max_queued) == (5.5, 8.0, 1)
 
 
 @pytest.mark.parametrize(

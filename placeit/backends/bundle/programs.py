@@ -23,7 +23,7 @@ _WEIGHTS = f"segments/weights{WEIGHTS}"
 _ALIGNMENT = 64  # bytes to which weights are aligned in a file, as OpenVINO does
 _CONSTANT = re.compile(rb'(type="Const"[^>]*>\s*<data\b[^>]*?\boffset=")(\d{1,19})(" size=")(\d{1,19})"')
 """The place of a constant's value in the file of weights."""
-_MOST_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
+_MAX_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _with_weights(proto: Any, what: str) -> Any:
     if where is not None:
         load_external_data_for_model(whole, where)
         del whole.metadata_props[:]
-    if whole.ByteSize() > _MOST_ONNX:
+    if whole.ByteSize() > _MAX_ONNX:
         raise ModelError(
             f"{what} for ONNX Runtime has {whole.ByteSize() / 1e9:.1f} GB, and a serialised ONNX model has "
             "2 GB at most: place it on devices that OpenVINO drives, or on more devices."

@@ -37,7 +37,7 @@ openvino = import_openvino()
 _RANDOM = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
-_MOST_CASES = 8  # most combinations of integers that inputs are compared with
+_MAX_CASES = 8  # most combinations of integers that inputs are compared with
 _SAMPLES = 2  # runs on random inputs to find sizes that the file does not state
 
 
@@ -393,7 +393,7 @@ def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str,
                 value = numpy_helper.to_array(constants[other]).item()
                 if isinstance(value, int):
                     found.setdefault(name, []).append(value)
-    ways = itertools.islice(itertools.product(*found.values()), _MOST_CASES)
+    ways = itertools.islice(itertools.product(*found.values()), _MAX_CASES)
     return [dict(zip(found, way, strict=True)) for way in ways]
 
 

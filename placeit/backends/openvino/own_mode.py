@@ -20,7 +20,7 @@ from placeit.devices.own_modes import OwnMode
 
 __all__ = ["OwnModeRunner"]
 
-_ROUNDS, _LEAST_S = 2, 0.02  # least length of a timing of many requests: runs of each infer request, seconds
+_ROUNDS, _MIN_S = 2, 0.02  # least length of a timing of many requests: runs of each infer request, seconds
 _BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties for each of their devices
 
 
@@ -131,7 +131,7 @@ class OwnModeRunner:
                 self._queue.start_async()
             self._queue.wait_all()
         each = (time.perf_counter() - begin) / self._length
-        self._length = len(self._requests) * max(_ROUNDS, math.ceil(_LEAST_S / each / len(self._requests)))
+        self._length = len(self._requests) * max(_ROUNDS, math.ceil(_MIN_S / each / len(self._requests)))
         return each
 
     def written(self) -> list[dict[str, NDArray[Any]]]:

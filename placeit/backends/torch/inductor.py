@@ -38,7 +38,7 @@ __all__ = ["CompiledSegment", "compile_package", "compile_segment", "is_kept"]
 
 _log = logging.getLogger("placeit")
 
-_MOST_BYTES = 1e9  # of all packages that are kept
+_MAX_BYTES = 1e9  # of all packages that are kept
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
 _UNFROZEN = "compiled without freezing: "  # what the child process writes before the reason
 _PROGRAM = """
@@ -225,7 +225,7 @@ def _keep(package: Path, kept: Path) -> None:
     total = 0
     for path in sorted(kept.parent.glob("*.pt2"), key=lambda path: -path.stat().st_mtime):
         total += path.stat().st_size
-        if total > _MOST_BYTES and path != kept:
+        if total > _MAX_BYTES and path != kept:
             path.unlink(missing_ok=True)
 
 

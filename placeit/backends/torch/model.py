@@ -403,7 +403,7 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             ) from error
 
 
-_MOST_JSON = 1 << 26  # most bytes of a description that are examined
+_MAX_JSON = 1 << 26  # most bytes of a description that are examined
 
 
 def _names_cuda(path: Path) -> bool:
@@ -412,7 +412,7 @@ def _names_cuda(path: Path) -> bool:
         for member in archive.infolist():
             if member.filename.endswith(".json"):
                 with archive.open(member) as stream:
-                    if b'"type": "cuda"' in stream.read(_MOST_JSON):
+                    if b'"type": "cuda"' in stream.read(_MAX_JSON):
                         return True
     return False
 

@@ -49,7 +49,7 @@ LABEL = "placeit-node"
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """Types in which float32 tensors are sent, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
 _CONNECTS_S, _STARTS_S, _ANSWERS_S = 30.0, 60.0, 10.0
-_LEAST_PATIENCE_S = 1.0
+_MIN_TIMEOUT_S = 1.0
 _VERSION = (2, 59)
 
 
@@ -376,9 +376,9 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"'{address}' is not the address of a Ray cluster; it is written HOST:PORT, such as 127.0.0.1:6379.")
-    if not _LEAST_PATIENCE_S <= patience < math.inf:
+    if not _MIN_TIMEOUT_S <= patience < math.inf:
         raise UsageError(
-            f"Patience is {_LEAST_PATIENCE_S:g} s at least, as devices give a sign of life twice a second; not {patience:g} s."
+            f"Patience is {_MIN_TIMEOUT_S:g} s at least, as devices give a sign of life twice a second; not {patience:g} s."
         )
     made = Nodes(address, get_args(Compression).index(compress), patience, token=token)
     if _current is not None:

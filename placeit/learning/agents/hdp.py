@@ -26,7 +26,7 @@ __all__ = ["HdpAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22
 _LARGEST = 100_000
-_MOST_WEIGHTS = 100_000_000  # of a network
+_MAX_WEIGHTS = 100_000_000  # of a network
 
 
 class _Network(AttentionDecoder):
@@ -137,9 +137,9 @@ class HdpAgent:
         sizes = {"ops": ops, "devices": devices, "degree": degree, "types": types, "hidden": hidden}
         for option_name, size in sizes.items():
             check_size("agent", "hdp", option_name, size, 0, _LARGEST)
-        if weights > _MOST_WEIGHTS:
+        if weights > _MAX_WEIGHTS:
             listed = ", ".join(f"{option_name}={size}" for option_name, size in sizes.items())
-            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MOST_WEIGHTS:,}.")
+            raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MAX_WEIGHTS:,}.")
         self.ops, self.devices, self.degree, self.types, self.hidden = ops, devices, degree, types, hidden
         self.inputs = types + 1 + degree + ops
         self.network = self._network = _Network(self.inputs, devices, hidden)

@@ -31,7 +31,7 @@ __all__ = ["Draw", "Stage", "StageResult", "TrainingResult", "evaluate", "train"
 
 _STREAM = 1  # evaluation draws other numbers than training does
 _AT_ONCE = 32  # problems that are evaluated together
-_MOST_BARREN = 10  # updates in a row without any cost that could be measured, after which training stops
+_MAX_BARREN = 10  # updates in a row without any cost that could be measured, after which training stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +191,7 @@ class _Training:
             figures = update(self.agent, stage, [priced(one) for one in drawn], run) if drawn else {}
             run.update += bool(drawn)
             run.barren = run.barren + 1 if figures and "loss" not in figures else 0
-            over = not drawn or run.update == stage.updates or clock.is_late or run.barren == _MOST_BARREN
+            over = not drawn or run.update == stage.updates or clock.is_late or run.barren == _MAX_BARREN
             figure = None
             if judges and (over or run.update % stage.evaluate_every == 0):
                 with clock.evaluation(last=over):
@@ -206,11 +206,11 @@ class _Training:
                 self._save()
         if self.progress is not None:
             self.progress(label, 1.0)
-        if run.barren == _MOST_BARREN:
+        if run.barren == _MAX_BARREN:
             run.barren = 0  # a resumed training may try again
             self.stopped = (
                 f"Training stopped in stage {run.stage + 1} ({stage.kind}) after {run.update} updates: in the last "
-                f"{_MOST_BARREN}, nothing could be measured by the cost '{stage.cost_name}'. The weights are the best so far."
+                f"{_MAX_BARREN}, nothing could be measured by the cost '{stage.cost_name}'. The weights are the best so far."
             )
         else:
             run.end_stage(self.agent, last=run.stage + 1 == len(self.stages))

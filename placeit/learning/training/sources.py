@@ -19,7 +19,7 @@ from placeit.learning.workloads.registry import Split, dataset_names, find_datas
 from placeit.placers.heft import Heft
 from placeit.simulator.scheduler import GIPH_RULES
 from placeit.simulator.simulate import SimulatedCost
-from placeit.simulator.throughput_bound import ThroughputCost, least_seconds
+from placeit.simulator.throughput_bound import ThroughputCost, min_seconds
 
 __all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 
@@ -27,7 +27,7 @@ HELD_OUT = 32
 """Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
 
 
-_MOST_HELD_OUT = 10_000
+_MAX_HELD_OUT = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def simulated(problem: Problem) -> ProblemInstance:
 
 def served(problem: Problem) -> ProblemInstance:
     """Return a problem with its seconds per request, in multiples of their lower bound."""
-    return ProblemInstance(problem, ThroughputCost(problem), least_seconds(problem))
+    return ProblemInstance(problem, ThroughputCost(problem), min_seconds(problem))
 
 
 def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
@@ -90,8 +90,8 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
         UsageError: no such source, one that is not for training, or one with too few problems.
         ProblemError, InfeasibleError, FileError: a file holds no problem.
     """
-    if held_out is not None and held_out > _MOST_HELD_OUT:
-        raise UsageError(f"At most {_MOST_HELD_OUT:,} problems can be held out; more were asked for.")
+    if held_out is not None and held_out > _MAX_HELD_OUT:
+        raise UsageError(f"At most {_MAX_HELD_OUT:,} problems can be held out; more were asked for.")
     if name not in dataset_names():
         if not Path(name).exists() and "/" not in name:
             raise UsageError(

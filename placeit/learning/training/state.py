@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 _STREAM = 2  # random stream of training, so that it differs from generated problems with the same seed
 
 
-_MOST_FOUND = 100  # problems of a stage whose best placements are kept
+_MAX_FOUND = 100  # problems of a stage whose best placements are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class TrainingState:
                 continue
             where = self.stage + 1, instance.problem.key
             known = self.found.get(where)
-            if known is None and sum(stage == where[0] for stage, _ in self.found) >= _MOST_FOUND:
+            if known is None and sum(stage == where[0] for stage, _ in self.found) >= _MAX_FOUND:
                 continue
             if known is None or values[at] < known.cost:
                 self.found[where] = FoundPlacement(where[1], float(values[at]), path[at].copy())

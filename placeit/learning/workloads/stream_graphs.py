@@ -27,7 +27,7 @@ _SHAPES = (
     *((7, 2), (7, 3), (8, 3), (10, 2), (12, 2)),
 )
 _ENDS_LOAD = 0.04  # load of the source, and of the sink, as a share of a device
-_LEAST_STAGE, _MOST_PAYLOAD = 0.05, 0.5
+_MIN_STAGE, _MAX_PAYLOAD = 0.05, 0.5
 _SMALL = 12
 _TRAIN, _TEST = 2520, 630
 
@@ -47,10 +47,10 @@ def draw_stream_graph(rng: np.random.Generator) -> StreamGraph:
     branches, length = _SHAPES[int(rng.choice(len(_SHAPES), p=weights / weights.sum()))]
     ops = branches * length + 2
     devices = 2 + sum(ops > most for most in (_SMALL, 17, 23))
-    stage = rng.uniform(_LEAST_STAGE, 1.0, length)
+    stage = rng.uniform(_MIN_STAGE, 1.0, length)
     stage *= (devices - 2 * _ENDS_LOAD) / stage.sum()
     load = np.concatenate([[_ENDS_LOAD], np.repeat(stage, branches), [_ENDS_LOAD]])
-    payload = rng.uniform(0.0, _MOST_PAYLOAD, ops)
+    payload = rng.uniform(0.0, _MAX_PAYLOAD, ops)
     if devices == 2:
         payload *= rng.uniform()
     payload[-1] = 0.0

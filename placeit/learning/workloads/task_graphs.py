@@ -14,7 +14,7 @@ from placeit.learning.workloads.parameters import check_range
 __all__ = ["TaskGraph", "TaskGraphParameters", "random_task_graph"]
 
 
-_MOST_TASKS = 10_000
+_MAX_TASKS = 10_000
 """Limit on tasks: edges are drawn in a matrix of all pairs of tasks."""
 
 
@@ -111,10 +111,10 @@ def random_task_graph(parameters: TaskGraphParameters, rng: np.random.Generator,
     level = np.repeat(np.arange(len(sizes)), sizes)
     first = np.concatenate([[0], np.cumsum(sizes)])
     count = len(level)
-    if count > _MOST_TASKS:
+    if count > _MAX_TASKS:
         raise UsageError(
             f"A random task graph with tasks={parameters.tasks} and alpha={parameters.alpha:g} has {count:,} tasks; at most "
-            f"{_MOST_TASKS:,} can be generated. Give a lower 'max_tasks' (--max-tasks), fewer tasks or an alpha closer to 1."
+            f"{_MAX_TASKS:,} can be generated. Give a lower 'max_tasks' (--max-tasks), fewer tasks or an alpha closer to 1."
         )
     linked = rng.random((count, count)) < parameters.connection
     linked &= level[:, None] < level[None, :]

@@ -11,7 +11,7 @@ from placeit.report.text import NOTHING, amount, seconds, signed_seconds
 
 __all__ = ["costs", "environment", "events", "links"]
 
-_MOST_ROWS = 2000  # most rows of a table
+_MAX_ROWS = 2000  # most rows of a table
 
 
 def links(recording: Recording) -> Section | None:
@@ -47,7 +47,7 @@ def events(recording: Recording) -> Section | None:
         return None
     rows = [
         (name_of(one.name), seconds(one.start_s), seconds(one.finish_s - one.start_s), name_of(one.why))
-        for one in recording.events[:_MOST_ROWS]
+        for one in recording.events[:_MAX_ROWS]
     ]
     return Section("events", "Events", (), [Table(("event", "at", "took", "why"), rows, frozenset({1, 2}))])
 
@@ -96,8 +96,8 @@ def costs(recording: Recording) -> Section | None:
     titles = ["group", "kind", "ops"]
     for name in names:
         titles += [f"on {name_of(name)}", "cut off"]
-    left = f" The {_MOST_ROWS} most expensive of {len(rows)} are listed." if len(rows) > _MOST_ROWS else ""
-    table = Table(titles, [cells for _, cells in rows[:_MOST_ROWS]], frozenset(range(2, len(titles))))
+    left = f" The {_MAX_ROWS} most expensive of {len(rows)} are listed." if len(rows) > _MAX_ROWS else ""
+    table = Table(titles, [cells for _, cells in rows[:_MAX_ROWS]], frozenset(range(2, len(titles))))
     text = (
         f"What each group of ops takes inside the whole model, and in addition where it is cut off from its neighbours.{left}"
     )

@@ -36,7 +36,7 @@ from placeit.report.text import NOTHING, amount, in_one_unit, percent, seconds
 
 __all__ = ["graph"]
 
-_MOST_OPS, _MOST_KERNELS = 8_000, 10  # most ops on a page, and most kernels in a table
+_MAX_OPS, _MAX_KERNELS = 8_000, 10  # most ops on a page, and most kernels in a table
 _NONE = "no device"
 
 _SEARCH = """
@@ -101,7 +101,7 @@ def graph(recording: Recording) -> Section | None:
     if not recording.graph.ops:
         return None
     found = op_rows(recording)
-    listed = found[:_MOST_OPS]
+    listed = found[:_MAX_OPS]
     names = [*device_names(recording), _NONE]
     look = looks(names[:-1])
     drawing = draw(len(recording.graph.ops), [(u, v) for u, v, _ in recording.graph.edges])
@@ -313,7 +313,7 @@ def _spent(recording: Recording) -> list[Table]:
             _of_peak(one.flops_per_s, "FLOP/s", one.flops_share),
             _of_peak(one.bytes_per_s, "B/s", one.bytes_share),
         )
-        for one in most[:_MOST_KERNELS]
+        for one in most[:_MAX_KERNELS]
     ]
     titles = ("kernel, by its main op", "kind", "device", "ops", "time", "share", "FLOP/s (of peak)", "B/s (of peak)")
     spent = kinds(recording)

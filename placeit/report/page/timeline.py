@@ -19,7 +19,7 @@ from placeit.report.text import in_one_unit, seconds
 __all__ = ["timeline"]
 
 _HIGH = 26  # pixels of a line
-_MOST_BARS = 3_000  # most bars of one timeline
+_MAX_BARS = 3_000  # most bars of one timeline
 
 
 def timeline(recording: Recording) -> Section | None:
@@ -39,8 +39,8 @@ def timeline(recording: Recording) -> Section | None:
         "these are known, on one time axis. Bars on the critical path have a thick border, and the line 'critical path' says "
         "what the latency consists of. Drag to move, Ctrl and the wheel to zoom, or use the buttons."
     )
-    if any(len(one.bars) > _MOST_BARS for one in shown):
-        text += f" Of each timeline, {_MOST_BARS} bars are drawn, those on the critical path and the longest."
+    if any(len(one.bars) > _MAX_BARS for one in shown):
+        text += f" Of each timeline, {_MAX_BARS} bars are drawn, those on the critical path and the longest."
     parts: list[Picture | Table] = [Picture(Column(zoom_buttons(axis, 0, end), drawn, sizing_mode="stretch_width"), about)]
     if (path := recording.critical_path) is not None:
         written = in_one_unit([path.latency_s])
@@ -74,7 +74,7 @@ def _picture(shown: Timeline, axis: Range1d, factor: float, unit: str, recording
     )
     of: dict[str | None, list[Bar]] = {}
     for bar in sorted(shown.bars, key=lambda bar: (bar.critical, bar.finish_s - bar.start_s))[
-        -_MOST_BARS:
+        -_MAX_BARS:
     ]:  # critical ones are drawn last
         of.setdefault(bar.device, []).append(bar)
     found = looks(device_names(recording))

@@ -37,7 +37,7 @@ __all__ = [
     "refusals_here",
 ]
 
-_MOST_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
+_MAX_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
 _SHAPE = 64  # bytes of the largest integer input that may hold a shape, so that sizes depend on its values
 
 
@@ -169,7 +169,7 @@ class OrtInstance:
         if known is None:
             for index in self._sized:
                 self._outputs[index].fill(made[index].numpy())
-            if len(self._shapes) == _MOST_SHAPES:
+            if len(self._shapes) == _MAX_SHAPES:
                 self._shapes.clear()
             self._shapes[key] = [self._outputs[index].array().shape for index in self._sized]
 

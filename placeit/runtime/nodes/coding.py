@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 __all__ = ["Coding", "coded", "coded_type", "decoded"]
 
 
-_LEAST_SCALE = np.finfo(np.float32).tiny
+_MIN_SCALE = np.finfo(np.float32).tiny
 
 
 class Coding(IntEnum):
@@ -47,7 +47,7 @@ def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic],
         with np.errstate(over="ignore"):
             return value.astype(np.float16), 0.0
     scale = np.float32(float(np.max(np.abs(value), initial=0.0)) / 127 or 1.0)
-    if not _LEAST_SCALE <= scale < np.inf:
+    if not _MIN_SCALE <= scale < np.inf:
         return value, 0.0
     return np.rint(value.astype(np.float32, copy=False) / scale).astype(np.int8), float(scale)
 

@@ -113,7 +113,7 @@ class _Arrival:
         if not known:
             raise ProtocolError(f"a tensor of sizes {[*frame.sizes]} for the buffer {frame.target}, which does not take them")
         count, wanted = math.prod(shape), coded_type(frame.coding, dtype)
-        if count * dtype.itemsize > _most_bytes():
+        if count * dtype.itemsize > _max_bytes():
             raise ProtocolError(f"a tensor of {count * dtype.itemsize} bytes, which is more than this machine's memory")
         return shape, wanted, count * wanted.itemsize
 
@@ -188,7 +188,7 @@ class ReceivingBuffers:
 
 
 @functools.cache
-def _most_bytes() -> float:
+def _max_bytes() -> float:
     return memory_bytes()
 
 

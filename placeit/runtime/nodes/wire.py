@@ -38,7 +38,7 @@ _TRIES, _PAUSE_S = 3, 0.1
 _UNSENT = 1 << 18  # most unsent bytes in the kernel
 _TCP_NOTSENT_LOWAT = 25
 _HEADER = struct.Struct("<BBBxIIIIQdd")  # the third field is the number of sizes, which follow the header
-_MOST_SIZES = 255  # sizes in a message, whose header counts them in a byte
+_MAX_SIZES = 255  # sizes in a message, whose header counts them in a byte
 
 
 class ProtocolError(Exception):
@@ -240,7 +240,7 @@ class Connection:
         return message.offset < len(message.payload)
 
     def _receive(self) -> None:
-        header, sizes = memoryview(bytearray(_HEADER.size)), memoryview(bytearray(4 * _MOST_SIZES))
+        header, sizes = memoryview(bytearray(_HEADER.size)), memoryview(bytearray(4 * _MAX_SIZES))
         waste, inflow = memoryview(bytearray(CHUNK)), _Inflow(self._sock)
         try:
             while True:

@@ -78,7 +78,7 @@ def tell(lab: Lab, report: Report) -> None:
                 graph=graph,
                 placer=job.placer,
                 makespan=float(found["cost"]),
-                least_found_here=FOUND_HERE[graph] if there else None,
+                min_found_here=FOUND_HERE[graph] if there else None,
                 known_of_list_scheduling=LIST_SCHEDULING[graph] if there else None,
                 known_of_zero_shot_giph=ZERO_SHOT_GIPH[graph] if there else None,
                 seconds=float(found["seconds"]),

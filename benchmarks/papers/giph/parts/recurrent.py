@@ -18,7 +18,7 @@ from benchmarks.papers.giph.parts.search import curve_rows, policies
 
 __all__ = ["jobs", "tell"]
 
-_MOST_RELOCATIONS = 10
+_MAX_RELOCATIONS = 10
 
 
 def _evaluations() -> dict[str, Evaluation]:
@@ -32,11 +32,11 @@ def jobs(setup: Setup) -> Sequence[Job]:  # noqa: ARG001
 def tell(lab: Lab, report: Report, figures: Figures) -> None:
     found = _evaluations()
     curve_rows(lab, report, figures, "recurrent", "deep-learning graphs", found)
-    ticks = [*map(str, range(1, _MOST_RELOCATIONS)), f"{_MOST_RELOCATIONS}+"]
+    ticks = [*map(str, range(1, _MAX_RELOCATIONS)), f"{_MAX_RELOCATIONS}+"]
     shares = {}
     for name in ("giph", "placeto"):
-        times = np.minimum(lab[found[name]]["relocations"], _MOST_RELOCATIONS)
-        shares[name] = np.bincount(times, minlength=_MOST_RELOCATIONS + 1)[1:] / len(times)
+        times = np.minimum(lab[found[name]]["relocations"], _MAX_RELOCATIONS)
+        shares[name] = np.bincount(times, minlength=_MAX_RELOCATIONS + 1)[1:] / len(times)
         columns = {f"times_{tick}": share for tick, share in zip(ticks, shares[name].tolist(), strict=True)}
         report.row(part="recurrent", share_of_moved_ops=name, **columns)
     figures.bars("recurrent", "recurrent-relocations", "", ("relocations", "share of moved ops"), ticks, shares)

@@ -16,7 +16,7 @@ from placeit.core.problem import Problem
 
 __all__ = ["Best", "Neighbours"]
 
-_MOST_PROBLEMS = 100  # problems whose placements are kept
+_MAX_PROBLEMS = 100  # problems whose placements are kept
 _LARGEST = 0.25  # largest part, as a share of the ops
 _SPREAD = 0.8  # probability that a part grows over an edge
 _TOGETHER = 0.3  # probability that a part is moved to one device as a whole
@@ -65,7 +65,7 @@ class Best:
     def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64], worse: float = 0.0) -> None:
         """Take ``int32[R, V]`` placements into account, with ``float64[R]`` costs; NaN for unknown costs."""
         key, known = problem.key, np.flatnonzero(~np.isnan(costs))
-        if not len(known) or (key not in self.best and len(self.best) >= _MOST_PROBLEMS):
+        if not len(known) or (key not in self.best and len(self.best) >= _MAX_PROBLEMS):
             return
         least = known[costs[known].argmin()]
         if key not in self.best or costs[least] < self.best[key].cost:

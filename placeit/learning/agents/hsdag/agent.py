@@ -25,15 +25,15 @@ from placeit.placers.feasibility import fits, repair
 
 __all__ = ["HsdagAgent"]
 
-_LARGEST_OPTIONS = {"devices": 10_000, "width": 4096, "steps": 1000, "fewest_groups": 10_000, "most_groups": 10_000}
+_LARGEST_OPTIONS = {"devices": 10_000, "width": 4096, "steps": 1000, "min_groups": 10_000, "max_groups": 10_000}
 _ABLATIONS: Mapping[str, Sequence[str]] = {
     "output_shape": ("output shape",),
     "node_id": ("position",),
     "structure": ("in-degree", "out-degree", "fractal dimension"),
 }
 _OPS_AT_A_TIME = 1 << 13
-_LEAST_SCORE = 1e-6  # added to each score, so that the scores of a group never add up to zero
-_LEAST_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
+_MIN_SCORE = 1e-6  # added to each score, so that the scores of a group never add up to zero
+_MIN_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +102,8 @@ class HsdagAgent:
         width: of the network.
         steps: of an episode.
         dropout: share of the edges that messages do not take, in episodes that are learned from.
-        fewest_groups: lower bound on the number of groups, for problems of at least as many ops.
-        most_groups: upper bound on the number of groups, for graphs of at most as many connected parts.
+        min_groups: lower bound on the number of groups, for problems of at least as many ops.
+        max_groups: upper bound on the number of groups, for graphs of at most as many connected parts.
         sample_edges: whether the edge that an op keeps is drawn in proportion to scores, so that groups have a probability;
             otherwise it is the best.
         symmetric: whether an edge and its reverse are equal, as in the public code: messages go both ways, and an edge's score
@@ -126,8 +126,8 @@ class HsdagAgent:
         width: int = 128,
         steps: int = 20,
         dropout: float = 0.2,
-        fewest_groups: int = 8,
-        most_groups: int = 64,
+        min_groups: int = 8,
+        max_groups: int = 64,
         sample_edges: bool = False,
         symmetric: bool = False,
         output_shape: bool = True,
@@ -135,16 +135,16 @@ class HsdagAgent:
         structure: bool = True,
     ) -> None:
         self.devices, self.width, self.steps, self.dropout = devices, width, steps, dropout
-        self.fewest_groups, self.most_groups, self.sample_edges = fewest_groups, most_groups, sample_edges
+        self.min_groups, self.max_groups, self.sample_edges = min_groups, max_groups, sample_edges
         self.symmetric = symmetric
         self.output_shape, self.node_id, self.structure = output_shape, node_id, structure
         for option, most in _LARGEST_OPTIONS.items():
             check_size("agent", "hsdag", option, getattr(self, option), 1, most)
         check_size("agent", "hsdag", "dropout", dropout, 0, 1)
-        if fewest_groups > most_groups:
+        if min_groups > max_groups:
             raise UsageError(
-                f"The agent 'hsdag' is to make at least {fewest_groups} and at most {most_groups} groups: 'fewest_groups' must "
-                "not be more than 'most_groups'."
+                f"The agent 'hsdag' is to make at least {min_groups} and at most {max_groups} groups: 'min_groups' must "
+                "not be more than 'max_groups'."
             )
         self._without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
         self.network = self._network = Network(width, devices, symmetric=symmetric)
@@ -194,7 +194,7 @@ class HsdagAgent:
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
         """Return one over the cost of each step's placement (section 2.5), costs being in multiples of the unit."""
-        rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _LEAST_COST)
+        rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _MIN_COST)
         return rewards
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
@@ -275,7 +275,7 @@ class HsdagAgent:
     def _pool(self, embedding: Tensor, log_scores: Tensor, parsing: Parsing) -> Tensor:
         """Return ``float32[G, W]``, the mean embedding of each group, weighed by the scores of the edges that its ops kept."""
         has = np.flatnonzero(parsing.kept >= 0)
-        scores = log_scores[torch.from_numpy(parsing.kept[has]), None].exp() + _LEAST_SCORE
+        scores = log_scores[torch.from_numpy(parsing.kept[has]), None].exp() + _MIN_SCORE
         weight = embedding.new_ones(len(embedding), 1).index_copy(0, torch.from_numpy(has), scores)
         total = pool(weight, parsing.group, parsing.count)
         return pool(embedding * weight, parsing.group, parsing.count) / total
@@ -314,9 +314,9 @@ class HsdagAgent:
         parsings = []
         for b, problem in enumerate(batch.problems):
             edges = slice(batch.first_edge[b], batch.first_edge[b + 1])
-            least = min(self.fewest_groups, len(problem))
+            least = min(self.min_groups, len(problem))
             ends = batch.edges[edges] - batch.first_op[b]
-            parsings.append(parse(log_scores[edges], ends, len(problem), least=least, most=self.most_groups, rng=rng))
+            parsings.append(parse(log_scores[edges], ends, len(problem), least=least, most=self.max_groups, rng=rng))
         return _united(parsings, batch.first_edge), np.repeat(np.arange(len(parsings)), [one.count for one in parsings])
 
     def _allowed(self, batch: _Batch, parsing: Parsing, owner: NDArray[np.intp]) -> NDArray[np.bool_]:

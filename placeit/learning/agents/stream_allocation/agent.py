@@ -29,7 +29,7 @@ __all__ = ["StreamAllocationAgent"]
 _FEATURES = 5
 _GOOD = 0.8
 _KEPT = 8
-_LEAST_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
+_MIN_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class StreamAllocationAgent:
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return one over the cost of each placement; remember the good ones."""
-        rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _LEAST_COST)
+        rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _MIN_COST)
         decisions: _Decisions = trajectory.decisions
         for problem, chosen, reward in zip(decisions.problems, decisions.chosen, rewards[0].tolist(), strict=True):
             self._remember(problem, chosen, reward)
@@ -218,7 +218,7 @@ class StreamAllocationAgent:
         """Remember placements that are good."""
         for placement, cost in zip(placements, costs.tolist(), strict=True):
             if cost < 1.0 / _GOOD:
-                self._remember(problem, self._written(problem, placement), 1.0 / max(cost, _LEAST_COST))
+                self._remember(problem, self._written(problem, placement), 1.0 / max(cost, _MIN_COST))
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`memory` returned."""
