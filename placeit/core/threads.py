@@ -23,7 +23,7 @@ T = TypeVar("T")
 TASKS = Path("/proc/self/task")  # the threads of this process
 CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
 _TIMEOUT_S = 10.0  # seconds that closing waits for a thread whose job does not end
-_EXIT_PATIENCE_S = 2.0  # seconds that Python's exit waits for threads that run Python code
+_EXIT_TIMEOUT_S = 2.0  # seconds that Python's exit waits for threads that run Python code
 
 
 class Gate:
@@ -257,7 +257,7 @@ EXITING = Gate()
 def _leave(process: int) -> None:
     EXITING.open()
     if os.getpid() == process:  # a fork has none of the threads
-        _core.leave(_EXIT_PATIENCE_S)
+        _core.leave(_EXIT_TIMEOUT_S)
 
 
 atexit.register(_leave, os.getpid())

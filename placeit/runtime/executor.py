@@ -42,7 +42,7 @@ from placeit.simulator.scheduler import Scheduler
 
 __all__ = ["Executor"]
 
-_EXIT_PATIENCE_S = 2.0  # for segments that run when the interpreter exits
+_EXIT_TIMEOUT_S = 2.0  # for segments that run when the interpreter exits
 
 
 class Executor(PlanExecutor):
@@ -410,7 +410,7 @@ class _OpenExecutors:
         engines = [executor._engine for executor in [*self._executors]]
         for engine in engines:
             engine.stop()
-        until = time.monotonic() + _EXIT_PATIENCE_S
+        until = time.monotonic() + _EXIT_TIMEOUT_S
         while time.monotonic() < until and not all(engine.over for engine in engines):
             time.sleep(1e-3)
         _core.keep([engine for engine in engines if not engine.over])
