@@ -14,10 +14,11 @@ from benchmarks._generation_devices import balanced, continued, reference
 from benchmarks._generation_rivals import PRECISION, Files, greedy, in_segments, session_of
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
-from examples.generate_text import step_inputs
+from examples.generate_text import EVERY, step_inputs
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
 from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.session import Session
@@ -33,6 +34,9 @@ _LONG, _CHUNK = (1024, 64), (128, 32)
 _LEAST = {1: 1.0, 2: 0.9}
 """Least tokens per second, relative to ``openvino_genai`` on as many cores."""
 
+_PLAIN = "plain OpenVINO, a core each"
+"""A share of the texts in one batch on one core: each of two cores with half of the model takes two halves of such a step."""
+
 _Way: TypeAlias = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 """A function that continues prompts, and returns the tokens of each."""
 
@@ -42,6 +46,7 @@ def batches(files: Files, args: Args, report: Report) -> None:
     random = np.random.default_rng(args.seed)
     prompts = random.integers(0, files.decoder.vocabulary, (max(_TEXTS), _PROMPT)).tolist()
     wanted = [reference(files.stateful, prompt, _TOKENS) for prompt in prompts]
+    plain = _plain(files)
     for cores in (two_cores()[:1], two_cores()):
         with ExitStack() as stack:
             progress(f"texts at once on {len(cores)} of the cores")
@@ -56,7 +61,7 @@ def batches(files: Files, args: Args, report: Report) -> None:
             server = stack.enter_context(session.serve(_placement(session, args)))
             sequences = [stack.enter_context(server.sequence()) for _ in prompts]
             for texts in _TEXTS:
-                ways = {"placeit": partial(_ours, sequences), "openvino_genai": rival}
+                ways = {"placeit": partial(_ours, sequences), "openvino_genai": rival, _PLAIN: partial(plain, len(cores))}
                 same = dict.fromkeys(ways, 0)
 
                 def taken(way: str, texts: int = texts, ways: dict[str, _Way] = ways, same: dict[str, int] = same) -> float:
@@ -78,6 +83,8 @@ def batches(files: Files, args: Args, report: Report) -> None:
                 what = f"{texts} texts on {'one core' if len(cores) == 1 else 'two cores'}"
                 ratio = faster(results["openvino_genai"], results["placeit"])
                 report.claim(f"{what}: tokens per second over openvino_genai", ratio.ratio, "", at_least=_LEAST[len(cores)])
+                ideal = faster(results[_PLAIN], results["placeit"])
+                report.claim(f"{what}: tokens per second over plain OpenVINO's, a core each", ideal.ratio, "")
                 report.claim(f"{what}: texts that differ from the uncut model's", texts - same["placeit"], "texts", at_most=0)
 
 
@@ -137,5 +144,24 @@ def _genai(files: Files, threads: int) -> _Way:
     def generate(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         found = pipeline.generate([openvino.Tensor(np.array([prompt])) for prompt in prompts], [config] * len(prompts))
         return [list(one.m_generation_ids[0]) for one in found]
+
+    return generate
+
+
+def _plain(files: Files) -> Callable[[int, Sequence[Sequence[int]]], list[list[int]]]:
+    """Return a function that continues one of some equal shares of the prompts in one batch on one core."""
+    options = PRECISION | {"INFERENCE_NUM_THREADS": 1}
+    request = openvino_core().compile_model(files.for_texts.stateful, "CPU", options).create_infer_request()
+
+    def generate(shares: int, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        request.reset_state()
+        new, past, found = np.array(prompts[: len(prompts) // shares]), 0, []
+        for _ in range(_TOKENS):
+            count, end = len(new), past + new.shape[1]
+            places, order = np.arange(past, end)[None].repeat(count, 0), np.arange(count, dtype=np.int32)
+            every = dict(zip(EVERY, (new, np.ones((count, end), np.int64), places, order), strict=True))
+            new, past = request.infer(every)["logits"][:, -1].argmax(-1)[:, None], end
+            found.append(new)
+        return np.hstack(found).tolist()
 
     return generate
