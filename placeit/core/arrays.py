@@ -12,7 +12,7 @@ from placeit.core.errors import UsageError
 
 __all__ = ["CudaArray", "DLPackArray", "GpuArray", "gpu_array", "host_array"]
 
-_ON_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
+_GPU_DEVICE_TYPES = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class DLPackArray(Protocol):
 
 @runtime_checkable
 class CudaArray(Protocol):
-    """An array on a GPU that says where, such as Numba's."""
+    """An array on a GPU with the CUDA array interface, such as Numba's."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
@@ -68,11 +68,11 @@ def gpu_array(what: str, value: object) -> GpuArray | None:
     """Return an array on a GPU with its shape and type; None for anything else.
 
     Args:
-        what: the array in the error, at the beginning of a sentence.
+        what: name of the array in errors; it begins a sentence.
         value: any object.
 
     Raises:
-        UsageError: it has a type that NumPy lacks.
+        UsageError: the array has a type that NumPy lacks.
     """
     if isinstance(value, np.ndarray):
         return None
@@ -80,7 +80,7 @@ def gpu_array(what: str, value: object) -> GpuArray | None:
         return value
     try:
         if isinstance(value, DLPackArray):
-            if value.__dlpack_device__()[0] not in _ON_GPU:
+            if value.__dlpack_device__()[0] not in _GPU_DEVICE_TYPES:
                 return None
             return GpuArray(value, tuple(value.shape), np.dtype(str(value.dtype).rpartition(".")[2]))
         if isinstance(value, CudaArray):
@@ -92,26 +92,26 @@ def gpu_array(what: str, value: object) -> GpuArray | None:
 
 
 def host_array(what: str, value: object) -> NDArray[np.generic]:
-    """Return an array in the host's memory: without a copy if it is there, else a copy.
+    """Return an array in the host's memory; it is copied only if it is elsewhere.
 
     Args:
-        what: the array in the error, at the beginning of a sentence.
-        value: an array of any library, or what NumPy makes an array of.
+        what: name of the array in errors; it begins a sentence.
+        value: an array of any library, or anything that ``np.asarray`` accepts.
 
     Raises:
-        UsageError: it is no array, or cannot be copied from its GPU.
+        UsageError: the value is no array, or cannot be copied from its GPU.
     """
-    found = gpu_array(what, value)
+    on_gpu = gpu_array(what, value)
     try:
-        if found is None:
+        if on_gpu is None:
             array = np.asarray(value)
             if array.dtype == object and isinstance(value, DLPackArray):  # without NumPy's own protocols
                 array = np.from_dlpack(value)
             return array
-        if found.ready is not None:
-            found.ready.synchronize()
-        copied: NDArray[np.generic] = np.from_dlpack(found.value, device="cpu")
+        if on_gpu.ready is not None:
+            on_gpu.ready.synchronize()
+        copied: NDArray[np.generic] = np.from_dlpack(on_gpu.value, device="cpu")
         return copied
     except (ValueError, TypeError, RuntimeError, BufferError, AttributeError) as error:  # lists of different lengths, gradients
-        where = "is no array that NumPy can read" if found is None else "is on a GPU, and cannot be copied to the host"
+        where = "is no array that NumPy can read" if on_gpu is None else "is on a GPU, and cannot be copied to the host"
         raise UsageError(f"{what} {where} ({error}): give a NumPy array.") from error

@@ -31,7 +31,7 @@ class Device:
 
     Attributes:
         name: canonical name, unique in its cluster (``CPU@0``, ``GPU.1``, or a name given by a cluster file).
-        kind: runtime that drives it (``openvino``, ``null``); ``described`` for one that exists in simulation only.
+        kind: runtime that drives it (``openvino``, ``null``); ``described`` for a device that exists in simulation only.
         address: the real device behind it, which ``name`` spells unless a cluster file renames it; None for a described device.
         full_name: its name by the driver or the data sheet.
         memory_bytes: memory that weights and tensors may take; ``inf`` if unknown.
@@ -161,7 +161,7 @@ class Cluster:
         return not any(device.described for device in self.devices)
 
     def only(self, names: Collection[str]) -> Cluster:
-        """Return the devices with some names, and the links between them. Raises ClusterError for a name that is unknown."""
+        """Return a cluster of the named devices and the links between them. Raises ClusterError if a name is unknown."""
         for name in names:
             if name not in self.names:
                 raise ClusterError(f"There is no device '{name}' in the cluster; its devices are {', '.join(self.names)}.")
@@ -179,14 +179,14 @@ class Cluster:
         devices share nothing.
         """
         matrix = np.zeros((len(self), len(self)), bool)
-        for i, one in enumerate(self.devices):
+        for i, device in enumerate(self.devices):
             for j, other in enumerate(self.devices):
-                if i != j and one.address is not None and other.address is not None:
-                    matrix[i, j] = one.address.shares(other.address)
+                if i != j and device.address is not None and other.address is not None:
+                    matrix[i, j] = device.address.shares(other.address)
         return matrix
 
     def apart(self) -> list[int]:
-        """Return the numbers of devices that share nothing, ascending; of core sets that overlap, larger ones are left out."""
+        """Return the numbers of devices that share no hardware, ascending; of core sets that overlap, the largest is chosen."""
         conflicts, chosen = self.conflicts(), list[int]()
         for d in sorted(range(len(self)), key=lambda d: -len(self.devices[d].cores)):
             if not conflicts[d, chosen].any():
@@ -194,7 +194,7 @@ class Cluster:
         return sorted(chosen)
 
     def bandwidth(self) -> NDArray[np.float64]:
-        """Return bandwidths in bytes per second, ``float64[D, D]``; ``inf`` on the diagonal. Raises ClusterError if unknown."""
+        """Return bandwidths in bytes per second, ``float64[D, D]``, ``inf`` on the diagonal. Raises ClusterError if unknown."""
         return self._matrix("bandwidth", float("inf"))
 
     def latency(self) -> NDArray[np.float64]:
@@ -213,7 +213,7 @@ class Cluster:
         return matrix
 
 
-def links_to_list(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+def links_to_list(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
     """Return links between devices as a list for JSON; a bandwidth too high to be measured is null."""
     return [
         {
@@ -223,5 +223,5 @@ def links_to_list(known: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]
             "latency_s": link.latency,
             "origin": link.origin,
         }
-        for (src, dst), link in known.items()
+        for (src, dst), link in links.items()
     ]

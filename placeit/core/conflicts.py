@@ -7,16 +7,16 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["beside", "cliques", "cover", "shares_beside", "together"]
+__all__ = ["beside", "cliques", "cover", "exclusive", "shares_beside", "together"]
 
 
 def together(conflicts: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Return devices that can all run at once, ascending: as many as a greedy choice finds; all devices if none conflict."""
-    return _chosen(conflicts, [])
+    """Return the devices of a greedy choice that can all run at once, ascending; all devices if none conflict."""
+    return _greedy_choice(conflicts, [])
 
 
 def beside(conflicts: NDArray[np.bool_], device: int) -> tuple[int, ...]:
-    """Return devices that can all run while one does, ascending: as many as a greedy choice finds.
+    """Return the devices of a greedy choice that can all run while a given device runs, ascending.
 
     Devices with fewest conflicts are chosen first. Of ``CPU@2-3``, ``CPU@2`` and ``CPU@3``, the last two run beside ``CPU@0``.
 
@@ -24,10 +24,11 @@ def beside(conflicts: NDArray[np.bool_], device: int) -> tuple[int, ...]:
         conflicts: ``bool[D, D]``.
         device: the number of the running device.
     """
-    return tuple(other for other in _chosen(conflicts, [device]) if other != device)
+    return tuple(other for other in _greedy_choice(conflicts, [device]) if other != device)
 
 
-def _chosen(conflicts: NDArray[np.bool_], chosen: list[int]) -> tuple[int, ...]:
+def _greedy_choice(conflicts: NDArray[np.bool_], chosen: list[int]) -> tuple[int, ...]:
+    """Extend a choice by devices that conflict with none of it, those with the fewest conflicts first."""
     for other in np.argsort(conflicts.sum(axis=1), kind="stable").tolist():
         if other not in chosen and not conflicts[other, chosen].any():
             chosen.append(other)
@@ -35,18 +36,18 @@ def _chosen(conflicts: NDArray[np.bool_], chosen: list[int]) -> tuple[int, ...]:
 
 
 def shares_beside(conflicts: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the share of the devices that can run :func:`beside` a device that another one occupies, ``float64[D, D]``.
+    """Return, for each device, the share of the devices :func:`beside` it that each other device occupies, ``float64[D, D]``.
 
     Without conflicts the share is ``1 / (D - 1)``. A wide device occupies all the devices whose cores it takes.
     """
     devices = len(conflicts)
-    takes = conflicts | np.eye(devices, dtype=bool)
+    occupies = conflicts | np.eye(devices, dtype=bool)
     share = np.zeros((devices, devices))
     for device in range(devices):
         others = list(beside(conflicts, device))
         if others:
-            share[device] = takes[:, others].sum(axis=1) / len(others)
-            share[device, takes[device]] = 0.0
+            share[device] = occupies[:, others].sum(axis=1) / len(others)
+            share[device, occupies[device]] = 0.0
     return share
 
 
@@ -59,10 +60,9 @@ def cliques(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def exclusive(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the :func:`cliques` of several devices, of which only one runs at a time, ``bool[C, D]``."""
+    """Return the :func:`cliques` that have at least two devices, ``bool[C, D]``."""
     found = cliques(conflicts)
-    several: NDArray[np.bool_] = found[found.sum(axis=1) > 1]
-    return several
+    return np.asarray(found[found.sum(axis=1) > 1], np.bool_)
 
 
 @functools.lru_cache(maxsize=64)  # several problems have the same devices
@@ -81,10 +81,10 @@ def _cliques(table: bytes, devices: int) -> NDArray[np.bool_]:
 
 
 def cover(conflicts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return few :func:`cliques` that together hold all devices, ``bool[C, D]``: at most ``C`` devices run at once."""
-    left, known = np.ones(len(conflicts), bool), cliques(conflicts)
+    """Return a greedy choice of :func:`cliques` that covers all devices, ``bool[C, D]``: at most ``C`` devices run at once."""
+    uncovered, candidates = np.ones(len(conflicts), bool), cliques(conflicts)
     chosen = []
-    while left.any():
-        chosen.append(int((known & left).sum(axis=1).argmax()))
-        left &= ~known[chosen[-1]]
-    return known[chosen]
+    while uncovered.any():
+        chosen.append(int((candidates & uncovered).sum(axis=1).argmax()))
+        uncovered &= ~candidates[chosen[-1]]
+    return candidates[chosen]

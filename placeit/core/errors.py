@@ -46,11 +46,11 @@ class DeviceError(PlaceitError):
 
 
 class LostError(DeviceError):
-    """A device is lost: nothing more runs or is compiled there, whichever ops it is."""
+    """A device is lost: it does not run or compile anything any more."""
 
 
 class HangsError(LostError):
-    """The compiler of a device hangs: nothing more is compiled there."""
+    """The compiler of a device hangs: the device does not compile anything any more."""
 
 
 class NoRoomError(DeviceError):
@@ -90,7 +90,7 @@ class QueueFullError(ExecutionError):
 
 
 class DeadlineError(ExecutionError):
-    """A request had not begun by its deadline."""
+    """A request had not started by its deadline."""
 
 
 class SequenceError(ExecutionError):
@@ -98,10 +98,10 @@ class SequenceError(ExecutionError):
 
 
 class StateLostError(SequenceError):
-    """The state of a sequence is not known any more.
+    """The state of a sequence was lost.
 
     Args:
-        number: of the sequence.
+        number: number of the sequence.
         why: the reason; also an attribute.
     """
 

@@ -18,6 +18,7 @@ from placeit.core.errors import FileError
 from placeit.core.interrupts import at_end
 
 __all__ = [
+    "cache_folder",
     "check_regular",
     "check_writable",
     "complete_lines",
@@ -31,16 +32,16 @@ __all__ = [
     "write_text",
 ]
 
-_PROBE = 4096
-_CHUNK = 1 << 20
+_PROBE_BYTES = 4096  # written to find out whether the disk is full
+_CHUNK_BYTES = 1 << 20  # read at a time
 _MAX_LINKS = 40  # symbolic links that a path may lead through, as in Linux
-_LONGEST_SUFFIX = 16
-_LARGEST_TEXT = 1 << 29
+_MAX_SUFFIX = 16  # characters of a suffix that the temporary file has as well
+_MAX_TEXT_BYTES = 1 << 29
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Yield a temporary path to write to; move the file into place if the block succeeds, delete it otherwise.
+    """Yield a temporary path to write to; the file replaces ``path`` if the block succeeds, and is deleted otherwise.
 
     A regular file is replaced in one step, and keeps its mode and owner; links are followed. A file that cannot be replaced is
     overwritten in place: a pipe, a character device, a file with several names (hard links), one in a folder where no files can
@@ -96,53 +97,55 @@ class _Draft:
 
     def __init__(self, path: Path) -> None:
         self._path, self._descriptor = path, own_descriptor(path)
-        self._found: os.stat_result | None = None
+        self._existing: os.stat_result | None = None
         with contextlib.suppress(FileNotFoundError):
-            self._found = path.stat()
+            self._existing = path.stat()
         self._target = Path(os.path.realpath(path))
         self.in_place = self._descriptor is not None
-        if self._found is not None and self._descriptor is None:
-            self._check(self._found)
+        if self._existing is not None and self._descriptor is None:
+            self._check(self._existing)
         folder = Path(tempfile.gettempdir()) if self.in_place else self._target.parent
-        suffix = path.suffix if len(path.suffix) <= _LONGEST_SUFFIX else ""
+        suffix = path.suffix if len(path.suffix) <= _MAX_SUFFIX else ""
         self.temporary = folder / f".placeit-{secrets.token_hex(8)}{suffix}"
-        self._kept = at_end(self._unlink)
+        self._unregister = at_end(self._unlink)
 
     def make(self) -> None:
         """Make the temporary file, with the system's default mode if the path is new, else for its owner only."""
-        new = self._found is None and not self.in_place
+        new = self._existing is None and not self.in_place
         os.close(os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if new else 0o600))
 
     def discard(self) -> None:
         """Delete the temporary file, if it is still there."""
         self._unlink()
-        self._kept()
+        self._unregister()
 
     def _unlink(self) -> None:
         if self.temporary.exists():  # a read-only disk refuses to unlink a file that does not exist, too
             self.temporary.unlink(missing_ok=True)
 
-    def _check(self, found: os.stat_result) -> None:
-        kind = stat.S_IFMT(found.st_mode)
+    def _check(self, existing: os.stat_result) -> None:
+        """Raise OSError if the existing file cannot be written; decide whether it is overwritten in place."""
+        kind = stat.S_IFMT(existing.st_mode)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
         if kind not in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFCHR):
             raise OSError(errno.EINVAL, "it is neither a file nor a pipe nor a character device")
         if not os.access(self._path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        foreign = found.st_uid != os.geteuid() and os.geteuid() != 0  # a new file would be another user's
-        self.in_place = kind != stat.S_IFREG or found.st_nlink > 1 or foreign or not os.access(self._target.parent, os.W_OK)
+        foreign = existing.st_uid != os.geteuid() and os.geteuid() != 0  # a new file would be another user's
+        self.in_place = kind != stat.S_IFREG or existing.st_nlink > 1 or foreign or not os.access(self._target.parent, os.W_OK)
 
     def finish(self, sync: bool) -> None:
         """Give the temporary file the mode and owner of the file that it replaces; with ``sync``, wait until it is on disk."""
         if self.in_place:
             return
         with self.temporary.open("rb") as file:
-            if self._found is not None:
-                if (self._found.st_uid, self._found.st_gid) != _owner(file.fileno()):
+            if (old := self._existing) is not None:
+                new = os.fstat(file.fileno())
+                if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
                     with contextlib.suppress(PermissionError):
-                        os.fchown(file.fileno(), self._found.st_uid, self._found.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(self._found.st_mode))
+                        os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             if sync:
                 os.fsync(file.fileno())
 
@@ -159,21 +162,22 @@ class _Draft:
                 if sync:
                     _sync_folder(self._target.parent)
                 return
-        self._pour()
+        self._overwrite()
 
-    def _pour(self) -> None:
+    def _overwrite(self) -> None:
+        """Copy the content into the existing file, pipe or device."""
         if self._descriptor is None:
             handle = os.open(self._path, os.O_WRONLY)  # for a pipe, this waits for a reader
         else:
             handle = os.dup(self._descriptor)
         with self.temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
-            replaced = self._descriptor is None and stat.S_ISREG(os.fstat(handle).st_mode)
+            regular = self._descriptor is None and stat.S_ISREG(os.fstat(handle).st_mode)
             size = os.fstat(source.fileno()).st_size
-            if replaced and size:
+            if regular and size:
                 os.posix_fallocate(handle, 0, size)  # without room this fails, and the old content stays
             shutil.copyfileobj(source, sink)
             sink.flush()
-            if replaced:
+            if regular:
                 os.ftruncate(handle, size)
                 os.fsync(handle)
 
@@ -184,12 +188,12 @@ def own_descriptor(path: Path) -> int | None:
     If a file were opened again by such a name, writing would start at its beginning and overwrite earlier output. A path of the
     file that standard output is redirected to counts as a name of standard output, too.
     """
-    named, ours = path, os.path.realpath("/proc/self/fd")
+    link, descriptors = path, os.path.realpath("/proc/self/fd")
     with contextlib.suppress(OSError):
         for _ in range(_MAX_LINKS):
-            if named.name.isdecimal() and os.path.realpath(named.parent) == ours:
-                return int(named.name)
-            named = named.parent / named.readlink()
+            if link.name.isdecimal() and os.path.realpath(link.parent) == descriptors:
+                return int(link.name)
+            link = link.parent / link.readlink()
     with contextlib.suppress(OSError):
         found, out = path.stat(), os.fstat(1)
         if stat.S_ISREG(out.st_mode) and (found.st_dev, found.st_ino) == (out.st_dev, out.st_ino):
@@ -208,17 +212,13 @@ def check_writable(path: Path) -> None:
             draft = _Draft(path)
             stack.callback(draft.discard)
             draft.make()
-            draft.temporary.write_bytes(bytes(_PROBE))  # not an empty one, which would fit on a full disk
+            draft.temporary.write_bytes(bytes(_PROBE_BYTES))  # an empty file would fit on a full disk
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
 
 
 def check_regular(path: Path) -> None:
-    """Check that an existing file is not endless (``/dev/zero``) and can be read more than once (unlike a pipe).
-
-    Raises:
-        FileError: it is endless, or can be read only once.
-    """
+    """Check that a path is not a device or a pipe, which may be endless or can be read only once. Raises FileError."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # the code that reads it reports the error
@@ -232,10 +232,6 @@ def write_text(path: Path, text: str, *, sync: bool = True) -> None:
     with replacing(path, sync=sync) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
-
-def _owner(handle: int) -> tuple[int, int]:
-    found = os.fstat(handle)
-    return found.st_uid, found.st_gid
 
 
 def _sync_folder(folder: Path) -> None:
@@ -252,10 +248,10 @@ def read_text(path: Path, stream: BinaryIO | None = None) -> str:
     try:
         data = bytearray()
         with path.open("rb") if stream is None else contextlib.nullcontext(stream) as opened:
-            while chunk := opened.read(_CHUNK):  # a device may have no end
+            while chunk := opened.read(_CHUNK_BYTES):  # a device may have no end
                 data += chunk
-                if len(data) > _LARGEST_TEXT:
-                    raise FileError(f"Cannot read {path}: it is larger than {_LARGEST_TEXT >> 20} MiB, and no such file is.")
+                if len(data) > _MAX_TEXT_BYTES:
+                    raise FileError(f"Cannot read {path}: it is larger than {_MAX_TEXT_BYTES >> 20} MiB, and no such file is.")
         return data.decode()
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -264,11 +260,7 @@ def read_text(path: Path, stream: BinaryIO | None = None) -> str:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file to which lines are appended; cut off a last line that was not written whole.
-
-    Raises:
-        FileError: it cannot be read, or not be cut.
-    """
+    """Return the lines of a file that is written by appending; an incomplete last line is cut off. Raises FileError."""
     try:
         data = path.read_bytes()
         end = data.rfind(b"\n") + 1
@@ -290,7 +282,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     name = f"placeit-{secrets.token_hex(8)}"
     folder = Path(tempfile.gettempdir(), name) if parent is None else parent / f".{name}"
     delete = functools.partial(shutil.rmtree, folder, ignore_errors=True)
-    kept = at_end(delete)
+    unregister = at_end(delete)
     try:
         try:
             folder.mkdir(mode=0o700)
@@ -300,20 +292,21 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
         yield folder
     finally:
         delete()
-        kept()
+        unregister()
 
 
 def own_folder(folder: Path, *, group: bool = False) -> int:
-    """Open a folder that no other user can write to, making it if it is missing; return its descriptor.
+    """Open a folder to which no other user can write, and return its descriptor; a missing folder is made.
 
-    Operations by the descriptor happen in that folder, even if its name leads elsewhere later.
+    Operations by the descriptor happen in that folder, even if its path leads elsewhere later.
 
     Args:
         folder: path of the folder.
         group: whether its group may write there.
 
     Raises:
-        FileError: it is a link or no folder, it is another user's, others may write there, or it cannot be made or opened.
+        FileError: the path is a link or no folder, the folder belongs to another user, other users may write to it, or it
+            cannot be made or opened.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -321,11 +314,11 @@ def own_folder(folder: Path, *, group: bool = False) -> int:
             folder.mkdir(mode=0o700)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        found = "it is a link, or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or str(error)
-        raise FileError(f"The folder {folder} cannot be used: {found}. Remove it, or choose another place.") from error
+        reason = "it is a link, or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or str(error)
+        raise FileError(f"The folder {folder} cannot be used: {reason}. Remove it, or choose another place.") from error
     try:
-        facts = os.fstat(handle)
-        if facts.st_uid != os.geteuid() or facts.st_mode & (0o002 if group else 0o022):
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or status.st_mode & (0o002 if group else 0o022):
             raise FileError(
                 f"The folder {folder} cannot be used: it belongs to another user, or others may write there. Remove it, or "
                 "choose another place."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,20 +64,18 @@ def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
 
 def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32] | None:
     """Return a topological order of the nodes (smallest number first among equals), or None if there is a cycle."""
-    import heapq
-
     out = csr(np.ascontiguousarray(edges[:, 0]), nodes)
-    waiting = np.bincount(edges[:, 1], minlength=nodes).tolist()
+    in_degree = np.bincount(edges[:, 1], minlength=nodes).tolist()  # without edges from nodes that are in the order already
     heads = edges[:, 1].tolist()
-    ready = [v for v in range(nodes) if waiting[v] == 0]
+    ready = [v for v in range(nodes) if in_degree[v] == 0]
     order: list[int] = []
     while ready:
         v = heapq.heappop(ready)
         order.append(v)
         for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
             w = heads[e]
-            waiting[w] -= 1
-            if waiting[w] == 0:
+            in_degree[w] -= 1
+            if in_degree[w] == 0:
                 heapq.heappush(ready, w)
     return np.array(order, np.int32) if len(order) == nodes else None
 
@@ -209,7 +208,7 @@ def _first_duplicate(graph: OpGraph) -> str | None:
     return None
 
 
-def _lengths(graph: OpGraph) -> str | None:
+def _wrong_length(graph: OpGraph) -> str | None:
     ops, tensors, edges = len(graph.names), len(graph.tensor_op), len(graph.edge_tensor)
     sizes: Sequence[tuple[str, int, int]] = (
         ("kinds", len(graph.kinds), ops),
@@ -221,9 +220,9 @@ def _lengths(graph: OpGraph) -> str | None:
         ("tensor_dtypes", len(graph.tensor_dtypes), tensors),
         ("edges", len(graph.edges), edges),
     )
-    for field, have, want in sizes:
-        if have != want:
-            return f"'{field}' has {have} entries where {want} are expected"
+    for field, length, expected in sizes:
+        if length != expected:
+            return f"'{field}' has {length} entries where {expected} are expected"
     return None
 
 
@@ -263,14 +262,14 @@ def _wrong_tensor(graph: OpGraph) -> str | None:
     bad = np.flatnonzero(graph.tensor_op[graph.edge_tensor] != graph.edges[:, 0])
     if len(bad):
         u, v = graph.edges[bad[0]]
-        made = graph.names[int(graph.tensor_op[graph.edge_tensor[bad[0]]])]
-        return f"the edge '{graph.names[u]}' -> '{graph.names[v]}' moves a tensor that '{made}' produces"
+        producer = graph.names[int(graph.tensor_op[graph.edge_tensor[bad[0]]])]
+        return f"the edge '{graph.names[u]}' -> '{graph.names[v]}' moves a tensor that '{producer}' produces"
     return None
 
 
 _RULES: dict[str, Callable[[OpGraph], str | None]] = {
     "there is at least one op": lambda graph: None if graph.names else "it is empty",
-    "arrays agree in length": _lengths,
+    "arrays agree in length": _wrong_length,
     "op names are unique": _first_duplicate,
     "references stay inside the graph": _bad_reference,
     "costs are finite and not negative": _bad_cost,
