@@ -28,7 +28,7 @@ from benchmarks._plain import Plain, openvino_alone
 from placeit.backends.openvino.graph import constants
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import load
-from placeit.core.memory import give_back_freed_memory, own_use
+from placeit.core.memory import own_use, trim_memory
 from placeit.core.placement import Placement
 from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
@@ -82,7 +82,7 @@ def _taken(way: str, path: Path, tiny: Path) -> dict[str, float]:
     A tiny model is loaded in the same way first, so that libraries and kernels of the process do not count.
     """
     _go(way, tiny)
-    give_back_freed_memory()
+    trim_memory()
     return _go(way, path)
 
 

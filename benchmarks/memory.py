@@ -22,7 +22,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._loading_models import write_model
 from benchmarks._models import two_cores
 from benchmarks._plain import openvino_options
-from placeit.core.memory import give_back_freed_memory
+from placeit.core.memory import trim_memory
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.openvino import openvino_core
@@ -74,7 +74,7 @@ def ways(budget_s: float) -> dict[str, Callable[[Path], None]]:
 def _taken(way: Callable[[Path], None], path: Path, tiny: Path) -> tuple[float, float]:
     """Return by how many MB this process grows at the peak, and to the end."""
     way(tiny)
-    give_back_freed_memory()
+    trim_memory()
     before = _resident()
     peak_memory(reset=True)
     way(path)

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks._harness import Args, Report, main
 from benchmarks._models import MODELS, load_model, progress, random_splits, two_cores
-from placeit.core.memory import Use, give_back_freed_memory, own_use
+from placeit.core.memory import Use, own_use, trim_memory
 from placeit.devices import discover
 from placeit.session import Session
 
@@ -70,7 +70,7 @@ def run(args: Args, report: Report) -> None:
                 row("placement", number, time.perf_counter() - begin)
     del session, segmenter, executor, model
     gc.collect()
-    give_back_freed_memory()
+    trim_memory()
     row("session closed", number, time.perf_counter() - begin)
     left = growth.now()
     report.claim(f"{name}: most memory over the start", growth.most.bytes / 1e9, "GB", at_most=_GROWTH.bytes / 1e9)

@@ -28,7 +28,7 @@ from placeit.cli.streams import drop_stdout
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import FileError, PlaceitError
 from placeit.core.files import own_descriptor
-from placeit.core.interrupts import INTERRUPTED, come_through, happened
+from placeit.core.interrupts import INTERRUPTED, disarm_watchdog, was_interrupted
 from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import LOST, printable
@@ -116,7 +116,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
         with _Reporting(terminal.debug):
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
-            come_through()
+            disarm_watchdog()
             _deliver(terminal, _identified(typer_context, output) if terminal.json else output)
         raise typer.Exit(output.exit_code)
 
@@ -194,7 +194,7 @@ class _Reporting:
             return
         if self._debug and not isinstance(error, _ReaderGoneError):
             typer.echo("".join(traceback.format_exception(error)), err=True)
-        come_through()
+        disarm_watchdog()
         message, code = _explain(error)
         if message:
             typer.echo(_shortened(printable(" ".join(message.split()))), err=True)
@@ -215,7 +215,7 @@ def _shortened(message: str) -> str:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """Return the message for an error, and the exit code."""
-    if happened() and not isinstance(error, FileError | _ReaderGoneError):
+    if was_interrupted() and not isinstance(error, FileError | _ReaderGoneError):
         return "interrupted", INTERRUPTED  # even if a library has turned it into another error
     match error:
         case PlaceitError():
@@ -228,7 +228,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return "error: There is not enough memory for this model here: try a smaller --batch.", PlaceitError.exit_code
         case OSError():
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-            return f"error: {what}. See where it happened with --debug.", PlaceitError.exit_code
+            return f"error: {what}. See where it was_interrupted with --debug.", PlaceitError.exit_code
         case _:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return f"error: This is a bug in placeit ({what}). Please report it, with what --debug shows.", BUG

@@ -233,7 +233,6 @@ def write_text(path: Path, text: str, *, sync: bool = True) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-
 def _sync_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):  # some file systems do not support it
         handle = os.open(folder, os.O_RDONLY)

@@ -1,11 +1,11 @@
 """Ctrl-C in the process of a command: it takes effect within a second, in any state, and never shows a traceback.
 
 A KeyboardInterrupt reaches a program only between two instructions of the main thread. It does not arrive while that thread
-waits for a library, and it is lost in a finalizer or an import. So a thread watches: it sends a lost interrupt again, and ends
-the process if the command is not over in time. While an extension module is being loaded the exception waits, since some
-modules crash if it comes then. Before the process of a command ends by Ctrl-C, SIGTERM or SIGHUP (closed terminal), things that
-it must not leave behind (processes, temporary files) are removed. Programs that use placeit as a library keep their own signal
-handlers.
+waits for a library, and it is lost in a finalizer or an import. So a watchdog thread sends a lost interrupt again, and ends the
+process if the command does not end in time. While an extension module is being loaded the exception is deferred, since some
+modules crash if it is raised then. Before the process of a command ends by Ctrl-C, SIGTERM or SIGHUP (closed terminal), things
+that it must not leave behind (processes, temporary files) are removed. Programs that use placeit as a library keep their own
+signal handlers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "at_end", "come_through", "ended_by", "guarded", "happened"]
+__all__ = ["INTERRUPTED", "at_end", "disarm_watchdog", "ended_by", "guarded", "was_interrupted"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
-_LIMIT_S = 0.8  # seconds after Ctrl-C in which a command that has nothing to keep must end
-_LOOK_S = 0.02
-_AGAIN_S = 1.0  # seconds after the first Ctrl-C from which another one is not taken for a repetition
+_TIMEOUT_S = 0.8  # seconds after Ctrl-C in which a command that has nothing to save must end
+_POLL_S = 0.02  # seconds between two checks of the watchdog
+_REPEAT_S = 1.0  # seconds after Ctrl-C in which another one is taken for a repetition; a later one ends the process
 _SHOW_CURSOR = b"\x1b[?25h"
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
-_undo: dict[object, Callable[[], object]] = {}
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+_cleanups: dict[object, Callable[[], object]] = {}
 
 
 class _Guard:
@@ -45,43 +45,43 @@ class _Guard:
         at: time of the first Ctrl-C, by ``time.monotonic()``; None before.
         swallowed: whether the exception was raised where it is lost.
         loading: number of extension modules that the main thread is loading, nested.
-        safe: whether the command needs no watching any more, since it has reached its results or its error message.
+        disarmed: whether the watchdog lets the command take its time, since it has reached its results or its error message.
         over: whether the command has ended, and only the interpreter has still to end.
     """
 
     def __init__(self) -> None:
-        self.raises = self.swallowed = self.safe = self.over = False
+        self.raises = self.swallowed = self.disarmed = self.over = False
         self.at: float | None = None
-        self.loading, self._waits = 0, False
+        self.loading, self._deferred = 0, False
         self._ending = threading.Lock()
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._heard)
+            signal.signal(signal.SIGINT, self._on_sigint)
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # runs last: no handler after finalization
-        for number in _ENDS:
+        for number in _TERMINATING:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda number, _: self.end(128 + number))
         self._hooks = sys.unraisablehook, threading.excepthook
-        sys.unraisablehook, threading.excepthook = self._unraisable, self._in_thread
+        sys.unraisablehook, threading.excepthook = self._unraisable, self._thread_failed
         for name in ("create_module", "exec_module"):
-            setattr(ExtensionFileLoader, name, self._waiting(getattr(ExtensionFileLoader, name)))
+            setattr(ExtensionFileLoader, name, self._deferring(getattr(ExtensionFileLoader, name)))
         threading.Thread(target=self._watch, name="placeit ctrl-c", daemon=True).start()
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _on_sigint(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         now = time.monotonic()
         first = self.at is None
         self.at = now if self.at is None else self.at
-        if not self.raises or now - self.at > _AGAIN_S:
+        if not self.raises or now - self.at > _REPEAT_S:
             self.end()
         if first and self.loading:
-            self._waits = True
+            self._deferred = True
         elif first:
             raise KeyboardInterrupt
 
-    def _waiting(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a loader so that Ctrl-C waits until it is done, if the main thread runs it."""
+    def _deferring(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a loader of extension modules so that Ctrl-C is deferred until it has returned, if the main thread runs it."""
 
         @functools.wraps(load)
         def loads(*args: Any) -> Any:
@@ -92,23 +92,24 @@ class _Guard:
                 return load(*args)
             finally:
                 self.loading -= 1
-                if self._waits and not self.loading:
-                    self._waits = False
+                if self._deferred and not self.loading:
+                    self._deferred = False
                     raise KeyboardInterrupt
 
         return loads
 
     def _watch(self) -> None:
+        """Run the watchdog thread: wait for a signal, then repeat lost interrupts and end the process in time."""
         while (number := os.read(self._reading, 1)[0]) != signal.SIGINT:
-            if number in _ENDS:
+            if number in _TERMINATING:
                 self.end(128 + number)
         begin = time.monotonic()
         while True:
-            time.sleep(_LOOK_S)
-            if self.swallowed and not self.safe:
+            time.sleep(_POLL_S)
+            if self.swallowed and not self.disarmed:
                 self.swallowed, self.at = False, None
                 _thread.interrupt_main()
-            if (self.over or not self.safe) and time.monotonic() - begin > _LIMIT_S:
+            if (self.over or not self.disarmed) and time.monotonic() - begin > _TIMEOUT_S:
                 self.end()
 
     def _unraisable(self, what: Any) -> None:
@@ -117,39 +118,40 @@ class _Guard:
         elif self.at is None:
             self._hooks[0](what)
 
-    def _in_thread(self, what: Any) -> None:
+    def _thread_failed(self, what: Any) -> None:
         if self.at is None:
             self._hooks[1](what)
 
     def end(self, code: int = INTERRUPTED) -> None:
-        """Print that the process was interrupted, unless that was done, undo what must not stay, and end the process."""
+        """Print that the process was interrupted, unless the watchdog is disarmed, call the registered cleanups, and exit."""
         if self._ending.acquire(blocking=False):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would call ``end`` again, and deadlock
             with contextlib.suppress(OSError):
                 if os.isatty(2):
                     os.write(2, _SHOW_CURSOR)
-                if not self.safe:
+                if not self.disarmed:
                     os.write(2, b"interrupted\n" if code == INTERRUPTED else b"terminated\n")
             with contextlib.suppress(OSError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 for stream in (1, 2):  # libraries would print errors about resources taken from them
                     os.dup2(nowhere, stream)
-            for undo in reversed([*_undo.values()]):
+            for cleanup in reversed([*_cleanups.values()]):
                 with contextlib.suppress(Exception):
-                    undo()
+                    cleanup()
             os._exit(code)
         while True:  # the thread that got the lock ends the process
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 _guard: _Guard | None = None
 
 
 def guarded(run: Callable[[], object]) -> None:
-    """Run a command that ends with SystemExit, then end the process, immediately after Ctrl-C.
+    """Run a command that ends with SystemExit, guarded by a watchdog for Ctrl-C, then end the process.
 
-    A process that was started to ignore Ctrl-C continues to do so. If the process has another handler for Ctrl-C, it is kept.
+    A process that was started to ignore Ctrl-C continues to do so. If the process has another handler for Ctrl-C, the command
+    runs without the watchdog.
     """
     global _guard
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
@@ -172,58 +174,58 @@ def guarded(run: Callable[[], object]) -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         guard.end()
-    guard.safe = guard.over = True
+    guard.disarmed = guard.over = True
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def happened() -> bool:
+def was_interrupted() -> bool:
     """Return whether a guarded process has received Ctrl-C."""
     return _guard is not None and _guard.at is not None
 
 
-def come_through() -> None:
-    """Declare that an interrupt, if any, has been handled, and that only saving and printing results remains."""
+def disarm_watchdog() -> None:
+    """Let the command take its time from now on: an interrupt, if any, was handled, and only results remain to be saved."""
     if _guard is not None:
-        _guard.safe = True
+        _guard.disarmed = True
 
 
-def at_end(undo: Callable[[], object]) -> Callable[[], object]:
+def at_end(cleanup: Callable[[], object]) -> Callable[[], object]:
     """Register a function to call if Ctrl-C or a signal ends the process of a command, in any state.
 
     Args:
-        undo: the function. It must be quick, and harmless if there is nothing to undo; any thread may call it.
+        cleanup: the function. It must be quick, and harmless if there is nothing to clean up; any thread may call it.
 
     Returns:
         A function that cancels the registration.
     """
     key = object()
-    _undo[key] = undo
-    return functools.partial(_undo.pop, key, None)
+    _cleanups[key] = cleanup
+    return functools.partial(_cleanups.pop, key, None)
 
 
 @contextlib.contextmanager
 def ended_by(stop: Callable[[], object]) -> Iterator[None]:
-    """Call a function at the first Ctrl-C, SIGTERM or SIGHUP while the block runs; the next signal has its former effect.
+    """Call a function at the first Ctrl-C, SIGTERM or SIGHUP in the block; the previous handlers get any further signal.
 
     Args:
         stop: the function, called on the main thread; it may open a :class:`placeit.core.threads.Gate`.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDS)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATING)}
     handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
-    noticed = signal.set_wakeup_fd(-1)
+    wakeup = signal.set_wakeup_fd(-1)
 
-    def give_back() -> None:
+    def restore() -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(noticed, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
-    def heard(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        give_back()
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        restore()
         stop()
 
     for number in handlers:
-        signal.signal(number, heard)
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
-        give_back()
+        restore()

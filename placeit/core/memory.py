@@ -7,7 +7,7 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Use", "freed_memory_is_kept", "give_back_freed_memory", "keep_freed_memory", "own_use", "return_freed_memory"]
+__all__ = ["Use", "freed_memory_is_kept", "keep_freed_memory", "own_use", "return_freed_memory", "trim_memory"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 _KEEPING = ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_TOP_PAD, 2**26), (_M_ARENA_MAX, 1))
@@ -16,7 +16,7 @@ _AS_USUAL = ((_M_TRIM_THRESHOLD, 2**17), (_M_MMAP_MAX, 2**16), (_M_TOP_PAD, 2**1
 """The default settings of glibc."""
 _RETURNING = ((_M_TRIM_THRESHOLD, 2**20), (_M_MMAP_THRESHOLD, 2**20), (_M_ARENA_MAX, 2))
 """Return what is free above 1 MiB, always map blocks of that size singly, and create one more heap."""
-_kept: list[bool] = []
+_contexts: list[bool] = []  # an entry for each open context of :func:`keep_freed_memory`
 
 
 def keep_freed_memory() -> contextlib.ExitStack:
@@ -29,24 +29,24 @@ def keep_freed_memory() -> contextlib.ExitStack:
     before. Other threads have heaps of 64 MB, which they keep; they never keep larger tensors. Only glibc has these settings.
 
     Returns:
-        A context. When it is left or closed, freed memory is returned to the system again, and free memory at once, unless
-        another caller's context is still open. A program that keeps memory to its end may drop the context. Two effects stay:
-        threads continue to share memory, and glibc always maps blocks of more than 128 KiB singly.
+        A context. When it is left or closed, and no other caller's context is open, free memory is returned to the system, then
+        and from then on. A program that keeps memory to its end may drop the context. Two effects stay: threads continue to
+        share memory, and glibc always maps blocks of more than 128 KiB singly.
     """
-    held = contextlib.ExitStack()
+    context = contextlib.ExitStack()
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         _set(library, _KEEPING)
-        _kept.append(True)
-        held.callback(_let_go, library)
-    return held
+        _contexts.append(True)
+        context.callback(_close_context, library)
+    return context
 
 
-def _let_go(library: ctypes.CDLL) -> None:
-    _kept.pop()
-    if not _kept:
+def _close_context(library: ctypes.CDLL) -> None:
+    _contexts.pop()
+    if not _contexts:
         _set(library, _AS_USUAL)
-        give_back_freed_memory()
+        trim_memory()
 
 
 def _set(library: ctypes.CDLL, values: tuple[tuple[int, int], ...]) -> None:
@@ -55,7 +55,7 @@ def _set(library: ctypes.CDLL, values: tuple[tuple[int, int], ...]) -> None:
 
 
 def return_freed_memory() -> None:
-    """Make the C library return freed memory to the system as far as it can, until the process ends."""
+    """Make the C library return freed memory to the system from now on, as far as it can, until the process ends."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         _set(library, _RETURNING)
@@ -63,10 +63,10 @@ def return_freed_memory() -> None:
 
 def freed_memory_is_kept() -> bool:
     """Return whether :func:`keep_freed_memory` is in force; the time of large tensors depends on it."""
-    return bool(_kept)
+    return bool(_contexts)
 
 
-def give_back_freed_memory() -> None:
+def trim_memory() -> None:
     """Return free memory to the system once, even if freed memory is kept otherwise."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
@@ -78,7 +78,7 @@ class Use:
     """Resources that a process uses, or may use.
 
     Attributes:
-        bytes: bytes of memory that the process has to itself, without mapped files.
+        bytes: private memory of the process, without mapped files.
         threads: number of threads.
     """
 
@@ -87,7 +87,7 @@ class Use:
 
 
 def own_use() -> Use:
-    """Return the resources of this process; zeros if the system does not report them."""
+    """Return the resources that this process uses; zeros if the system does not report them."""
     found = {"RssAnon": 0, "Threads": 0}
     with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
         for line in status:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from placeit.core.memory import Use, give_back_freed_memory, own_use
+from placeit.core.memory import Use, own_use, trim_memory
 
 __all__ = ["Programs", "searching"]
 
@@ -100,7 +100,7 @@ class Programs(Generic[_Key, _Program]):
             for place, program in zip(missing, make(missing) if missing else (), strict=True):
                 found[keys[place]] = self._known[keys[place]] = program
             if missing:
-                give_back_freed_memory()  # compiling needs several times the memory of its result
+                trim_memory()  # compiling needs several times the memory of its result
             for key in first:
                 self._kept[key] = found[key]
                 self._kept.move_to_end(key)
@@ -111,7 +111,7 @@ class Programs(Generic[_Key, _Program]):
         """Release all programs that no executor uses, and return their memory to the system."""
         with self._lock:
             self._kept.clear()
-            give_back_freed_memory()
+            trim_memory()
 
     def trim(self, more: float = 0.0) -> None:
         """Release programs beyond the limit, if ``more`` bytes are to be taken, and return their memory to the system.
@@ -122,7 +122,7 @@ class Programs(Generic[_Key, _Program]):
         if self._lock.acquire(blocking=False):
             try:
                 self._make_room(more)
-                give_back_freed_memory()
+                trim_memory()
             finally:
                 self._lock.release()
 
@@ -133,11 +133,11 @@ class Programs(Generic[_Key, _Program]):
                 left -= self._weights(self._kept.popitem(last=False)[0])
         if not self._exceeded(1.0, more):
             return
-        give_back_freed_memory()
+        trim_memory()
         while self._kept and self._exceeded(_AIM, more):
             for _ in range(len(self._kept) // _SHARE + 1):
                 self._kept.popitem(last=False)
-            give_back_freed_memory()
+            trim_memory()
         if not self._kept:
             self._least = self._used()
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.backends.base import Arrays
 from placeit.core.cluster import Cluster
 from placeit.core.errors import ExecutionError, PlaceitError, QueueFullError
-from placeit.core.interrupts import come_through
+from placeit.core.interrupts import disarm_watchdog
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.threads import CHECK_S
@@ -264,7 +264,7 @@ def offer_all(offers: Sequence[tuple[Server, Arrays, ArrayLike]]) -> list[Served
                 sleep(_BREATH_S)  # the server's threads need the interpreter, too
     except KeyboardInterrupt:
         interrupted = True
-        come_through()  # requests in flight may take their time to end
+        disarm_watchdog()  # requests in flight may take their time to end
     waiting = [tally.left for tally in tallies]
     return [tally.sum_up(interrupted=interrupted, waiting=left) for tally, left in zip(tallies, waiting, strict=True)]
 
@@ -300,7 +300,7 @@ def keep_busy(
             answer.add_done_callback(room.put)
     except KeyboardInterrupt:
         interrupted = True
-        come_through()  # requests in flight may take their time to end
+        disarm_watchdog()  # requests in flight may take their time to end
     return tally.sum_up(interrupted=interrupted)
 
 

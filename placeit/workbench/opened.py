@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core import clock
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
-from placeit.core.interrupts import come_through
+from placeit.core.interrupts import disarm_watchdog
 from placeit.core.placement import Placement
 from placeit.core.threads import within
 from placeit.planning.coarsen import Grouping
@@ -95,7 +95,7 @@ class Workbench:
     def hurry(self) -> None:
         """Have :meth:`close` not wait for running segments, after an interrupt that was handled."""
         self._hurried = True
-        come_through()
+        disarm_watchdog()
 
     def alone(self, on: Device | Cluster, *, precision: str | None = None) -> Workbench:
         """Open the same model, in the same groups, on one other device or several; closed with this one.

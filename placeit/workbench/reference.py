@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Device
-from placeit.core.memory import give_back_freed_memory
+from placeit.core.memory import trim_memory
 from placeit.core.threads import apart
 from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
 
@@ -80,7 +80,7 @@ class Reference:
                 )
             self._check = self._made(self._model.sample_inputs(), chosen=chosen)
             self._run = None  # a compiled copy of the whole model, which has done its work
-            give_back_freed_memory()
+            trim_memory()
         return self._check
 
     def _made(self, inputs: Arrays, *, chosen: bool) -> OutputCheck:

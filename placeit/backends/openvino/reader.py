@@ -32,7 +32,7 @@ from placeit.backends.openvino.state import Kinds, StateOption, cache_pairs, fix
 from placeit.backends.openvino.weights import share_equal
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.files import check_regular
-from placeit.core.memory import give_back_freed_memory
+from placeit.core.memory import trim_memory
 from placeit.core.root_logger import kept_root_logger
 from placeit.core.sizes import SizeRange
 from placeit.core.telemetry import import_openvino
@@ -112,7 +112,7 @@ def read(path: Path, sizes: Sizes, state: StateOption = None, logits: LogitsOpti
                 return _read(path, replace(sizes, shapes={**asked, **more}, batch=None, context=None), state, logits)
 
             raise with_suggestion(error, again, _useful_line) from None
-    give_back_freed_memory()  # used to read the file, and for the copy in which ops were fused
+    trim_memory()  # used to read the file, and for the copy in which ops were fused
     return found
 
 

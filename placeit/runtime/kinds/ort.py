@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
-from placeit.core.memory import give_back_freed_memory
+from placeit.core.memory import trim_memory
 from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime, onnxruntime_failure
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
@@ -87,7 +87,7 @@ class _OrtKind(DeviceKind):
             )
         kinds = list(model.onnx_kinds())
         version, answers = at_device(refusals_here, device, [example for _, example in kinds])
-        give_back_freed_memory()  # an If has the weights of its branches
+        trim_memory()  # an If has the weights of its branches
         found = {op for (ops, _), why in zip(kinds, answers, strict=True) if why is None for op in ops}
         refused = [why for why in answers if why is not None]
         if refused and not found:
