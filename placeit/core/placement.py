@@ -52,7 +52,7 @@ class Serving:
 
     Attributes:
         in_flight: requests in flight on each replica.
-        max_batch: most rows of requests that run as one; 0 if each runs alone.
+        max_batch: largest number of rows of requests that are joined and run as one; 0 if each request runs alone.
     """
 
     in_flight: int
@@ -105,7 +105,7 @@ class Placement:
 
     def counts(self) -> dict[str, int]:
         """Return the number of ops on each device, replicas included; zero for a device without ops."""
-        used = np.concatenate([one.devices for one in self.every])
+        used = np.concatenate([replica.devices for replica in self.every])
         counts = np.bincount(used, minlength=len(self.device_names)).tolist()
         return dict(zip(self.device_names, counts, strict=True))
 
@@ -124,8 +124,8 @@ class Placement:
 
     def runs_like(self, other: Placement) -> bool:
         """Return whether another placement has the same devices and segments of ops, replicas, conditions and settings."""
-        mine, its = ({**one.to_dict(), "devices": None, "graph": None, "result": None} for one in (self, other))
-        return mine == its
+        first, second = ({**one.to_dict(), "devices": None, "graph": None, "result": None} for one in (self, other))
+        return first == second
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the file that :meth:`save` writes, as a dict for JSON."""
@@ -153,7 +153,7 @@ class Placement:
 
     @classmethod
     def of(cls, given: Placement | str | Path) -> Placement:
-        """Return a placement that is given as such or as the path of its file. Raises FileError or PlacementError."""
+        """Return ``given`` if it is a placement, else read the file that it names. Raises FileError or PlacementError."""
         return given if isinstance(given, Placement) else cls.load(given)
 
     @classmethod
@@ -167,10 +167,10 @@ class Placement:
         try:
             found = record(_File, data)
         except RecordError as error:
-            raise _no_placement(path, error) from None
+            raise _invalid(path, error) from None
         devices = found.devices
         if not devices:
-            raise _no_placement(path, RecordError("devices", "is empty"))
+            raise _invalid(path, RecordError("devices", "is empty"))
         twice = [name for i, name in enumerate(devices) if name in devices[:i]]
         if twice:
             raise PlacementError(f"{path}: 'devices' lists the device '{twice[0]}' twice.")
@@ -182,25 +182,26 @@ class Placement:
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
         if found.serving is not None and (found.serving.in_flight < 1 or found.serving.max_batch < 0):
-            raise _no_placement(path, RecordError("serving", "has other numbers"))
+            raise _invalid(path, RecordError("serving", "has other numbers"))
         return replace(
             first, replicas=tuple(others), conditions=_conditions(path, found), result=found.result, serving=found.serving
         )
 
     def segments_for(self, op_names: Sequence[str]) -> NDArray[np.int32] | None:
-        """Return the segment of each given op, matched by name, ``int32[V]``; None if segments are still to be planned."""
+        """Return the segment of each op in ``op_names``, ``int32[V]``; None if the placement has no segments."""
         if self.segments is None:
             return None
         number = dict(zip(self.op_names, self.segments.tolist(), strict=True))
         return np.array([number[name] for name in op_names], np.int32)
 
     def for_ops(self, op_names: Sequence[str], device_names: Sequence[str], *identities: str) -> NDArray[np.int32]:
-        """Return the device number of each given op, with ops and devices matched by name, ``int32[V]``.
+        """Return the number in ``device_names`` of the device of each op in ``op_names``, ``int32[V]``.
 
         Args:
-            op_names: the ops.
-            device_names: the devices.
-            *identities: identities of the ops' graph, of which the placement has to have one; empty ones fit all.
+            op_names: names of the ops.
+            device_names: names of the devices.
+            *identities: identities of the ops' graph. The placement's ``graph_hash`` has to be one of them, unless it or one of
+                them is empty.
 
         Raises:
             PlacementError: the placement belongs to another graph, does not cover it, or uses an unknown device.
@@ -209,30 +210,30 @@ class Placement:
             raise PlacementError(
                 f"The placement belongs to another model: its graph is {self.graph_hash}, this model's is {identities[0]}."
             )
-        mine: Mapping[str, str] = self.as_dict()
-        missing = [name for name in op_names if name not in mine]
+        placed: Mapping[str, str] = self.as_dict()
+        missing = [name for name in op_names if name not in placed]
         if missing:
             raise PlacementError(
                 f"The placement does not cover op '{missing[0]}' ({len(missing)} of {len(op_names)} ops missing)."
             )
-        unknown = mine.keys() - set(op_names)
+        unknown = placed.keys() - set(op_names)
         if unknown:
             raise PlacementError(
                 f"The placement belongs to another model: it places op '{min(unknown)}', which the model does not have."
             )
         numbers = {name: d for d, name in enumerate(device_names)}
         for name in op_names:
-            if mine[name] not in numbers:
+            if placed[name] not in numbers:
                 raise PlacementError(
-                    f"The placement puts op '{name}' on '{mine[name]}', which is not one of the devices "
+                    f"The placement puts op '{name}' on '{placed[name]}', which is not one of the devices "
                     f"{', '.join(device_names)}."
                 )
-        return np.array([numbers[mine[name]] for name in op_names], np.int32)
+        return np.array([numbers[placed[name]] for name in op_names], np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Replica:
-    """A placement that serves whole requests, in a file: the device of each op, and the segment of each if it is planned."""
+    """A replica in a placement file: the device of each op, and the segment of each op if segments are stored."""
 
     ops: Mapping[str, str]
     segments: tuple[int, ...] | None = None
@@ -240,7 +241,7 @@ class _Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class _File(_Replica):
-    """The content of a file; ``precision`` and what follows it are the conditions and the result, if they are known."""
+    """The content of a placement file; the fields from ``precision`` on are conditions and the result, if they are known."""
 
     devices: tuple[str, ...]
     graph: str = ""
@@ -267,8 +268,8 @@ _EXPECTED = {
 } | dict.fromkeys(("precision", "compression", "input_shapes", "state", "logits"), _CONDITIONS)
 
 
-def _no_placement(path: str | Path, error: RecordError) -> PlacementError:
-    """Return an error that says what a part of a placement's file holds, and what is wrong there."""
+def _invalid(path: str | Path, error: RecordError) -> PlacementError:
+    """Return an error about a field of a placement file: what it has to hold, and what is wrong with it."""
     return PlacementError(f"{path}: {_EXPECTED.get(error.field.replace('[', '.').split('.')[0], _PLACEMENT)}; {error}.")
 
 
@@ -279,7 +280,7 @@ def _conditions(path: str | Path, found: _File) -> Conditions | None:
     for name, shape in found.input_shapes.items():
         for size in shape:
             if not _is_size(size):
-                raise _no_placement(path, RecordError(f"input_shapes.{name}", f"has {size!r}, which is no size"))
+                raise _invalid(path, RecordError(f"input_shapes.{name}", f"has {size!r}, which is no size"))
     return Conditions(found.precision, found.compression, found.input_shapes, found.state, found.logits)
 
 
@@ -295,7 +296,7 @@ def _read(path: str | Path, found: _Replica, devices: tuple[str, ...], graph: st
     """Return a placement that serves whole requests: the placement itself, or a replica."""
     ops = found.ops
     if not ops:
-        raise _no_placement(path, RecordError("ops", "is empty"))
+        raise _invalid(path, RecordError("ops", "is empty"))
     unknown = [(op, device) for op, device in ops.items() if device not in devices]
     if unknown:
         raise PlacementError(

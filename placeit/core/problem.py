@@ -132,12 +132,11 @@ class Problem:
             checks.check_length(what, values, size)
             if len(set(values)) != size:
                 raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
-        # edges share a tensor if they have the same tensor number; equal bytes do not decide that
         tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
         sizes = checks.floats("edge_bytes", edge_bytes, (count,))
         _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
-        like = first[inverse.reshape(-1)]
-        if not (np.array_equal(edge_array[like, 0], edge_array[:, 0]) and np.array_equal(sizes[like], sizes)):
+        same = first[inverse.reshape(-1)]  # for each edge, the first edge that moves the same tensor
+        if not (np.array_equal(edge_array[same, 0], edge_array[:, 0]) and np.array_equal(sizes[same], sizes)):
             raise ProblemError("Edges with the same 'edge_tensor' must have the same producer and the same bytes.")
         problem = cls(
             compute=compute,
@@ -159,7 +158,7 @@ class Problem:
             order=checks.order(edge_array, ops, names),
             shared=checks.shared(shared, ops),
         )
-        checks.somewhere(compute, names, dev_names)
+        checks.runnable(compute, names, dev_names)
         for value in vars(problem).values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
@@ -254,7 +253,7 @@ class Problem:
         if len(bad):
             v = int(bad[0])
             raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
-        checks.room(self.held(devices[None])[0], self.memory, self.device_names)
+        checks.weights_fit(self.held(devices[None])[0], self.memory, self.device_names)
         return devices
 
     def placement(self, devices: ArrayLike) -> Placement:

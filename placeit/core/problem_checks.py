@@ -15,7 +15,7 @@ from placeit.core.errors import InfeasibleError, PlacementError, ProblemError
 from placeit.core.graph import topological_order
 from placeit.core.units import about_bytes
 
-MOST = 1e100  # largest finite number of seconds, bytes or rates, so that sums and products do not overflow
+MAX_NUMBER = 1e100  # largest finite number of seconds, bytes or bytes per second, so that sums and products do not overflow
 
 
 def floats(
@@ -30,10 +30,10 @@ def floats(
     """Return an array of numbers that are not NaN, not negative, and at most 1e100 if finite.
 
     Args:
-        name: for errors.
-        value: the numbers; None for ``default`` everywhere, if that is given.
-        shape: the expected shape; None for a size that may be any.
-        default: the number where nothing is given.
+        name: name of the array in errors.
+        value: the numbers; None for ``default`` everywhere.
+        shape: the expected shape; None for a dimension of any size.
+        default: the number that replaces a missing array; None if the array is required.
         diagonal: the number that replaces the diagonal.
         infinite: whether numbers may be infinite.
     """
@@ -45,9 +45,9 @@ def floats(
         raise ProblemError(f"'{name}' is not an array of numbers.") from None
     if array.size == 0 and 0 in shape:
         array = array.reshape([size or 0 for size in shape])
-    known = None not in shape
-    if array.ndim != len(shape) or (known and array.shape != shape):
-        expected = shape if known else f"{len(shape)} dimensions"
+    fixed = None not in shape
+    if array.ndim != len(shape) or (fixed and array.shape != shape):
+        expected = shape if fixed else f"{len(shape)} dimensions"
         raise ProblemError(f"'{name}' has shape {array.shape}; expected {expected}.")
     if diagonal is not None:
         np.fill_diagonal(array, diagonal)
@@ -57,14 +57,14 @@ def floats(
     if (array < 0).any():
         where = tuple(int(i) for i in np.argwhere(array < 0)[0])
         raise ProblemError(f"'{name}' is negative at {where}: {array[where]}.")
-    if (np.isfinite(array) & (array > MOST)).any():
-        raise ProblemError(f"'{name}' holds {array[np.isfinite(array)].max():g}; finite numbers are at most {MOST:g}.")
+    if (np.isfinite(array) & (array > MAX_NUMBER)).any():
+        raise ProblemError(f"'{name}' holds {array[np.isfinite(array)].max():g}; finite numbers are at most {MAX_NUMBER:g}.")
     if not infinite and np.isinf(array).any():
         raise ProblemError(f"'{name}' contains an infinite value; only 'compute', 'bandwidth' and 'memory' may.")
     return array
 
 
-def somewhere(compute: NDArray[np.float64], ops: Sequence[str], devices: Sequence[str]) -> None:
+def runnable(compute: NDArray[np.float64], ops: Sequence[str], devices: Sequence[str]) -> None:
     """Raise InfeasibleError if some op can run on no device."""
     nowhere = np.flatnonzero(~np.isfinite(compute).any(axis=1))
     if len(nowhere):
@@ -76,7 +76,7 @@ def somewhere(compute: NDArray[np.float64], ops: Sequence[str], devices: Sequenc
 def bandwidth(value: ArrayLike, devices: Sequence[str]) -> NDArray[np.float64]:
     """Return the bandwidths of links, ``float64[D, D]``, positive, and infinite on the diagonal."""
     array = floats("bandwidth", value, (len(devices),) * 2, diagonal=np.inf, infinite=True)
-    slow = np.argwhere(array < 1 / MOST)
+    slow = np.argwhere(array < 1 / MAX_NUMBER)
     if len(slow):
         i, j = slow[0]
         raise ProblemError(
@@ -92,7 +92,7 @@ def check_length(what: str, values: Collection[Any], size: int) -> None:
 
 
 def kinds(value: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
-    """Return the kind of each op, the name of its computation; empty if unknown."""
+    """Return the kind of each op, ``V`` of them; a kind is empty if it is not known."""
     check_length("kinds", value, len(ops))
     for kind, op in zip(value, ops, strict=True):
         if not isinstance(kind, str):
@@ -115,7 +115,7 @@ def shapes(value: Any, ops: Sequence[str]) -> tuple[tuple[int, ...] | None, ...]
 
 
 def shared(value: Any, ops: int) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """Return weights that several ops read, each as its bytes and the ops. Raises ProblemError if there are no such ops."""
+    """Return weights that several ops read, each as its bytes and the numbers of the ops, from lists of the same form."""
     try:
         found = tuple((float(size), tuple(map(int, readers))) for size, readers in value)
     except (TypeError, ValueError) as error:
@@ -206,7 +206,7 @@ def _on_cycle(edges: NDArray[np.int32], ops: int) -> int:
 def keys(
     path: str | Path, data: Mapping[str, Any], known: Collection[str], needed: Collection[str], names: Collection[str]
 ) -> None:
-    """Check which keys the file of a problem has, and that the values of the keys ``names`` are lists of strings."""
+    """Check the keys of a problem file: none is unknown, none that is needed is missing, and ``names`` are lists of strings."""
     for name in data:
         if name not in known:
             raise ProblemError(f"{path}: unknown key '{name}'; known keys: {', '.join(sorted(known))}.")
@@ -215,15 +215,12 @@ def keys(
         raise ProblemError(f"{path}: missing '{min(missing)}'.")
     for name in names:
         values = data.get(name)
-        if values is not None and not (isinstance(values, list) and all(isinstance(one, str) for one in values)):
+        if values is not None and not (isinstance(values, list) and all(isinstance(item, str) for item in values)):
             raise ProblemError(f"{path}: '{name}' is not a list of names.")
 
 
-def room(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence[str]) -> None:
-    """Check that devices can hold the bytes of weights and states that they are to hold, ``float64[D]`` each.
-
-    Raises PlacementError.
-    """
+def weights_fit(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Check that weights and states, ``float64[D]`` bytes, fit into the memory of each device. Raises PlacementError."""
     over = np.flatnonzero(used > memory)
     if len(over):
         d = int(over[0])
@@ -234,10 +231,17 @@ def room(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence
 
 
 def device_numbers(what: str, placements: ArrayLike, ops: int, devices: int, *, rows: bool = False) -> NDArray[np.int32]:
-    """Return a placement, ``int32[V]``, or several ``rows``, ``int32[B, V]``. ``what`` begins a sentence about their shape.
+    """Return a placement as ``int32[V]`` or, with ``rows``, several placements as ``int32[B, V]``.
+
+    Args:
+        what: beginning of the sentence in errors about the shape.
+        placements: the device numbers.
+        ops: number of ops.
+        devices: number of devices.
+        rows: whether there are several placements.
 
     Raises:
-        PlacementError: another shape, no integers, or a device that does not exist.
+        PlacementError: the shape is wrong, the numbers are no integers, or a device does not exist.
     """
     array = np.asarray(placements)
     if array.ndim != 1 + rows or array.shape[-1] != ops or array.dtype.kind not in "iu":

@@ -51,13 +51,13 @@ def message_fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple
 
 
 def field_head(number: int, size: int) -> bytes:
-    """Return what stands before the bytes of a text, bytes or message: the number of its field, and its size in bytes."""
+    """Return the header of a text, bytes or message field: its field number with the wire type, and its size in bytes."""
     return _varint(number << 3 | LENGTH_DELIMITED) + _varint(size)
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])

@@ -39,14 +39,14 @@ class RecordError(ValueError):
         self.field, self.what = field, what
 
     def inside(self, outer: str) -> RecordError:
-        """Return the error of the same field as a field of an outer one."""
+        """Return this error with the path of the field prefixed by the name of the field that contains it."""
         dot = "." if self.field and not self.field.startswith("[") else ""
         return RecordError(f"{outer}{dot}{self.field}", self.what)
 
 
 @dataclass(frozen=True)
 class Within:
-    """The least and the largest value of a number."""
+    """Bounds of a number, both of them included."""
 
     low: float
     high: float
@@ -88,13 +88,13 @@ def check_shape(field: str, value: Sequence[Any], *shape: int) -> None:
 
 
 def parsed(text: str | bytes, *, finite: bool = False) -> Any:
-    """Parse JSON. ``finite``: refuse NaN and Infinity, which are no JSON, everywhere.
+    """Parse JSON; with ``finite``, refuse NaN and Infinity, which Python's ``json`` accepts though they are no JSON.
 
     Raises:
-        ValueError: it is not valid JSON, is nested too deep, or has an object with a key twice, which ``json`` would accept.
+        ValueError: it is not valid JSON, is nested too deep, or has an object with a key twice, which ``json`` accepts.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse if finite else None)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse if finite else None)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 
@@ -122,7 +122,7 @@ def read_json(path: Path, format_name: str, versions: Sequence[int] = (1,)) -> d
     return data
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -138,23 +138,24 @@ def _refuse(constant: str) -> None:
 @functools.cache
 def _reader(kind: Any, strict: bool) -> Callable[[Any], Any]:
     """Return a function that reads a value of a type. The function raises RecordError."""
-    origin, of = get_origin(kind), get_args(kind)
+    origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return functools.partial(_read_within, _reader(of[0], strict), *of[1:])
+        return functools.partial(_read_within, _reader(args[0], strict), *args[1:])
     if origin in (Union, types.UnionType):
-        return functools.partial(_read_one_of, type(None) in of, [_reader(one, strict) for one in of if one is not type(None)])
+        readers = [_reader(arg, strict) for arg in args if arg is not type(None)]
+        return functools.partial(_read_union, type(None) in args, readers)
     if is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
-        readers = {field.name: _reader(hints[field.name], strict) for field in fields(kind)}
+        by_name = {field.name: _reader(hints[field.name], strict) for field in fields(kind)}
         needed = {field.name for field in fields(kind) if strict or field.default is field.default_factory is MISSING}
-        return functools.partial(_read_fields, kind, readers, needed, strict)
+        return functools.partial(_read_fields, kind, by_name, needed, strict)
     if origin is tuple:
-        every = [_reader(one, strict) for one in of if one is not Ellipsis]
-        return functools.partial(_read_list, None if of[-1] is Ellipsis else len(of), every)
+        items = [_reader(arg, strict) for arg in args if arg is not Ellipsis]
+        return functools.partial(_read_list, None if args[-1] is Ellipsis else len(args), items)
     if origin is Literal:
-        return functools.partial(_read_choice, of)
+        return functools.partial(_read_choice, args)
     if origin in (Mapping, dict):
-        return functools.partial(_read_mapping, _reader(of[1], strict))
+        return functools.partial(_read_mapping, _reader(args[1], strict))
     return {Any: lambda value: value, float: _read_float, int: _read_int}.get(kind, functools.partial(_read_plain, kind))
 
 
@@ -165,18 +166,19 @@ def _read_within(read: Callable[[Any], Any], bounds: Within, value: Any) -> Any:
     return found
 
 
-def _read_one_of(nullable: bool, readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+def _read_union(nullable: bool, readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
     if nullable and value is None:
         return None
     if len(readers) == 1:
         return readers[0](value)
-    wanted = []
+    expected = []
     for read in readers:
         try:
             return read(value)
         except RecordError as error:
-            wanted.append(error.what.removeprefix("must be "))
-    raise RecordError("", f"must be {' or '.join(sorted(wanted))}")  # int | str and str | int have one reader
+            expected.append(error.what.removeprefix("must be "))
+    # sorted, as int | str and str | int share a cached reader
+    raise RecordError("", f"must be {' or '.join(sorted(expected))}")
 
 
 def _read_fields(kind: Any, readers: Mapping[str, Callable[[Any], Any]], needed: set[str], strict: bool, value: Any) -> Any:
@@ -211,9 +213,9 @@ def _read_list(length: int | None, readers: Sequence[Callable[[Any], Any]], valu
     return tuple(found)
 
 
-def _read_choice(of: tuple[Any, ...], value: Any) -> Any:
-    if value not in of:
-        raise RecordError("", f"must be one of {', '.join(map(str, of))}")
+def _read_choice(choices: tuple[Any, ...], value: Any) -> Any:
+    if value not in choices:
+        raise RecordError("", f"must be one of {', '.join(map(str, choices))}")
     return value
 
 

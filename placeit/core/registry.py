@@ -1,4 +1,4 @@
-"""Look up built-in and plug-in entry points by name, and read the notation ``name:option=value,option=value``."""
+"""Find built-in and plug-in entry points by name, and parse the notation ``name:option=value,option=value``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from placeit.core.units import parse_duration
 __all__ = ["check_options", "check_size", "entry_table", "load_entry", "parse_options"]
 
 
-def check_options(what: str, name: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise UsageError, which lists the options that exist, if a given option does not."""
-    for option in given:
+def check_options(what: str, name: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raise UsageError, which lists the known options, if an option is unknown."""
+    for option in options:
         if option not in known:
             has = f"its options are {', '.join(known)}" if known else "it has none"
             raise UsageError(f"The {what} '{name}' has no option '{option}'; {has}{nearest(option, known)}.")
 
 
-def check_size(what: str, name: str, option: str, value: float, least: float, most: float) -> None:
-    """Check a number before anything of that size is allocated. Raises UsageError, which states the allowed range."""
-    if not least <= value <= most:
-        bounds = f"at most {most:,g}" if least == -math.inf else f"from {least:,g} to {most:,g}"
-        bounds = f"at least {least:,g}" if most == math.inf else bounds
+def check_size(what: str, name: str, option: str, value: float, low: float, high: float) -> None:
+    """Check the value of an option, before anything of that size is allocated. Raises UsageError, which states the range."""
+    if not low <= value <= high:
+        bounds = f"at most {high:,g}" if low == -math.inf else f"from {low:,g} to {high:,g}"
+        bounds = f"at least {low:,g}" if high == math.inf else bounds
         given = str(value) if abs(value) < 10**15 else "a number far beyond that"
         raise UsageError(f"The option '{option}' of the {what} '{name}' must be {bounds}; got {given}.")
 
@@ -66,21 +66,21 @@ def load_entry(what: str, table: Mapping[str, EntryPoint], name: str) -> Any:
     try:
         return entry.load()
     except Exception as error:
-        own, absent = name == entry.value, isinstance(error, ImportError | AttributeError)
-        if entry.dist is None and not own and not absent:
+        by_path, missing = name == entry.value, isinstance(error, ImportError | AttributeError)
+        if entry.dist is None and not by_path and not missing:
             raise  # a bug of placeit itself
         remedy = "Install or repair its package."
-        if own:
+        if by_path:
             remedy = "Correct the name, or the module, which has to be installed or in the working directory."
         if isinstance(error, ImportError) and entry.extras:
             remedy = f"Install what it needs: {install(','.join(entry.extras), entry.dist.name if entry.dist else 'placeit')}"
-        which = f"'{name}'" if own else f"'{name}' ({entry.module}:{entry.attr})"
-        reason = f"{error}" if absent else f"{type(error).__name__}: {error}"
+        which = f"'{name}'" if by_path else f"'{name}' ({entry.module}:{entry.attr})"
+        reason = f"{error}" if missing else f"{type(error).__name__}: {error}"
         raise UsageError(f"The {what} {which} cannot be loaded: {reason}. {remedy}") from error
 
 
 def _items(text: str, known: Mapping[str, type]) -> list[str]:
-    """Divide ``option=value,option=value``, with options of values left together."""
+    """Split ``option=value,option=value`` at commas, except inside a value that has options itself."""
     items: list[str] = []
     for item in text.split(","):
         if items and ":" in items[-1] and item.partition("=")[0] not in known:
@@ -93,14 +93,14 @@ def _items(text: str, known: Mapping[str, type]) -> list[str]:
 def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type]]) -> tuple[str, dict[str, Any]]:
     """Read ``name`` or ``name:option=value,option=value``.
 
-    A value may have options itself, as in ``policy:agent=doppler:updates=9,samples=4,state=FILE``: those that the name does not
-    have belong to the value before them.
+    A value may have options itself, as in ``policy:agent=doppler:updates=9,samples=4,state=FILE``: options that the name does
+    not have belong to the value before them.
 
     Args:
         what: the kind of thing, for messages: ``placer``.
         text: the text.
-        types: returns the type of each option of a name: bool, int, float or str. An unknown option stays text; the caller
-            refuses it.
+        types: function that returns the type of each option of a name: bool, int, float or str. The value of an unknown option
+            stays text; the caller refuses the option.
 
     Returns:
         The name, and the options.
@@ -121,18 +121,18 @@ def parse_options(what: str, text: str, types: Callable[[str], Mapping[str, type
     return name, options
 
 
-def _parse_value(what: str, text: str, key: str, value: str, wanted: type) -> bool | int | float | str:
-    if wanted is str:
+def _parse_value(what: str, text: str, key: str, value: str, kind: type) -> bool | int | float | str:
+    if kind is str:
         return value
-    if wanted is bool and value.lower() in ("true", "false"):
+    if kind is bool and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if wanted in (int, float):
+    if kind in (int, float):
         try:
-            number: int | float = parse_duration(value) if key == "seconds" else wanted(value)
+            number: int | float = parse_duration(value) if key == "seconds" else kind(value)
         except (ValueError, UsageError):
             pass
         else:
             return number
     forms: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
-    form = forms.get(wanted, f"a {wanted.__name__}, which cannot be given as text")
+    form = forms.get(kind, f"a {kind.__name__}, which cannot be given as text")
     raise UsageError(f"The option '{key}' in the {what} '{text}' must be {form}; got '{value}'.")

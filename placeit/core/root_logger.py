@@ -11,8 +11,8 @@ from typing import Any
 __all__ = ["kept_root_logger"]
 
 _lock = threading.Lock()
-_inside = 0
-_before: tuple[int, list[Any], list[logging.Handler]] = 0, [], []
+_open_blocks = 0
+_saved: tuple[int, list[Any], list[logging.Handler]] = 0, [], []
 
 
 @contextlib.contextmanager
@@ -20,19 +20,19 @@ def kept_root_logger() -> Iterator[None]:
     """Restore level, filters and handlers of the root logger at the end of the block.
 
     OpenVINO's converter changes them, and leaves them changed when it fails. Blocks of several threads may overlap: the first
-    one to begin notes them, and the last one to end restores them.
+    one to begin saves them, and the last one to end restores them.
     """
-    global _inside, _before
+    global _open_blocks, _saved
     root = logging.getLogger()
     with _lock:
-        if not _inside:
-            _before = root.level, root.filters[:], root.handlers[:]
-        _inside += 1
+        if not _open_blocks:
+            _saved = root.level, root.filters[:], root.handlers[:]
+        _open_blocks += 1
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside:
-                level, root.filters[:], root.handlers[:] = _before
+            _open_blocks -= 1
+            if not _open_blocks:
+                level, root.filters[:], root.handlers[:] = _saved
                 root.setLevel(level)

@@ -24,7 +24,7 @@ _RANGE = re.compile(
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The allowed sizes of one dimension.
+    """A range of the sizes that one dimension may have.
 
     Attributes:
         least: smallest size.
@@ -80,7 +80,7 @@ def _spelled(least: int, most: int, typical: Sequence[int], times: Sequence[int]
 
 
 def parsed_size(given: int | str | SizeRange) -> int | SizeRange:
-    """Return a size, or a range of sizes, from its text or as it is. Raises UsageError for a text that is neither."""
+    """Return a size or a range of sizes, read from its text if it is one. Raises UsageError for a text that is neither."""
     if isinstance(given, SizeRange):
         return given
     if isinstance(given, str):
@@ -89,7 +89,7 @@ def parsed_size(given: int | str | SizeRange) -> int | SizeRange:
 
 
 def fits(shape: Sequence[int], typical: Sequence[int], limits: Limits | None) -> bool:
-    """Return whether a tensor of this shape is accepted where the typical shape, or one within the limits, is expected."""
+    """Return whether a shape lies within limits or, without limits, equals the typical shape."""
     if limits is None:
         return tuple(shape) == tuple(typical)
     return len(shape) == len(limits) and all(low <= size <= high for size, (low, high) in zip(shape, limits, strict=True))

@@ -22,7 +22,7 @@ __all__ = ["Node", "StrictYaml"]
 Node = yaml.Node
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
-_LONGEST = 200  # most characters of a value; a longer one is a mistake, and would hide the message about it
+_MAX_CHARACTERS = 200  # of a value; a longer one is a mistake, and would hide the message about it
 
 
 class _Loader(yaml.BaseLoader):
@@ -60,10 +60,10 @@ class StrictYaml:
     def mapping(
         self, node: Node, entry: str, known: Sequence[str] | None = None, needed: Sequence[str] = ()
     ) -> dict[str, Node]:
-        """Return values by key.
+        """Return the nodes of a mapping's values by key.
 
         Raises:
-            PlaceitError: a key is not in ``known``, if given, or occurs twice, or a key of ``needed`` is missing.
+            PlaceitError: the node is no mapping, a key occurs twice or is not in ``known``, or a key of ``needed`` is missing.
         """
         self._check_tag(node)
         if not isinstance(node, yaml.MappingNode):
@@ -93,17 +93,17 @@ class StrictYaml:
         return [self.text(item, f"an item of {entry}") for item in self.items(node, entry)]
 
     def text(self, node: Node, entry: str) -> str:
-        """Read a single value, on one line."""
+        """Return a single value as text, which must be one line."""
         self._check_tag(node)
         if not isinstance(node, yaml.ScalarNode):
             self.fail(node, f"{entry} is not a single value")
         value = str(node.value)
-        if not value.isprintable() or len(value) > _LONGEST:
-            self.fail(node, f"{entry} is not one line of at most {_LONGEST} printable characters")
+        if not value.isprintable() or len(value) > _MAX_CHARACTERS:
+            self.fail(node, f"{entry} is not one line of at most {_MAX_CHARACTERS} printable characters")
         return value
 
     def quantity(self, node: Node, entry: str, dimension: Dimension) -> float:
-        """Read a number with an optional unit. Bandwidth, rate and memory are positive; bandwidth and memory may be inf."""
+        """Return a number in base units. Bandwidths, rates and memory are positive; bandwidth and memory may be infinite."""
         try:
             value = parse_quantity(self.text(node, entry), dimension)
         except UsageError as error:
@@ -115,7 +115,7 @@ class StrictYaml:
         return value
 
     def flag(self, node: Node, entry: str) -> bool:
-        """Read ``true`` or ``false``."""
+        """Return a boolean, written ``true`` or ``false``."""
         value = self.text(node, entry)
         if value not in ("true", "false"):
             self.fail(node, f"{entry} is '{value}'; it must be true or false")

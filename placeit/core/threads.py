@@ -1,4 +1,4 @@
-"""A thread that runs jobs in order, bound to CPU cores, and a gate at which threads wait safely with interrupts."""
+"""Worker threads, which run jobs in order on given CPU cores, and a gate: an event that stays valid after interrupts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ from typing import Generic, TypeVar
 from placeit import _core
 from placeit.core.errors import DeviceError, ExecutionError
 
-__all__ = ["CHECK_S", "EXITING", "TASKS", "Gate", "Job", "Worker", "apart", "cpu_seconds", "exit_without_libraries", "within"]
+__all__ = [
+    "CHECK_S",
+    "EXITING",
+    "TASKS",
+    "Gate",
+    "Job",
+    "Worker",
+    "cpu_seconds",
+    "exit_without_libraries",
+    "finishes_within",
+    "run_in_thread",
+]
 
 T = TypeVar("T")
 
 TASKS = Path("/proc/self/task")  # the threads of this process
-CHECK_S = 0.5  # seconds between two checks of a thread that waits: that what it waits for is still there
+CHECK_S = 0.5  # seconds after which a waiting thread checks that what it waits for still exists
 _TIMEOUT_S = 10.0  # seconds that closing waits for a thread whose job does not end
 _EXIT_TIMEOUT_S = 2.0  # seconds that Python's exit waits for threads that run Python code
 
 
 class Gate:
-    """A gate at which threads wait until it is opened.
+    """An event: threads wait until the gate is opened, once and for all.
 
-    It is like ``threading.Event``, but stays valid after any exception at any moment. A signal handler that raises inside
+    Unlike ``threading.Event``, it stays valid after an exception at any moment. A signal handler that raises inside
     ``Event.wait`` can leave the event's lock taken, and then the thread that sets the event hangs for ever.
     """
 
@@ -58,10 +69,10 @@ class Job(Generic[T]):
         ended: gate that opens when the job is over.
     """
 
-    def __init__(self, what: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self.ended = Gate()
-        self._what = what
-        self._made: list[T] = []
+        self._function = function
+        self._results: list[T] = []
         self._failures: list[BaseException] = []
 
     def __call__(self) -> None:
@@ -72,7 +83,7 @@ class Job(Generic[T]):
     def run(self) -> None:
         """Run the job on this thread; the caller has to open the gate."""
         try:
-            self._made.append(self._what())
+            self._results.append(self._function())
         except BaseException as error:  # noqa: BLE001 (``result`` raises it in the thread that waits)
             self._failures.append(error)
 
@@ -82,37 +93,37 @@ class Job(Generic[T]):
             check()
 
     def result(self) -> T:
-        """Return the job's result, or raise its exception, once; call it after the gate has opened."""
+        """Return the job's result, or raise its exception; call this once, after the gate has opened."""
         if self._failures:
             raise self._failures.pop()  # popped, so that the exception does not keep its own frames alive
-        return self._made[0]
+        return self._results[0]
 
 
-def apart(job: Callable[[], T], check: Callable[[], object] = lambda: None) -> T:
+def run_in_thread(job: Callable[[], T], check: Callable[[], object] = lambda: None) -> T:
     """Run a job on a new thread, and return its result or raise its exception; call ``check`` twice a second until then.
 
-    This is for jobs that must not be left half done: a signal handler, or ``check``, raises in the thread that waits here, and
-    the job goes on to its end.
+    This is for jobs that must not be left half done: an exception of a signal handler or of ``check`` is raised in the calling
+    thread, and the job continues to its end.
     """
-    piece = Job(job)
-    worker = Worker("placeit apart")
-    worker.submit(piece)
+    submitted = Job(job)
+    worker = Worker("placeit job")
+    worker.submit(submitted)
     try:
-        piece.wait(check)
+        submitted.wait(check)
     finally:
         worker.lane.close()  # the thread ends with the job
     worker.close()
-    return piece.result()
+    return submitted.result()
 
 
 def exit_without_libraries() -> None:
-    """Have the process exit without the exit functions of C and C++ libraries, which a thread that never ends may be using."""
+    """Make the process exit without the exit functions of libraries, since a thread that never ends may use what they free."""
     library = ctypes.CDLL(None)
     library.on_exit(library._exit, None)
 
 
-def within(seconds: float, job: Callable[[], None]) -> bool:
-    """Run a job on a new thread and return whether it ended within some seconds; otherwise it continues."""
+def finishes_within(seconds: float, job: Callable[[], None]) -> bool:
+    """Run a job on a new thread and return whether it finished within some seconds; otherwise it continues."""
     ended = Gate()
     worker = Worker("placeit closing")
     worker.submit(job)
@@ -154,13 +165,13 @@ class Worker:
         self.lane = _core.Lane()
         self.submit: Callable[[Callable[[], object]], object] = self.lane.submit
         # a callback in C, since one in Python could be interrupted, and then nothing would tell the thread to end
-        self._fate = _Fate(weakref.ref(self, self.lane.close))
-        self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._fate), name=name, daemon=True)
+        self._state = _ThreadState(weakref.ref(self, self.lane.close))
+        self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._state), name=name, daemon=True)
         # started on another thread, since Thread.start waits for an event
-        _thread.start_new_thread(self._fate.start, (self._thread,))
-        while not self._fate.settled.wait(CHECK_S):
+        _thread.start_new_thread(self._state.start, (self._thread,))
+        while not self._state.started.wait(CHECK_S):
             pass
-        error = self._fate.error
+        error = self._state.error
         if isinstance(error, OSError):
             raise DeviceError(
                 f"{name}: no thread can be bound to the CPU cores {', '.join(map(str, cores))} ({error.strerror}): they do not "
@@ -170,19 +181,20 @@ class Worker:
             raise DeviceError(f"{name}: its thread cannot be started ({error}): close what runs beside it.") from error
 
     def check(self) -> None:
-        """Raise ExecutionError if the thread has ended, in which case submitted jobs will never be reported."""
+        """Raise ExecutionError if the thread has ended: jobs that were submitted will never end."""
         if not self.alive:
-            if self._fate.error is None:
+            error = self._state.error
+            if error is None:
                 self._refuse(self.check)
             raise ExecutionError(
-                f"{self._thread.name} has died of {type(self._fate.error).__name__}: {self._fate.error}. Nothing more can run "
-                "there: open a new session or runtime."
-            ) from self._fate.error
+                f"{self._thread.name} has died of {type(error).__name__}: {error}. Nothing more can run there: open a new "
+                "session or runtime."
+            ) from error
 
     @property
     def alive(self) -> bool:
         """True if the thread runs or is about to start."""
-        return not self._fate.ended  # Thread.is_alive is false for ever if a signal handler raised in it
+        return not self._state.ended  # Thread.is_alive is false for ever if a signal handler raised in it
 
     @property
     def cpu_seconds(self) -> float:
@@ -203,19 +215,19 @@ class Worker:
             self._thread.join(_TIMEOUT_S)
 
 
-class _Fate:
-    """State of a worker's thread, without a reference to the worker itself.
+class _ThreadState:
+    """State of a worker's thread, without a strong reference to the worker.
 
     Attributes:
-        worker: the worker; when nothing else refers to it, the lane is closed.
-        ``settled``: gate that opens when the thread has started, or has failed to start.
-        ended: whether the thread runs nothing any more.
+        worker: weak reference to the worker; when nothing else refers to the worker, the lane is closed.
+        started: gate that opens when the thread has started, or has failed to start.
+        ended: whether the thread has ended.
         error: why the thread could not start, or the exception that ended it.
     """
 
     def __init__(self, worker: weakref.ref[Worker]) -> None:
         self.worker = worker
-        self.settled = Gate()
+        self.started = Gate()
         self.ended = False
         self.error: BaseException | None = None
 
@@ -224,40 +236,40 @@ class _Fate:
             thread.start()
         except RuntimeError as error:
             self.error = error
-            self.settled.open()
+            self.started.open()
 
 
 def _work(
     lane: _core.Lane,
     cores: tuple[int, ...],
     around: Callable[[], AbstractContextManager[object]],
-    fate: _Fate,
+    state: _ThreadState,
 ) -> None:
     try:
         if cores:
             os.sched_setaffinity(0, cores)
     except OSError as error:
-        fate.error, fate.ended = error, True
+        state.error, state.ended = error, True
         return
     finally:
-        fate.settled.open()
+        state.started.open()
     try:
         with around():
             lane.work()
     except BaseException as error:  # noqa: BLE001 (``Worker.check`` reports it)
-        fate.error = error
+        state.error = error
     finally:
-        fate.ended = True
+        state.ended = True
 
 
 EXITING = Gate()
 """Opens when Python begins to exit."""
 
 
-def _leave(process: int) -> None:
+def _on_exit(process: int) -> None:
     EXITING.open()
     if os.getpid() == process:  # a fork has none of the threads
         _core.leave(_EXIT_TIMEOUT_S)
 
 
-atexit.register(_leave, os.getpid())
+atexit.register(_on_exit, os.getpid())

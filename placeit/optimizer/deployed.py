@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError
-from placeit.core.threads import Job, Worker, within
+from placeit.core.threads import Job, Worker, finishes_within
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.check import Checkable
 from placeit.planning.in_flight import bound, held
@@ -235,7 +235,7 @@ class ReferenceRun(Deployed):
 
     def _leave(self) -> None:
         if self._stuck:
-            within(_HURRY_S, self._worker.close)
+            finishes_within(_HURRY_S, self._worker.close)
         else:
             self._worker.close()
 

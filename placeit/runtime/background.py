@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from placeit.core.threads import TASKS, Job, Worker, apart, cpu_seconds
+from placeit.core.threads import TASKS, Job, Worker, cpu_seconds, run_in_thread
 
 __all__ = ["Background", "in_background"]
 
@@ -135,7 +135,7 @@ def _may_rise(usual: _Priority) -> bool:
             _rise(threading.get_native_id(), usual)
 
     try:
-        apart(rise)
+        run_in_thread(rise)
     except PermissionError:
         return False
     return True

@@ -15,7 +15,7 @@ from placeit.core import clock
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, HangsError
 from placeit.core.memory import Use
-from placeit.core.threads import CHECK_S, Gate, Job, apart, exit_without_libraries
+from placeit.core.threads import CHECK_S, Gate, Job, exit_without_libraries, run_in_thread
 from placeit.devices.host import memory_bytes
 from placeit.planning.segments import Plan, Segment
 from placeit.runtime.background import in_background
@@ -107,7 +107,7 @@ class SegmentCompiler:
         batch = _Batch()
         work = functools.partial(self._compile_all, segments, batch, alone=alone and len({s.device for s in segments}) == 1)
         try:
-            return work() if in_background() else apart(work, functools.partial(self._tell, batch))
+            return work() if in_background() else run_in_thread(work, functools.partial(self._tell, batch))
         except BaseException:
             batch.given_up.open()
             raise
@@ -161,7 +161,7 @@ class SegmentCompiler:
             if in_background():  # which has to use this thread, as its CPU time counts
                 job()
             else:
-                apart(job, self._watch(segment, job.ended))
+                run_in_thread(job, self._watch(segment, job.ended))
             program = job.result()
         batch.done += 1
         return program, clock.now() - begin

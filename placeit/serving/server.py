@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from placeit.backends.base import Arrays
 from placeit.core.errors import ExecutionError, UsageError
-from placeit.core.threads import CHECK_S, apart
+from placeit.core.threads import CHECK_S, run_in_thread
 from placeit.core.views import Closable, Watched
 from placeit.runtime.calls import check_process
 from placeit.runtime.device_stats import DeviceStats
@@ -233,7 +233,7 @@ class Server(Replacing, Watched):
             return
         if self.is_here:
             raise ExecutionError("A callback of one of its futures cannot close a server, which waits for that to end.")
-        apart(functools.partial(self._close, drain, timeout))
+        run_in_thread(functools.partial(self._close, drain, timeout))
 
     def _flying(self) -> list[Pending]:
         """Return the requests in flight that are not counted yet; with the lock."""

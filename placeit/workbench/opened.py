@@ -15,7 +15,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, UsageError
 from placeit.core.interrupts import disarm_watchdog
 from placeit.core.placement import Placement
-from placeit.core.threads import within
+from placeit.core.threads import finishes_within
 from placeit.planning.coarsen import Grouping
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Costs, Plan, Segmenter
@@ -88,7 +88,7 @@ class Workbench:
                 stack.callback(other.close)
             runtime, self._runtime = self._runtime, None
             if runtime is not None and self._hurried:
-                stack.callback(within, _HURRY_S, runtime.close)
+                stack.callback(finishes_within, _HURRY_S, runtime.close)
             elif runtime is not None:
                 stack.callback(runtime.close)
 

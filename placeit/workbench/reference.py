@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Model
 from placeit.core.cluster import Device
 from placeit.core.memory import trim_memory
-from placeit.core.threads import apart
+from placeit.core.threads import run_in_thread
 from placeit.measuring.check import Checkable, OutputCheck, OutputDifference, other_inputs
 
 __all__ = ["Reference"]
@@ -46,7 +46,7 @@ class Reference:
         if self._run is None:
             device = self._able() if self._precision == "f32" else None  # other devices may lack float32; the CPU has it
             self._run = self._model.reference(device, "f32")
-        return apart(functools.partial(self._run, inputs))  # on another thread, so that Ctrl-C ends the wait
+        return run_in_thread(functools.partial(self._run, inputs))  # on another thread, so that Ctrl-C ends the wait
 
     def varies(self) -> bool:
         """Return whether the model computes other outputs each time for the same inputs. Raises DeviceError."""
@@ -93,4 +93,4 @@ class Reference:
         if self._precision == "f32":
             return None
         run = self._model.reference(self._able(), self._precision)
-        return lambda inputs: apart(functools.partial(run, inputs))
+        return lambda inputs: run_in_thread(functools.partial(run, inputs))

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from placeit.core.errors import ExecutionError
-from placeit.core.threads import apart
+from placeit.core.threads import run_in_thread
 from placeit.runtime.background import Background, in_background
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def test_what_a_piece_of_work_raises_belongs_to_who_waits(background: Background
     assert done(background, lambda: 3) == 3
 
 
-@pytest.mark.parametrize("elsewhere", [apart, lambda job: done(Background(0.2), job)])
+@pytest.mark.parametrize("elsewhere", [run_in_thread, lambda job: done(Background(0.2), job)])
 def test_what_is_raised_elsewhere_keeps_no_frame_that_it_passed(
     elsewhere: Callable[[Callable[[], None]], object],
 ) -> None:
