@@ -21,10 +21,10 @@ def parse_caps(texts: Sequence[str]) -> dict[str, float]:
         if not device or not size:
             raise UsageError(f"Cannot read --memory '{text}'; write DEVICE=SIZE, such as CPU@0=2GB.")
         try:
-            held = parse_quantity(size, "memory")
+            cap = parse_quantity(size, "memory")
         except UsageError as error:
             raise UsageError(f"Cannot read --memory '{text}': {error}") from error
-        if caps.setdefault(device, held) != held:
+        if caps.setdefault(device, cap) != cap:
             raise UsageError(f"--memory gives '{device}' two limits.")
     return caps
 
@@ -34,25 +34,25 @@ def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
 
     Args:
         cluster: the devices.
-        caps: most memory by device name: bytes, or a quantity such as ``"2 GB"``. It never raises a device's memory.
+        caps: largest memory by device name: bytes, or a quantity such as ``"2 GB"``. It never raises a device's memory.
 
     Raises:
         UsageError: a device does not exist, or a limit is not a size.
     """
     if not caps:
         return cluster
-    most: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for name, cap in caps.items():
         if name not in cluster.names:
             raise UsageError(
                 f"The memory limit of '{name}' names an unknown device; the devices are {', '.join(cluster.names)}"
                 f"{nearest(name, cluster.names)}."
             )
-        most[name] = parse_quantity(cap, "memory") if isinstance(cap, str) else float(cap)
-        if not most[name] >= 0:
+        limits[name] = parse_quantity(cap, "memory") if isinstance(cap, str) else float(cap)
+        if not limits[name] >= 0:
             raise UsageError(f"The memory limit of '{name}' is {cap} bytes; it must be a number that is not negative.")
     devices = (
-        replace(device, memory_bytes=min(device.memory_bytes, most.get(device.name, device.memory_bytes)))
+        replace(device, memory_bytes=min(device.memory_bytes, limits.get(device.name, device.memory_bytes)))
         for device in cluster.devices
     )
     return Cluster(tuple(devices), cluster.links)

@@ -17,7 +17,7 @@ from placeit.core.strictyaml import Node, StrictYaml
 from placeit.core.units import format_quantity
 from placeit.devices.described import FIGURES, catalog
 from placeit.devices.discovery import named, resolve
-from placeit.devices.names import check_distinct, found_kind, parse_device
+from placeit.devices.names import check_distinct, hardware_kind, parse_device
 
 __all__ = ["cluster_text", "discover", "names_file", "read_cluster", "write_cluster"]
 
@@ -27,16 +27,16 @@ _FIELDS = {
     "memory_bandwidth": "bytes_per_s",
     "memory": "memory_bytes",
     "op_overhead": "op_overhead_s",
-}  # fields of Device, by key; the two powers make one field
+}  # fields of Device, by key of the file; both powers are one field
 _DEFAULTS = {"memory": float("inf"), "op_overhead": 0.0, "idle_power": 0.0}
 _LINK_KEYS = ("bandwidth", "latency")
 
 
 def discover(spec: Cluster | str | Path | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
-    """Return the cluster of a cluster file (``*.yaml``, ``*.yml``), of device names, or of ``auto``, the default.
+    """Return a cluster, from a cluster file (``*.yaml``, ``*.yml``), device names, or ``auto``, the default.
 
     ``auto`` leaves out devices that do not compute in ``precision``. Raises the errors of :func:`read_cluster` and of
-    :func:`placeit.devices.discovery.named`, and UsageError for any other value.
+    :func:`placeit.devices.discovery.named`, and UsageError for a value of another type.
     """
     if isinstance(spec, Cluster):
         return spec
@@ -60,7 +60,7 @@ def read_cluster(path: str | Path, *, check: bool = True, text: str | None = Non
 
     Args:
         path: the file.
-        check: whether to look for the real devices on this machine, and fill in their properties. If not, the file may describe
+        check: whether to find the real devices on this machine and fill in their properties. If False, the file may describe
             another machine: its devices have the cores and the memory that the file states.
         text: content to read in place of the file's; ``path`` then names it in messages.
 
@@ -122,6 +122,12 @@ def _scalar(text: str) -> str:
 
 
 class _Reader(StrictYaml):
+    """Reader of one cluster file.
+
+    Attributes:
+        real: addresses of the real devices, by name.
+    """
+
     def __init__(self, path: Path, text: str | None) -> None:
         super().__init__(path, text)
         self.real: dict[str, Address] = {}
@@ -140,7 +146,7 @@ class _Reader(StrictYaml):
             found = dict(zip(self.real, resolve(list(self.real.values())), strict=True)) if check and self.real else {}
         except DeviceError as error:
             raise DeviceError(f"{self.path}: {error}") from error
-        devices = (dataclasses.replace(found.get(name, base), **said) for name, (base, said) in drafts.items())
+        devices = (dataclasses.replace(found.get(name, base), **stated) for name, (base, stated) in drafts.items())
         return Cluster(tuple(devices), links)
 
     def device(self, name: str, node: Node) -> tuple[Device, dict[str, Any]]:
@@ -150,29 +156,29 @@ class _Reader(StrictYaml):
             self.fail(node, f"'{name}' cannot name a device: a name is not empty and has no comma")
         fields = self.mapping(node, f"'{entry}'", _DEVICE_KEYS)
         values = {key: self.quantity(fields[key], f"'{entry}.{key}'", dim) for key, dim in FIGURES.items() if key in fields}
-        said: dict[str, Any] = {_FIELDS[key]: value for key, value in values.items() if key in _FIELDS} | {"name": name}
+        stated: dict[str, Any] = {_FIELDS[key]: value for key, value in values.items() if key in _FIELDS} | {"name": name}
         if "busy_power" in values:
-            said["power"] = Power(values.get("idle_power", 0.0), values["busy_power"])
+            stated["power"] = Power(values.get("idle_power", 0.0), values["busy_power"])
         elif "idle_power" in values:
             self.fail(fields["idle_power"], f"'{entry}.idle_power' needs 'busy_power' beside it")
         if "tags" in fields:
-            said["tags"] = frozenset(self.texts(fields["tags"], f"'{entry}.tags'"))
+            stated["tags"] = frozenset(self.texts(fields["tags"], f"'{entry}.tags'"))
         if "full_name" in fields:
-            said["full_name"] = self.text(fields["full_name"], f"'{entry}.full_name'")
+            stated["full_name"] = self.text(fields["full_name"], f"'{entry}.full_name'")
         if "runs_on" not in fields:
-            return self.described(entry, node, fields), said
+            return self.described(entry, node, fields), stated
         for key in ("flops", "memory_bandwidth", "op_overhead", "catalog", "full_name"):
             if key in fields:
                 self.fail(fields[key], f"'{entry}.{key}' describes a device, and '{name}' is a real one (runs_on)")
         if "slowdown" in fields:
-            said["slowdown"] = self.quantity(fields["slowdown"], f"'{entry}.slowdown'", "number")
-            if said["slowdown"] < 1:
+            stated["slowdown"] = self.quantity(fields["slowdown"], f"'{entry}.slowdown'", "number")
+            if stated["slowdown"] < 1:
                 self.fail(
                     fields["slowdown"],
-                    f"'{entry}.slowdown' is {said['slowdown']:g}; it must be 1 or more: nothing can be sped up",
+                    f"'{entry}.slowdown' is {stated['slowdown']:g}; it must be 1 or more: nothing can be sped up",
                 )
         address = self.real[name] = self.address(fields["runs_on"], f"'{entry}.runs_on'")
-        return Device(name, found_kind(address), address), said
+        return Device(name, address.runtime or hardware_kind(address), address), stated
 
     def address(self, node: Node, entry: str) -> Address:
         try:

@@ -29,10 +29,10 @@ VARIABLE = "PLACEIT_MODEL_CACHE"
 """Environment variable: ``0`` for no cache; ``1`` for a cache that CPUs use as well, or the path of its folder. Without the
 variable, only devices that compile slowly have a cache."""
 
-_MAX_BYTES = 2e9  # of all compiled models that are kept, by default
+_MAX_BYTES = 2e9  # of all compiled models in the cache, by default
 _FAILURES = (RuntimeError, OSError)
-_NAMES = "[0-9a-f]" * 16
-_DRIVERS = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")
+_FOLDER_NAMES = "[0-9a-f]" * 16
+_DRIVER_LIBRARIES = re.compile(r"/lib(OpenCL|igdrcl|intelocl|ze_\w+)\.")
 _log = logging.getLogger("placeit")
 
 
@@ -48,8 +48,8 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
     """
     folder = _folder(target)
 
-    def compile_it() -> Any:
-        # the CPU's plugin, unlike the GPUs', does not tell for cached models which ops a kernel stands for
+    def compile_model() -> Any:
+        # unlike the GPU plugin, the CPU plugin does not report for a cached model which ops a kernel stands for
         if folder is None or (config.get("PERF_COUNT") and not compiles_slowly(target)):
             return core.compile_model(model, target, dict(config))
         return _opened(folder).compile(
@@ -57,9 +57,9 @@ def compile_cached(core: Any, model: Any, target: str, config: Mapping[str, Any]
         )
 
     if str(config.get("NUM_STREAMS")) == "0" and config.get("INFERENCE_NUM_THREADS") == 1:
-        # otherwise the plugin divides kernels among all cores, and one thread runs all parts, in up to twice the time
-        return _core.in_arena_of_one(str(_threading_library()), compile_it)
-    return compile_it()
+        # otherwise the plugin divides kernels among all cores, and one thread runs all parts, which takes up to twice the time
+        return _core.in_arena_of_one(str(_threading_library()), compile_model)
+    return compile_model()
 
 
 @functools.cache
@@ -69,23 +69,23 @@ def _threading_library() -> Path:
 
 
 def is_kept(target: str, config: Mapping[str, Any], identity: Callable[[], str]) -> bool:
-    """Return whether a model of this structure is in the cache, so that compiling it most likely takes no time."""
+    """Return whether a model of this structure is in the cache, so that it most likely need not be compiled."""
     folder = _folder(target)
     return folder is not None and _opened(folder).holds(target, config, identity())
 
 
 def from_cache(compiled: Any) -> bool:
-    """Return whether a compiled model is from the cache."""
-    ask = getattr(compiled, "property", None) or compiled.get_property  # from the C library, or from the Python binding
+    """Return whether a compiled model was loaded from the cache."""
+    get_property = getattr(compiled, "property", None) or compiled.get_property  # of the C library, or of the Python binding
     try:
-        return str(ask("LOADED_FROM_CACHE")) in ("True", "YES")
+        return str(get_property("LOADED_FROM_CACHE")) in ("True", "YES")
     except (RuntimeError, PlaceitError):  # a plugin without this property
         return False
 
 
 @functools.cache
 def compiles_slowly(target: str) -> bool:
-    """Return whether a device takes seconds to minutes to compile kernels that its plugin can keep: a GPU or an NPU."""
+    """Return whether a device compiles for seconds to minutes and its plugin can store the result: a GPU or an NPU."""
     names = [name for name in _devices_of(target) if not name.startswith("CPU")]
     return bool(names) and all("EXPORT_IMPORT" in _property(name, "OPTIMIZATION_CAPABILITIES") for name in names)
 
@@ -94,44 +94,44 @@ class _Locale:
     """Guard of the process's locale, which OpenVINO sets to ``C`` while it reads or writes a compiled model.
 
     If several threads do so, OpenVINO may take ``C`` for the original locale, and leave it set
-    (https://github.com/openvinotoolkit/openvino/pull/24431). The last thread restores the locale that the first one found.
+    (https://github.com/openvinotoolkit/openvino/pull/24431). The last thread restores the locale that the first one saved.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._found = "C"
+        self._saved = "C"
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         with self._lock:
             if self._users == 0:
-                self._found = locale.setlocale(locale.LC_ALL)
+                self._saved = locale.setlocale(locale.LC_ALL)
             self._users += 1
         try:
             yield
         finally:
             with self._lock:
                 self._users -= 1
-                if self._users == 0 and locale.setlocale(locale.LC_ALL) != self._found:
-                    locale.setlocale(locale.LC_ALL, self._found)
+                if self._users == 0 and locale.setlocale(locale.LC_ALL) != self._saved:
+                    locale.setlocale(locale.LC_ALL, self._saved)
 
 
 _locale = _Locale()
 
 
 class CompiledModels:
-    """A folder of compiled models.
+    """A cache of compiled models in a folder.
 
     There is a sub-folder for each model structure, device with its driver, configuration, version of placeit and of OpenVINO.
-    In it, OpenVINO finds entries by the model's computation, including its weights. Before a model is looked up, files are
-    deleted whose digest beside them is missing or differs: OpenVINO would compute with damaged weights without an error. The
-    least recently used files beyond a bound are deleted whenever a file is written. If a folder cannot be used, one warning is
+    In it, OpenVINO finds entries by the model's computation, including its weights. Before a model is looked up, each file
+    whose digest is missing or differs is deleted: OpenVINO would compute with damaged weights without an error. Whenever a file
+    is written, the least recently used files beyond ``max_bytes`` are deleted. If the folder cannot be used, one warning is
     logged, and models are compiled without it. This includes another user's folder, since its content would be run.
 
     Args:
         folder: path of the folder.
-        max_bytes: most bytes of all entries; a model with more weights is not kept.
+        max_bytes: largest size of all entries together; a model with more weights is not stored.
     """
 
     def __init__(self, folder: Path, *, max_bytes: float = _MAX_BYTES) -> None:
@@ -139,17 +139,17 @@ class CompiledModels:
         self._max_bytes = max_bytes
         self._locks: dict[Path, threading.Lock] = {}
         self._trimming = threading.Lock()
-        self._works = True
+        self._usable = True
         try:
             os.close(own_folder(folder, group=True))
             self._trim()
         except (FileError, OSError) as error:
-            self._give_up(error)
+            self._disable(error)
 
     def compile(self, core: Any, model: Any, target: str, config: Mapping[str, Any], identity: str = "") -> Any:
         """Compile a model or load it from the folder. Raises the errors of OpenVINO's compilation without a cache."""
-        folder = self.folder / _name(target, config, identity)
-        if not self._works or folder.is_symlink() or _weights(model) > self._max_bytes:
+        folder = self.folder / _folder_name(target, config, identity)
+        if not self._usable or folder.is_symlink() or _weight_bytes(model) > self._max_bytes:
             return core.compile_model(model, target, dict(config))
         with self._locks.setdefault(folder, threading.Lock()):  # the second of two equal devices finds the result of the first
             try:
@@ -157,21 +157,21 @@ class CompiledModels:
                 with _locale.kept():
                     compiled = core.compile_model(model, target, {**config, "CACHE_DIR": str(folder)})
             except _FAILURES as error:
-                compiled = core.compile_model(model, target, dict(config))  # is the model itself at fault?
+                compiled = core.compile_model(model, target, dict(config))  # raises if the model itself is at fault
                 with contextlib.suppress(OSError):
                     for blob in folder.glob("*.blob"):
                         _delete(blob)
-                self._give_up(error)
+                self._disable(error)
                 return compiled
             with contextlib.suppress(OSError):
-                self._seal(folder)
+                self._write_digests(folder)
         return compiled
 
     def holds(self, target: str, config: Mapping[str, Any], identity: str) -> bool:
         """Return whether the folder holds a model of this structure."""
-        return self._works and any((self.folder / _name(target, config, identity)).glob("*.sha256"))
+        return self._usable and any((self.folder / _folder_name(target, config, identity)).glob("*.sha256"))
 
-    def _seal(self, folder: Path) -> None:
+    def _write_digests(self, folder: Path) -> None:
         """Write the digest of each new file beside it; mark the other files as used now."""
         new = False
         for blob in folder.glob("*.blob"):
@@ -189,11 +189,11 @@ class CompiledModels:
         with self._trimming:
             found: list[tuple[float, int, Path]] = []
             for blob in (
-                blob for folder in self.folder.glob(_NAMES) if not folder.is_symlink() for blob in folder.glob("*.blob")
+                blob for folder in self.folder.glob(_FOLDER_NAMES) if not folder.is_symlink() for blob in folder.glob("*.blob")
             ):
                 with contextlib.suppress(FileNotFoundError):  # another process has deleted it
-                    about = blob.lstat()
-                    found.append((about.st_mtime, about.st_size, blob))
+                    status = blob.lstat()
+                    found.append((status.st_mtime, status.st_size, blob))
             total = 0
             for _, size, blob in sorted(found, reverse=True):
                 total += size
@@ -202,26 +202,26 @@ class CompiledModels:
                     with contextlib.suppress(OSError):  # the folder has other files
                         blob.parent.rmdir()
 
-    def _give_up(self, error: Exception) -> None:
-        if self._works:
-            self._works = False
+    def _disable(self, error: Exception) -> None:
+        if self._usable:
+            self._usable = False
             _log.warning("Cannot keep compiled models in %s (%s); continuing without.", self.folder, what_openvino_says(error))
 
 
 def _folder(target: str) -> Path | None:
     """Return the folder in which compiled models of a device are kept; None if they are not kept."""
-    asked = os.environ.get(VARIABLE, "").strip()
-    if asked == "0" or (not asked and not compiles_slowly(target)):
+    setting = os.environ.get(VARIABLE, "").strip()
+    if setting == "0" or (not setting and not compiles_slowly(target)):
         return None
     try:
-        return (cache_folder() / "compiled" if asked in ("", "1") else user_folder(asked)).absolute()
+        return (cache_folder() / "compiled" if setting in ("", "1") else user_folder(setting)).absolute()
     except FileError as error:
-        _no_folder(str(error))
+        _warn_no_folder(str(error))
         return None
 
 
 @functools.cache
-def _no_folder(why: str) -> None:
+def _warn_no_folder(why: str) -> None:
     _log.warning("Compiled models are not kept: %s Or set %s to a folder.", why, VARIABLE)
 
 
@@ -230,8 +230,8 @@ def _opened(folder: Path) -> CompiledModels:
     return CompiledModels(folder)
 
 
-def _name(target: str, config: Mapping[str, Any], identity: str) -> str:
-    # OpenVINO does not tell all configurations apart
+def _folder_name(target: str, config: Mapping[str, Any], identity: str) -> str:
+    # the configuration is part of the key, as OpenVINO does not tell all configurations apart
     key = [__version__, *_device_key(target), sorted((name, str(value)) for name, value in config.items()), identity]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
@@ -248,23 +248,23 @@ def _device_key(target: str) -> list[str]:
             *(_property(name, what) for what in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", f"{family}_DRIVER_VERSION")),
         ]
     if any(not name.startswith("CPU") for name in names):
-        key += _drivers()
+        key += _loaded_drivers()
     return key
 
 
-def _drivers() -> list[str]:
-    """Return names, sizes and dates of the drivers that this process has loaded, as the GPU's plugin tells no version."""
+def _loaded_drivers() -> list[str]:
+    """Return names, sizes and dates of the drivers that this process has loaded; the GPU plugin does not report a version."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        for path in sorted({line.split(maxsplit=5)[-1] for line in lines if _DRIVERS.search(line)}):
-            about = Path(path).stat()
-            found.append(f"{path} {about.st_size} {about.st_mtime_ns}")
+        for path in sorted({line.split(maxsplit=5)[-1] for line in lines if _DRIVER_LIBRARIES.search(line)}):
+            status = Path(path).stat()
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return found
 
 
 def _devices_of(target: str) -> list[str]:
-    """Return the devices in OpenVINO's name of one: ``GPU.0`` and ``CPU`` for ``MULTI:GPU.0,CPU``."""
+    """Return the devices that an OpenVINO device name stands for: ``GPU.0`` and ``CPU`` for ``MULTI:GPU.0,CPU``."""
     return [name.partition("(")[0] for name in target.partition(":")[2].split(",")] if ":" in target else [target]
 
 
@@ -276,7 +276,7 @@ def _property(name: str, what: str) -> str:
         return ""
 
 
-def _weights(model: Any) -> float:
+def _weight_bytes(model: Any) -> float:
     return float(sum(op.get_byte_size() for op in model.get_ops() if op.get_type_name() == "Constant"))
 
 

@@ -32,7 +32,7 @@ FIGURES: dict[str, Dimension] = {
 
 @functools.cache
 def catalog() -> dict[str, tuple[Device, str]]:
-    """Return the catalogue in the package: device and source of its figures, by catalogue name.
+    """Return the catalogue of devices: each device and the source of its figures, by catalogue name.
 
     The memory is infinite for a device that uses its machine's memory. An idle power of 0 means that no value is published.
     """
@@ -60,7 +60,7 @@ def catalog() -> dict[str, tuple[Device, str]]:
 
 
 def roofline_seconds(flops: ArrayLike, bytes_moved: ArrayLike, device: Device) -> NDArray[np.float64]:
-    """Compute the seconds that ops take on a described device, by the roofline model.
+    """Return the seconds that ops take on a described device, by the roofline model.
 
     ``max(flops / (peak * efficiency), bytes / memory bandwidth) + overhead`` with ``efficiency`` =
     :data:`ROOFLINE_EFFICIENCY`. Source: S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009, with a

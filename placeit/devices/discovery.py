@@ -1,4 +1,4 @@
-"""Find the devices of this machine, also by name."""
+"""Find the devices of this machine, all of them or by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placeit.devices.other_nodes import other_nodes
 
 _log = logging.getLogger("placeit")
 
-__all__ = ["automatic", "available", "named", "other_names", "resolve", "tried"]
+__all__ = ["automatic", "available", "driven_by", "named", "other_names", "resolve", "tried"]
 
 
 def named(spec: str | Sequence[str] | None = None, *, precision: str = "f32") -> Cluster:
@@ -71,12 +71,11 @@ def available() -> list[Device]:
 
 
 def other_names(device: Device) -> list[str]:
-    """Return other names of an available device that select another installed runtime: ``ort:CPU@0``."""
+    """Return the names by which other installed runtimes drive an available device: ``ort:CPU@0`` for ``CPU@0``."""
     if device.kind != hardware_kind(device.where):
         return []
-    others = ((name, kind) for name, kind in kinds() if name != device.kind)
-    own = ((name, kind) for name, kind in others if kind.hardware and not (kind.mode or kind.compiles))
-    able = [(name, kind) for name, kind in own if device.where.family in (kind.hardware or ())]
+    others = ((name, kind) for name, kind in kinds() if name != device.kind and not (kind.mode or kind.compiles))
+    able = [(name, kind) for name, kind in others if device.where.family in (kind.hardware or ())]
     return [f"{name}:{device.name}" for name, kind in able if kind.installed()]
 
 
@@ -105,14 +104,14 @@ def automatic(found: Sequence[Device], precision: str = "f32") -> Cluster:
 
 
 def tried(device: Device) -> Device:
-    """Run an op on a device; the result says if and why it cannot. Only OpenVINO's whole devices are tried."""
+    """Run an op on a device, if it is one of OpenVINO's whole devices; the result says in ``unusable`` why that failed."""
     if device.address is None:
         return device
     return other_nodes().tried(device) if device.address.node else kind_of(device).tried(device)
 
 
 def driven_by(device: Device, name: str, kind: Kind) -> Device:
-    """Return a device as another kind drives it, by its name. Raises DeviceError if its machine lacks the runtime."""
+    """Return a device driven by another kind, given with its name. Raises DeviceError if its machine lacks the runtime."""
     if device.where.node:
         driver = other_nodes().device(replace(device.where, runtime=name)).driver
     else:
@@ -123,12 +122,12 @@ def driven_by(device: Device, name: str, kind: Kind) -> Device:
 def _resolve(address: Address) -> Device:
     if address.node:
         return other_nodes().device(address)
-    own = hardware_kind(address)
-    finder = load_kind(own)
+    hardware = hardware_kind(address)
+    finder = load_kind(hardware)
     if finder is not None and isinstance(finder, FindsHardware):
         device = finder.find(address)
     else:
-        device = _own_device(own, address)
+        device = _plugin_device(hardware, address)
     kind = load_kind(address.runtime) if address.runtime else None
     if kind is None:
         return device
@@ -138,13 +137,13 @@ def _resolve(address: Address) -> Device:
     return replace(device, kind=address.runtime, driver=kind.driver(device), tags=frozenset())
 
 
-def _own_device(kind: str, address: Address) -> Device:
-    """Find hardware that only a plug-in's kind of device knows."""
-    own = _own_devices(kind)
-    for device in own:
+def _plugin_device(kind: str, address: Address) -> Device:
+    """Find hardware that only a plug-in's kind of device knows. Raises DeviceError if it does not exist."""
+    devices = _own_devices(kind)
+    for device in devices:
         if device.address == address:
             return device
-    listing = ", ".join(device.name for device in own) or "none"
+    listing = ", ".join(device.name for device in devices) or "none"
     raise DeviceError(f"There is no device '{address}' on this machine. Devices that '{kind}' finds: {listing}.")
 
 
@@ -154,8 +153,8 @@ def _own_devices(name: str) -> list[Device]:
     devices = [] if kind is None else list(kind.devices())
     for device in devices if not isinstance(kind, FindsHardware) else ():
         address = device.address
-        mine = address is not None and address.family == device.kind == name and str(address) == device.name
-        if not mine or address != parse_device(device.name):
+        consistent = address is not None and address.family == device.kind == name and str(address) == device.name
+        if not consistent or address != parse_device(device.name):
             raise UsageError(
                 f"The plug-in's kind of device '{name}' lists '{device.name}' of kind '{device.kind}' at {address}; its "
                 f"devices are of kind '{name}', and called as their addresses are written, such as {name}:0."
