@@ -22,13 +22,13 @@ from placeit.devices.nvml import GpuEnergy
 
 __all__ = ["EnergyMeter", "EnergyMeters", "energy_meters"]
 
-_COUNTER_S, _NVML_S, _POWER_S = 0.1, 1.0, 2.0
+_COUNTER_WINDOW_S, _NVML_WINDOW_S, _POWER_WINDOW_S = 0.1, 1.0, 2.0
 """Seconds over which counters in the kernel's files, NVML's counters, and powers are read.
 
 RAPL updates its counter about every millisecond, NVML every 20 to 100 ms (100 on an H200), and NVIDIA's power is an average
 over a second. So one update more or less is 1 % of a counter's growth in this time, or 10 % for NVML."""
-_LOOKS = 10  # readings of a power in its window; counters are read at its ends only: NVML's takes 4 ms to read on an H200
-_PATIENCE = 10  # windows after which a counter that has not moved is given up
+_READINGS = 10  # of a power in its window; counters are read at its ends only, as reading NVML's takes 4 ms on an H200
+_MAX_WINDOWS = 10  # after which a counter that has not moved is given up
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,42 @@ class EnergyMeter:
     meter: Meter
     name: str
     devices: tuple[str, ...]
-    window_s: float = _COUNTER_S
+    window_s: float = _COUNTER_WINDOW_S
 
 
-class _LostError(Exception):
-    """A meter is given up; the message says why."""
+class _MeterError(Exception):
+    """A meter cannot be used any more; the message says why."""
 
 
 class _Total:
-    """Joules that a meter has counted since this was made; raises _LostError if the meter cannot be read."""
+    """Joules that a meter has counted since construction; raises _MeterError if the meter cannot be read."""
 
-    def __init__(self, of: EnergyMeter, window_s: float) -> None:
-        self.name, self._meter, self.joules = of.name, of.meter, 0.0
+    def __init__(self, meter: EnergyMeter, window_s: float) -> None:
+        self.name, self._meter, self.joules = meter.name, meter.meter, 0.0
         self._window_s = window_s
-        self._due = window_s if of.meter.counts else window_s / _LOOKS
-        self._at, self._last = self._read()
+        self._due = window_s if meter.meter.counts else window_s / _READINGS
+        self._last_time, self._last_value = self._read()
 
     def _read(self) -> tuple[float, float]:
         try:
             return time.perf_counter(), self._meter.read()
         except (OSError, ValueError) as error:
-            raise _LostError(f"{self.name} could not be read any more: {error}") from error
+            raise _MeterError(f"{self.name} could not be read any more: {error}") from error
 
-    def look(self, seconds: float) -> None:
+    def update(self, seconds: float) -> None:
         """Add the joules since the last reading, if a reading is due after this many seconds of runs."""
         if seconds < self._due:
             return
-        self._due = min(seconds + self._window_s / _LOOKS, self._window_s)
+        self._due = min(seconds + self._window_s / _READINGS, self._window_s)
         now, value = self._read()
-        grown = self._meter.growth(self._last, value) if self._meter.counts else (self._last + value) / 2 * (now - self._at)
+        if self._meter.counts:
+            grown = self._meter.growth(self._last_value, value)
+        else:
+            grown = (self._last_value + value) / 2 * (now - self._last_time)
         if grown is None:
-            raise _LostError(f"the counter {self.name} began again, at an unknown value")
+            raise _MeterError(f"the counter {self.name} began again, at an unknown value")
         self.joules += grown
-        self._at, self._last = now, value
+        self._last_time, self._last_value = now, value
 
 
 @dataclass(eq=False)
@@ -110,8 +113,8 @@ class EnergyMeters:
 
     @property
     def window_s(self) -> float:
-        """Seconds over which all meters can be read."""
-        return max((one.window_s for one in self.meters), default=0.0)
+        """Seconds over which each of the meters can be read."""
+        return max((meter.window_s for meter in self.meters), default=0.0)
 
     def over(self, run: Callable[[], float]) -> tuple[list[float], float | None]:
         """Repeat a run until all meters have moved and the runs have taken at least the meters' windows.
@@ -122,25 +125,25 @@ class EnergyMeters:
         Returns:
             The seconds of each run, and the mean joules of a run; None if a meter is given up, which :attr:`fault` explains.
         """
-        taken: list[float] = []
+        runs: list[float] = []
         try:
-            seconds, totals = 0.0, [_Total(one, self.window_s) for one in self.meters]
+            seconds, totals = 0.0, [_Total(meter, self.window_s) for meter in self.meters]
             while True:
-                taken.append(run())
-                seconds += taken[-1]
+                runs.append(run())
+                seconds += runs[-1]
                 for total in totals:
-                    total.look(seconds)
-                still = [total.name for total in totals if not total.joules > 0]
-                if seconds >= self.window_s and not still:
-                    return taken, sum(total.joules for total in totals) / len(taken)
-                if seconds >= _PATIENCE * self.window_s:
-                    raise _LostError(f"{' and '.join(still)} showed no energy in {seconds:.3g} s of runs")
-        except _LostError as error:
+                    total.update(seconds)
+                unmoved = [total.name for total in totals if not total.joules > 0]
+                if seconds >= self.window_s and not unmoved:
+                    return runs, sum(total.joules for total in totals) / len(runs)
+                if seconds >= _MAX_WINDOWS * self.window_s:
+                    raise _MeterError(f"{' and '.join(unmoved)} showed no energy in {seconds:.3g} s of runs")
+        except _MeterError as error:
             self.fault = str(error)
-        return taken or [run()], None
+        return runs or [run()], None
 
     def __str__(self) -> str:
-        """Return a text that says whether energy is measured, by which meters, and why not."""
+        """Return a text that says by which meters energy is measured, or why it is not measured."""
         if self.fault is not None:
             return f"modelled; {self.fault}"
         if self.missing:
@@ -149,14 +152,14 @@ class EnergyMeters:
                 reasons.setdefault(why, []).append(device)
             without = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
             return f"modelled; no meter for {'; nor for '.join(without)}"
-        covered = [f"{one.name} (covers {', '.join(one.devices)})" for one in self.meters]
+        covered = [f"{meter.name} (covers {', '.join(meter.devices)})" for meter in self.meters]
         return f"measured by {' and '.join(covered)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict for JSON."""
         return {
             "source": "measured" if self.complete else "modelled",
-            "meters": [{"name": one.name, "devices": list(one.devices)} for one in self.meters],
+            "meters": [{"name": meter.name, "devices": list(meter.devices)} for meter in self.meters],
             "without_meter": dict(self.missing),
             "fault": self.fault,
         }
@@ -170,7 +173,7 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
         system: folder of the kernel's files about hardware.
     """
     missing: dict[str, str] = {}
-    here: list[Device] = []
+    local: list[Device] = []
     for device in cluster.devices:
         if device.address is None:
             missing[device.name] = "it exists in simulation only"
@@ -179,26 +182,26 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
         elif device.address.node:
             missing[device.name] = f"it is on the node {device.address.node}, where no meter is read"
         else:
-            here.append(device)
+            local.append(device)
     found: list[EnergyMeter] = []
-    cpus = [one for one in here if one.core_set or (one.where.family == "GPU" and "integrated" in one.tags)]
-    cards = [one for one in here if one.where.family == "GPU" and one not in cpus]
-    nvidia = [one for one in here if one.where.family == "cuda"]
-    for device in here:
+    cpus = [one for one in local if one.core_set or (one.where.family == "GPU" and "integrated" in one.tags)]
+    cards = [one for one in local if one.where.family == "GPU" and one not in cpus]
+    nvidia = [one for one in local if one.where.family == "cuda"]
+    for device in local:
         if device not in (*cpus, *cards, *nvidia):
             missing[device.name] = "placeit knows no meter for such devices"
-    for devices, of in ((cpus, _packages(system)), (cards, _card(system, cards))):
+    for devices, meters in ((cpus, _packages(system)), (cards, _card(system, cards))):
         names = tuple(device.name for device in devices)
-        if names and isinstance(of, str):
-            missing |= dict.fromkeys(names, of)
+        if names and isinstance(meters, str):
+            missing |= dict.fromkeys(names, meters)
         elif names:
-            found += [EnergyMeter(meter, str(meter.device), names) for meter in of if not isinstance(meter, str)]
+            found += [EnergyMeter(meter, str(meter.device), names) for meter in meters if not isinstance(meter, str)]
     gpus = GpuEnergy()
     driver: AbstractContextManager[object] = gpus if nvidia else contextlib.nullcontext()
     with driver:
         for hardware in dict.fromkeys(device.where.hardware for device in nvidia):
             names = tuple(device.name for device in nvidia if device.where.hardware == hardware)
-            kinds = (("J", True, gpus.joules, _NVML_S), ("W", False, gpus.watts, _POWER_S))
+            kinds = (("J", True, gpus.joules, _NVML_WINDOW_S), ("W", False, gpus.watts, _POWER_WINDOW_S))
             for unit, counts, read, window_s in kinds:
                 meter = Meter("energy", unit, hardware, partial(read, hardware), counts=counts)
                 if _why_unreadable(meter) is None:
@@ -210,16 +213,16 @@ def energy_meters(cluster: Cluster, *, system: Path = Path("/sys")) -> EnergyMet
 
 
 def _packages(system: Path) -> list[Meter] | str:
-    """Return the counters of all CPU packages, without their parts; or why there are no counters."""
+    """Return the counters of all CPU packages, without counters of their parts; or why there are none that can be read."""
     zones = [meter for meter in packages(system) if str(meter.device).startswith("package-") and " " not in str(meter.device)]
     if not zones:
         return f"this machine has no energy counter of its CPU packages (RAPL) in {system / 'class/powercap'}"
-    every = system / "class/powercap/intel-rapl:*/energy_uj"
-    return next((why for meter in zones if (why := _why_unreadable(meter, every)) is not None), zones)
+    files = system / "class/powercap/intel-rapl:*/energy_uj"
+    return next((why for meter in zones if (why := _why_unreadable(meter, files)) is not None), zones)
 
 
 def _card(system: Path, devices: Sequence[Device]) -> list[Meter] | str:
-    """Return the counter of the only discrete Intel GPU; or why there is no such counter."""
+    """Return the counter of the only discrete Intel GPU; or why there is none that can be read."""
     cards: dict[str | None, Meter] = {}
     for meter in intel_gpus(system):
         if meter.counts and (meter.device not in cards or meter.name == "power card"):

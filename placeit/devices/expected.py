@@ -17,24 +17,25 @@ def with_expected(cluster: Cluster, expected: Mapping[str, str]) -> Cluster:
 
     Args:
         cluster: the present devices.
-        expected: for the name of each expected device of a node, the present device of a node that it is assumed to equal.
+        expected: the present device of a node that each expected device of a node is assumed to equal, by the expected
+            device's name.
 
     Raises:
-        UsageError: a device is not on a node, or there are not two devices, whose links are needed.
+        UsageError: a device is not on a node, or fewer than two devices are present, whose link stands for missing links.
     """
     if expected and len(cluster) < 2:
         raise UsageError(
             "Devices are expected beside two that are there: links to them are taken to be like those between two."
         )
-    there, more = dict(zip(cluster.names, cluster.devices, strict=True)), []
+    present, added = dict(zip(cluster.names, cluster.devices, strict=True)), []
     for name, like in expected.items():
         address = parse_device(name)
-        if not address.node or like not in there or not there[like].where.node:
-            nodes = ", ".join(one for one, device in there.items() if device.where.node)
+        if not address.node or like not in present or not present[like].where.node:
+            nodes = ", ".join(name for name, device in present.items() if device.where.node)
             raise UsageError(
                 f"'{name}' is expected to be like '{like}': both have to be devices of nodes, and the latter has to be there "
                 f"({nodes or 'none is'})."
             )
-        all_cores = () if address.cores else there[like].all_cores
-        more.append(replace(there[like], name=name, address=address, all_cores=all_cores))
-    return replace(cluster, devices=(*cluster.devices, *more))
+        all_cores = () if address.cores else present[like].all_cores
+        added.append(replace(present[like], name=name, address=address, all_cores=all_cores))
+    return replace(cluster, devices=(*cluster.devices, *added))

@@ -50,20 +50,20 @@ class Kind:
     """The part of a kind of device that needs no open device; :class:`placeit.runtime.devices.kinds.DeviceKind` adds the rest.
 
     Attributes:
-        label: name of the runtime in messages; empty for a plug-in's kind, which its own name stands for.
+        label: name of the runtime in messages; empty for a plug-in's kind, whose own name is used.
         formats: formats of segments that its devices compile, the preferred one first (:data:`placeit.backends.base.Format`).
         package: distribution of its runtime, whose version recordings hold; empty for no distribution.
         hardware: families of placeit's hardware that device names may ask this kind for (``ort:CPU@0``), and that it drives if
             the hardware's own kind takes no format of the model. None for any hardware by name, and none by itself.
-        elsewhere: why other hardware is refused, after ``label``: a text with ``{}`` for its name.
-        mode: whether it is another mode of the runtime of the hardware's own kind, whose driver and precisions then hold.
+        elsewhere: end of the message that refuses other hardware, after ``label``, with ``{}`` for the hardware's name.
+        mode: whether it is another mode of the runtime of the hardware's own kind, with the same driver and precisions.
         whole_file: format of model files that its plain device opens as they are; None if it runs segments only.
         bundle_format: format to which segments in bundles are converted if all devices are core sets whose names do not ask for
             this kind; None for the first of ``formats``, which segments have otherwise.
-        on_nodes: whether other nodes can have its devices: what it tells of a model, it asks where the device is
+        on_nodes: whether other nodes can have its devices: it then asks the node of a device for what depends on the machine
             (:func:`placeit.runtime.nodes.elsewhere.there`).
         compiles: kind whose core sets run a model eagerly, op by op, and for which this kind compiles whole models; else empty.
-        one_precision: why :meth:`other_precision` is None, after the name of the device.
+        one_precision: reason why :meth:`other_precision` is None, worded to follow the name of the device.
     """
 
     label: str = ""
@@ -87,7 +87,7 @@ class Kind:
         return True
 
     def unusable(self) -> str:
-        """Return why its runtime is installed and cannot be used; empty if it can be, or is not installed."""
+        """Return why its runtime, although installed, cannot be used; empty if it can be used or is not installed."""
         return ""
 
     def driver(self, device: Device) -> str:
@@ -107,7 +107,7 @@ class Kind:
         return ()
 
     def tried(self, device: Device) -> Device:
-        """Run an op on a device of this machine, if that has to be tried; the result says if and why it cannot."""
+        """Run an op on a device of this machine, if that has to be tried; the result's ``unusable`` says why it failed."""
         return device
 
     def throughput_mode(self, cores: Device) -> Device | None:  # noqa: ARG002
@@ -149,7 +149,7 @@ _UNKNOWN = _Unknown()
 
 
 def kinds() -> Iterator[tuple[str, Kind]]:
-    """Yield name and kind of each kind of this package. A plug-in's kind is used only where a device name asks for it."""
+    """Yield name and kind of each kind of this package. Plug-ins' kinds are used only where a device name asks for them."""
     for name in KINDS:
         kind = load_kind(name)
         if kind is not None:
@@ -191,7 +191,7 @@ def load_kind(name: str) -> Kind | None:
 
 
 def kind_of(device: Device) -> Kind:
-    """Return the kind that drives a device, also one of another node; without formats if this version has no such kind.
+    """Return the kind that drives a device, here or on another node; a kind without formats if this version lacks it.
 
     Raises:
         UsageError: the plug-in with the kind cannot be loaded.

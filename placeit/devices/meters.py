@@ -1,4 +1,4 @@
-"""Meters of this process and this machine: CPU and memory of the process, GPUs, power of packages and Intel GPUs.
+"""Meters of this process and this machine: CPU time and memory of the process, GPUs, power of CPU packages and Intel GPUs.
 
 Meters that the machine does not have, or that this user may not read, are left out.
 """
@@ -45,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Meter:
-    """A quantity that can be read again and again.
+    """A quantity that can be read repeatedly. Name, unit and device are those of its :class:`Series`.
 
     Attributes:
         read: returns the value. Raises OSError or ValueError if it cannot be read.
@@ -85,13 +85,13 @@ class Sampler:
         self._interval, self._stop = interval, threading.Event()
         meters = [_cpu(), _memory(), *packages(system), *intel_gpus(system)]
         self._meters = [meter for meter in meters if _readable(meter)]
-        self._found: list[list[tuple[float, float]]] = [[] for _ in self._meters]
+        self._points: list[list[tuple[float, float]]] = [[] for _ in self._meters]  # time and value
         self._thread: threading.Thread | None = None
         self._gpus = GpuSampler(interval)
 
     def __enter__(self) -> Self:
         self._gpus.__enter__()
-        self._look()
+        self._read_all()
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, name="placeit meters", daemon=True)
         self._thread.start()
@@ -101,17 +101,17 @@ class Sampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._look()
+        self._read_all()
         self._gpus.__exit__(kind, error, where)
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            self._look()
+            self._read_all()
 
-    def _look(self) -> None:
-        for meter, found in zip(self._meters, self._found, strict=True):
+    def _read_all(self) -> None:
+        for meter, points in zip(self._meters, self._points, strict=True):
             with contextlib.suppress(OSError, ValueError):
-                found.append((time.perf_counter(), meter.read()))
+                points.append((time.perf_counter(), meter.read()))
 
     @property
     def gpu_samples(self) -> tuple[GpuSample, ...]:
@@ -121,30 +121,30 @@ class Sampler:
     @property
     def readings(self) -> list[Series]:
         """Readings so far, without meters that have none."""
-        found = [_readings(meter, points) for meter, points in zip(self._meters, self._found, strict=True)]
+        found = [_to_series(meter, points) for meter, points in zip(self._meters, self._points, strict=True)]
         samples = self._gpus.samples
         for gpu in dict.fromkeys(sample.gpu for sample in samples):
-            mine = [sample for sample in samples if sample.gpu == gpu]
-            for name, unit, of in (
+            of_gpu = [sample for sample in samples if sample.gpu == gpu]
+            for name, unit, attribute in (
                 ("utilization", "share", "utilization"),
                 ("memory utilization", "share", "memory_utilization"),
                 ("memory", "B", "memory_bytes"),
                 ("power", "W", "power_w"),
             ):
-                points = [(sample.time, value) for sample in mine if (value := getattr(sample, of)) is not None]
+                points = [(sample.time, value) for sample in of_gpu if (value := getattr(sample, attribute)) is not None]
                 found.append(_series(name, unit, gpu, points))
-        return [one for one in found if one.time_s]
+        return [series for series in found if series.time_s]
 
 
 def _series(name: str, unit: str, device: str | None, points: Sequence[tuple[float, float]]) -> Series:
     return Series(name, unit, device, tuple(t for t, _ in points), tuple(value for _, value in points))
 
 
-def _readings(meter: Meter, points: list[tuple[float, float]]) -> Series:
+def _to_series(meter: Meter, points: list[tuple[float, float]]) -> Series:
+    """Return the readings of a meter; of a counter, its growth per second."""
     if meter.counts:
-        pairs = [(a, b) for a, b in pairwise(points) if b[0] > a[0]]
-        grown = [(a, b, meter.growth(a[1], b[1])) for a, b in pairs]
-        points = [(b[0], more / (b[0] - a[0])) for a, b, more in grown if more is not None]
+        pairs = [((s, v), (t, w)) for (s, v), (t, w) in pairwise(points) if t > s]
+        points = [(t, growth / (t - s)) for (s, v), (t, w) in pairs if (growth := meter.growth(v, w)) is not None]
     return _series(meter.name, meter.unit, meter.device, points)
 
 
@@ -170,10 +170,10 @@ def _number(path: Path, scale: float) -> _Read:
     return lambda: float(path.read_text(encoding="ascii")) * scale
 
 
-def _text(path: Path, otherwise: str) -> str:
+def _text(path: Path, default: str) -> str:
     with contextlib.suppress(OSError, ValueError):
-        return path.read_text(encoding="ascii").strip() or otherwise
-    return otherwise
+        return path.read_text(encoding="ascii").strip() or default
+    return default
 
 
 def packages(system: Path) -> list[Meter]:

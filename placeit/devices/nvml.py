@@ -50,7 +50,7 @@ class GpuSample:
         utilization: share of the driver's last period (1/6 s to 1 s, by model) in which a kernel was running, in [0, 1],
             whichever process ran it, and however little of the GPU it used.
         memory_bytes: memory in use by all processes.
-        power_w: watts of the whole board; averaged over a second on Ampere and later, but for GA100.
+        power_w: watts of the whole board, averaged over a second on Ampere and later except GA100.
         memory_utilization: share of the driver's last period in which memory was read or written, in [0, 1].
     """
 
@@ -68,7 +68,7 @@ class GpuUse:
 
     Attributes:
         utilization: mean over time, in [0, 1].
-        peak_memory_bytes: most memory in use.
+        peak_memory_bytes: largest memory in use.
         power_w: mean over time.
         energy_j: mean power times the time between first and last sample.
     """
@@ -80,12 +80,12 @@ class GpuUse:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``), by number, without unresponsive ones."""
+    """Return the GPUs that CUDA can use in this process (``CUDA_VISIBLE_DEVICES``) and that respond, by number."""
     found = []
     with _driver() as nvml:
         for name, handle in _visible(nvml):
-            full_name, memory = _ask(nvml, "nvmlDeviceGetName", handle), _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-            version = _ask(nvml, "nvmlSystemGetDriverVersion")
+            full_name, memory = _query(nvml, "nvmlDeviceGetName", handle), _query(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            version = _query(nvml, "nvmlSystemGetDriverVersion")
             if full_name is not None and memory is not None:
                 found.append(Gpu(name, _text(full_name), float(memory.total), _text(version or "of unknown version")))
     return found
@@ -103,15 +103,15 @@ def gpu_use(samples: Iterable[GpuSample]) -> dict[str, GpuUse]:
     for sample in samples:
         by_gpu.setdefault(sample.gpu, []).append(sample)
     uses = {}
-    for gpu, own in sorted(by_gpu.items()):
-        own.sort(key=lambda sample: sample.time)
-        power = _mean([(sample.time, sample.power_w) for sample in own])
-        memory = [sample.memory_bytes for sample in own if sample.memory_bytes is not None]
+    for gpu, of_gpu in sorted(by_gpu.items()):
+        of_gpu.sort(key=lambda sample: sample.time)
+        power = _mean([(sample.time, sample.power_w) for sample in of_gpu])
+        memory = [sample.memory_bytes for sample in of_gpu if sample.memory_bytes is not None]
         uses[gpu] = GpuUse(
-            utilization=_mean([(sample.time, sample.utilization) for sample in own]),
+            utilization=_mean([(sample.time, sample.utilization) for sample in of_gpu]),
             peak_memory_bytes=max(memory, default=None),
             power_w=power,
-            energy_j=None if power is None else power * (own[-1].time - own[0].time),
+            energy_j=None if power is None else power * (of_gpu[-1].time - of_gpu[0].time),
         )
     return uses
 
@@ -201,7 +201,7 @@ class GpuEnergy:
         return self._read(gpu, "nvmlDeviceGetPowerUsage")
 
     def _read(self, gpu: str, question: str) -> float:
-        found = _ask(self._nvml, question, self._handles[gpu]) if gpu in self._handles else None
+        found = _query(self._nvml, question, self._handles[gpu]) if gpu in self._handles else None
         if found is None:
             raise OSError(f"the NVIDIA driver does not answer {question} for {gpu}")
         return float(found) / 1000
@@ -246,7 +246,7 @@ def _driver() -> Iterator[Any]:
 
 
 def _visible(nvml: Any) -> list[tuple[str, Any]]:
-    """Return names and handles of GPUs, as CUDA counts them.
+    """Return names and handles of the visible GPUs, in CUDA's order.
 
     CUDA numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` lists, up to the first that does not exist (CUDA Programming Guide,
     section 5.2.1). Without it, NVML's order equals CUDA's if all GPUs are alike, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``;
@@ -254,7 +254,7 @@ def _visible(nvml: Any) -> list[tuple[str, Any]]:
     """
     if nvml is None:
         return []
-    handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", number) for number in range(_ask(nvml, "nvmlDeviceGetCount") or 0)]
+    handles = [_query(nvml, "nvmlDeviceGetHandleByIndex", number) for number in range(_query(nvml, "nvmlDeviceGetCount") or 0)]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         handles = list(_listed(nvml, handles, listed))
@@ -266,10 +266,10 @@ def _listed(nvml: Any, handles: list[Any], listed: str) -> Iterator[Any]:
         if entry.isdecimal() and int(entry) < len(handles):
             found = [handles[int(entry)]]
         elif entry.startswith("GPU-"):
-            uuids = [handle if handle is None else _ask(nvml, "nvmlDeviceGetUUID", handle) for handle in handles]
+            uuids = [handle if handle is None else _query(nvml, "nvmlDeviceGetUUID", handle) for handle in handles]
             found = [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid and _text(uuid).startswith(entry)]
         elif entry.startswith("MIG-"):
-            found = [handle for handle in [_ask(nvml, "nvmlDeviceGetHandleByUUID", entry)] if handle is not None]
+            found = [handle for handle in [_query(nvml, "nvmlDeviceGetHandleByUUID", entry)] if handle is not None]
         else:
             return
         if len(found) != 1:
@@ -281,9 +281,9 @@ def _samples(nvml: Any, visible: list[tuple[str, Any]]) -> list[GpuSample]:
     samples = []
     for name, handle in visible:
         now = time.perf_counter()
-        rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-        memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-        milliwatts = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+        rates = _query(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        memory = _query(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        milliwatts = _query(nvml, "nvmlDeviceGetPowerUsage", handle)
         if any(answer is not None for answer in (rates, memory, milliwatts)):
             samples.append(
                 GpuSample(
@@ -298,7 +298,7 @@ def _samples(nvml: Any, visible: list[tuple[str, Any]]) -> list[GpuSample]:
     return samples
 
 
-def _ask(nvml: Any, question: str, *about: Any) -> Any:
+def _query(nvml: Any, question: str, *about: Any) -> Any:
     """Return the driver's answer; None if it cannot answer: not supported, not permitted, the GPU fell off the bus."""
     try:
         return getattr(nvml, question)(*about)

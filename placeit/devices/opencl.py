@@ -20,10 +20,12 @@ def driver_versions() -> dict[str, str]:
         library = ctypes.CDLL("libOpenCL.so.1")  # loaded by OpenVINO's plugin
         platforms = _listed(library.clGetPlatformIDs)
         devices = [
-            device for one in platforms for device in _listed(library.clGetDeviceIDs, c_void_p(one), ctypes.c_uint64(_GPU))
+            device
+            for platform in platforms
+            for device in _listed(library.clGetDeviceIDs, c_void_p(platform), ctypes.c_uint64(_GPU))
         ]
         found = [
-            (_told(library, device, _UUID, _UUID_BYTES), _told(library, device, _DRIVER_VERSION, _TEXT_BYTES))
+            (_device_info(library, device, _UUID, _UUID_BYTES), _device_info(library, device, _DRIVER_VERSION, _TEXT_BYTES))
             for device in devices
         ]
     except (OSError, AttributeError):
@@ -32,16 +34,16 @@ def driver_versions() -> dict[str, str]:
 
 
 def _listed(function: Any, *arguments: Any) -> list[int]:
-    """Return the handles that a function lists; empty if it fails."""
+    """Return the handles that an OpenCL function lists; empty if it fails."""
     handles, count = (c_void_p * _MAX_HANDLES)(), c_uint()
     if function(*arguments, c_uint(_MAX_HANDLES), handles, byref(count)):
         return []
     return [handle for handle in handles[: min(count.value, _MAX_HANDLES)] if handle]
 
 
-def _told(library: ctypes.CDLL, device: int, what: int, most: int) -> bytes:
+def _device_info(library: ctypes.CDLL, device: int, name: int, max_bytes: int) -> bytes:
     """Return a property of a device; empty if the device does not have it."""
-    value, size = ctypes.create_string_buffer(most), ctypes.c_size_t()
-    if library.clGetDeviceInfo(c_void_p(device), c_uint(what), ctypes.c_size_t(most), value, byref(size)):
+    value, size = ctypes.create_string_buffer(max_bytes), ctypes.c_size_t()
+    if library.clGetDeviceInfo(c_void_p(device), c_uint(name), ctypes.c_size_t(max_bytes), value, byref(size)):
         return b""
     return value.raw[: size.value]

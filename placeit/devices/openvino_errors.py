@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from placeit.core.errors import DeviceError, NoRoomError
 
-__all__ = ["explaining", "failure", "is_no_room", "what_openvino_says"]
+__all__ = ["explaining", "failure", "what_openvino_says"]
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """C++ exceptions, as the bindings translate them."""
@@ -16,7 +16,7 @@ _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, 
 _THROWN = re.compile(r"(?:Caught exception: )?Exception from [^\n]*?:\d+:[ \t]*")
 _CHECK = re.compile(r"Check '[^\n]*' failed at [^\n]*?:\d+:[ \t]*")
 
-_NO_ROOM = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"CL_OUT_OF_RESOURCES|CL_OUT_OF_HOST_MEMORY|CL_MEM_OBJECT_ALLOCATION_FAILURE|error code: -[456]\b"  # OpenCL: GPUs
     r"|Exceeded max size of memory (?:object )?allocation|out of GPU resources"
     r"|ZE_RESULT_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY"  # Level Zero: NPUs
@@ -35,14 +35,9 @@ def explaining(what: str) -> Iterator[None]:
 
 def failure(what: str, error: BaseException) -> DeviceError:
     """Return the error that says ``what`` failed, and why: a NoRoomError if OpenVINO ran out of memory."""
-    said = what_openvino_says(error)
-    kind = NoRoomError if isinstance(error, MemoryError) or is_no_room(said) else DeviceError
-    return kind(f"{what}: {said}")
-
-
-def is_no_room(said: str) -> bool:
-    """Return whether a message of OpenVINO, or of a driver that it passes on, means that memory was short."""
-    return _NO_ROOM.search(said) is not None
+    message = what_openvino_says(error)
+    kind = NoRoomError if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(message) else DeviceError
+    return kind(f"{what}: {message}")
 
 
 def what_openvino_says(error: BaseException) -> str:
@@ -54,8 +49,8 @@ def what_openvino_says(error: BaseException) -> str:
     lines = [" ".join(line.split()) for line in _CHECK.sub("", text).splitlines()]
     if not any(lines):
         lines = [" ".join(line.split()).rstrip(":") for line in text.splitlines()]
-    said = ""
+    message = ""
     for line in filter(None, lines):
-        goes_on = not said or said.endswith((".", ":", ",", ";", "!", "?")) or line[0].islower()
-        said = f"{said}{' ' if goes_on else '. '}{line}".lstrip()
-    return said or type(error).__name__
+        continues = not message or message.endswith((".", ":", ",", ";", "!", "?")) or line[0].islower()
+        message = f"{message}{' ' if continues else '. '}{line}".lstrip()
+    return message or type(error).__name__

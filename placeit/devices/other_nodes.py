@@ -9,7 +9,7 @@ from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 
-__all__ = ["OtherNodes", "hold", "not_connected", "other_nodes"]
+__all__ = ["OtherNodes", "not_connected", "other_nodes", "set_connection"]
 
 
 class OtherNodes(Protocol):
@@ -28,20 +28,20 @@ class OtherNodes(Protocol):
         ...
 
 
-_held: OtherNodes | None = None
+_connection: OtherNodes | None = None
 
 
-def hold(nodes: OtherNodes | None) -> None:
-    """Make a connection this process's connection; None for no connection."""
-    global _held
-    _held = nodes
+def set_connection(nodes: OtherNodes | None) -> None:
+    """Set the connection of this process; None for no connection."""
+    global _connection
+    _connection = nodes
 
 
 def other_nodes() -> OtherNodes:
     """Return the connection of this process. Raises DeviceError if it has no connection."""
-    if _held is None:
+    if _connection is None:
         raise not_connected()
-    return _held
+    return _connection
 
 
 def not_connected() -> DeviceError:

@@ -1,4 +1,4 @@
-"""OpenVINO's own ways to run a whole model on several devices, or for many requests, as one would without placeit."""
+"""OpenVINO's own modes that run a whole model on several devices, or serve many requests, as one would without placeit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from placeit.devices.openvino import openvino_core, target_name
 
 __all__ = ["OwnMode", "own_modes"]
 
-_VIRTUAL = (
+_VIRTUAL_DEVICES = (
     # name, whether it serves many requests, and whether each of its devices has to run the whole model
     ("AUTO", False, True),
     ("HETERO", False, False),
@@ -18,7 +18,6 @@ _VIRTUAL = (
     ("HETERO", True, False),
 )
 _BATCHES = "OPTIMAL_BATCH_SIZE"  # property of plugins that work with auto-batching
-
 _CPU_BATCH = 8  # requests in a batch on a CPU, whose plugin does not say which number is best
 
 
@@ -31,7 +30,7 @@ class OwnMode:
         target: device name that OpenVINO compiles for, such as ``AUTO:GPU.0,CPU``.
         devices: the real devices that it may use.
         steady: whether it serves many requests, with OpenVINO's throughput hint; else one at a time, with the latency hint.
-        same: the single device that it is equivalent to, and why, if that is known without a run; else None.
+        same: text that names the single device to which it is equivalent, and why; None if none is known without a run.
     """
 
     name: str
@@ -53,9 +52,9 @@ def own_modes(devices: Sequence[Device], whole: Collection[Device], *, steady: b
     """
     able = sorted((device for device in devices if device in whole), key=_rank)
     modes: list[OwnMode] = []
-    for virtual, many, each_whole in _VIRTUAL:
+    for virtual, many_requests, each_whole in _VIRTUAL_DEVICES:
         used = tuple(able if each_whole else devices)
-        if many == steady and len(used) > 1:
+        if many_requests == steady and len(used) > 1:
             target, first = f"{virtual}:{','.join(map(target_name, used))}", target_name(used[0])
             same = f"{first} can run every op, so this is {first} alone" if not each_whole and used[0] in whole else None
             modes.append(OwnMode(target, target, used, steady, same))

@@ -22,7 +22,7 @@ def plain_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
     result is empty if the cluster has that device itself, or fewer than two core sets. It is also empty if a device is on
     another node, or a device or link is emulated or described, since these stand for other hardware.
 
-    The memory of a plain device is the least of its core sets' memory: all its cores read all the weights, and the limit of a
+    The memory of a plain device is the smallest memory of its core sets: all its cores read all the weights, and the limit of a
     core set limits what these cores hold.
 
     Args:
@@ -44,9 +44,9 @@ def _plain_devices(sets: Sequence[Device]) -> dict[str, Device]:
     """Return all core sets as one device, by the runtime that drives some of them."""
     found: dict[str, Device] = {}
     for like in sets:
-        # the runtime is chosen by the model, unless the names of all core sets ask for it
-        asked = {device.where.runtime for device in sets if device.kind == like.kind}
-        whole = _together(like, sets, asked.pop() if len(asked) == 1 else "")
+        # the name states the runtime only if the names of all these core sets do; otherwise the model's format chooses it
+        runtimes = {device.where.runtime for device in sets if device.kind == like.kind}
+        whole = _together(like, sets, runtimes.pop() if len(runtimes) == 1 else "")
         if not any(device.kind == like.kind and device.where.cores == whole.where.cores for device in sets):
             found[like.kind] = whole
     return found
@@ -109,10 +109,10 @@ def compiled_twins(cluster: Cluster) -> Cluster | None:
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:
-    """Return the cores of a cluster in their runtime's throughput mode, which divides them among streams; None if not possible.
+    """Return the cores of a cluster in their runtime's throughput mode, which divides them among streams.
 
-    The cores are a plain device, or the largest core set of several cores. None if no such cores exist, or if a device or link
-    is emulated, described or on another node.
+    The cores are a plain device, or the largest core set of several cores. The result is None if no such cores exist, or if a
+    device or link is emulated, described or on another node.
     """
     if not all_here(cluster):
         return None

@@ -1,4 +1,4 @@
-"""Try devices that OpenVINO lists, since a device that answers questions may still fail at all work."""
+"""Try devices that OpenVINO lists, since a device that reports its properties may still fail to run anything."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["why_unusable"]
 
 
 def why_unusable(device: Device) -> str:
-    """Compile one op for a device that OpenVINO drives and run it; return why that fails, or an empty text.
+    """Compile one op for a device that OpenVINO drives and run it; return why that fails, empty if it works.
 
-    No cache of compiled models is used, since an earlier compilation says nothing of the present state.
+    No cache of compiled models is used, since an earlier compilation does not show the present state of the device.
     """
     precision = "f32" if "fp32" in device.tags or "fp16" not in device.tags else "f16"
     openvino = import_openvino()

@@ -25,7 +25,7 @@ from placeit.devices.discovery import available, named, other_names
 from placeit.devices.kinds import driven_by_openvino, kind_of, load_kind
 from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
 from placeit.devices.nodes.tokens import knock
-from placeit.devices.other_nodes import hold, not_connected
+from placeit.devices.other_nodes import not_connected, set_connection
 
 __all__ = [
     "LABEL",
@@ -389,7 +389,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
     if not made.borrowed:
         _join(ray, address, token)
     _current = made
-    hold(made)
+    set_connection(made)
     return made
 
 
@@ -436,7 +436,7 @@ def disconnect() -> None:
     global _current
     held, _current = _current, None
     if held is not None:
-        hold(None)
+        set_connection(None)
     if held is not None and not held.borrowed:
         ray_module().shutdown()
         divert_errors(False)
