@@ -103,7 +103,7 @@ def test_nobody_at_an_address_is_an_error() -> None:
 
 
 def test_what_listens_and_says_nothing_is_an_error(answering: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_HANGS_S", 0.1)
+    monkeypatch.setattr(tokens, "_ANSWER_TIMEOUT_S", 0.1)
     with pytest.raises(DeviceError, match="it hangs"):
         connection.connect(answering(SETTINGS))
 
@@ -135,13 +135,13 @@ def test_an_attempt_that_was_given_up_is_undone_before_the_next_one(
     answering: Callable[[bytes], str], ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = answering(REFUSED)
-    monkeypatch.setattr(connection, "_CONNECTS_S", 0.1)
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_S", 0.1)
     with pytest.raises(DeviceError, match="has not let this process in"):
         connection.connect(address)
     with pytest.raises(DeviceError, match="still tries"):
         connection.connect(address)
     ray.go.set()
-    monkeypatch.setattr(connection, "_CONNECTS_S", 60)
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_S", 60)
     connection.connect(address)
     assert ray.said[:3] == ["begins with token", "is in", "ends"]
     assert ray.said[-2:] == ["begins with token", "is in"]

@@ -12,19 +12,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from placeit.core.address import Address
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, LostError, PlaceitError, UsageError, first_line
 from placeit.core.extras import import_extra
-from placeit.core.threads import CHECK_S
+from placeit.core.threads import CHECK_S, Job
 from placeit.core.version import __version__
 from placeit.devices.discovery import available, named, other_names
 from placeit.devices.kinds import driven_by_openvino, kind_of, load_kind
-from placeit.devices.nodes.joining import Attempt, check_guarded, divert_errors
-from placeit.devices.nodes.tokens import knock
+from placeit.devices.nodes.joining import Attempt, check_token_required, divert_errors
+from placeit.devices.nodes.tokens import open_socket
 from placeit.devices.other_nodes import not_connected, set_connection
 
 __all__ = [
@@ -48,9 +47,9 @@ LABEL = "placeit-node"
 """The Ray label that names a node."""
 Compression: TypeAlias = Literal["none", "fp16", "int8"]
 """Types in which float32 tensors are sent, numbered as in :class:`placeit.runtime.nodes.coding.Coding`."""
-_CONNECTS_S, _STARTS_S, _ANSWERS_S = 30.0, 60.0, 10.0
+_CONNECT_TIMEOUT_S, _CALL_TIMEOUT_S, _HEAD_TIMEOUT_S = 30.0, 60.0, 10.0
 _MIN_TIMEOUT_S = 1.0
-_VERSION = (2, 59)
+_MIN_RAY = (2, 59)
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ class Nodes:
     Attributes:
         address: address of the cluster's head.
         coding: encoding of float32 tensors between nodes (:mod:`placeit.runtime.nodes.coding`).
-        patience: seconds without a sign of life after which a device counts as lost.
+        patience: seconds without a heartbeat after which a device counts as lost.
         token: the file with the cluster's token; None for a token that Ray has found by itself.
-        on_lost: called with the name of each lost device, and why it is lost.
-        borrowed: whether Ray has connected this process, an actor of the cluster, and ends the connection.
+        on_lost: functions to call with the name of each lost device and the reason of the loss.
+        borrowed: whether Ray itself connected this process, as an actor of the cluster, and will end the connection.
     """
 
     address: str
@@ -122,12 +121,13 @@ class Nodes:
         """Return all nodes that were ever in the cluster, the head first, and whether each is alive."""
         from ray.exceptions import RayError
 
-        knock(self.address).close()
+        open_socket(self.address).close()
         try:
-            entries = _in_time(ray_module().nodes, _ANSWERS_S)
+            entries = _with_timeout(ray_module().nodes, _HEAD_TIMEOUT_S)
         except TimeoutError as error:
             raise DeviceError(
-                f"The head of the Ray cluster at {self.address} has not answered for {_ANSWERS_S:g} s: it hangs, or has ended."
+                f"The head of the Ray cluster at {self.address} has not answered for {_HEAD_TIMEOUT_S:g} s: it hangs, or has "
+                "ended."
             ) from error
         except (RayError, RuntimeError) as error:
             raise DeviceError(f"The Ray cluster at {self.address} says nothing of its nodes ({first_line(error)}).") from error
@@ -139,15 +139,15 @@ class Nodes:
             listed.append((Node(name, entry["NodeID"], entry["NodeManagerAddress"]), bool(entry["Alive"])))
         return listed
 
-    def device(self, address: Address, given_up: Callable[[], bool] = lambda: False) -> Device:
-        """Return a device of a node, unless ``given_up`` becomes true while waiting for the node.
+    def device(self, address: Address, cancelled: Callable[[], bool] = lambda: False) -> Device:
+        """Return a device of a node; ``cancelled`` returns whether to stop waiting for the node.
 
         Raises DeviceError if the node or the device does not exist, the node lacks the device's runtime or has another placeit,
-        or ``given_up`` is true.
+        or waiting was cancelled.
         """
         job = functools.partial(_find, str(replace(address, node="")))
-        found, self._machines[address.node], version = self.call(address.node, job, given_up=given_up)
-        made = self._as_ours(found, address, self.node(address.node).host)
+        found, self._machines[address.node], version = self.call(address.node, job, cancelled=cancelled)
+        made = self._on_node(found, address, self.node(address.node).host)
         self._warn_of_version(made, version)
         return made
 
@@ -156,7 +156,8 @@ class Nodes:
         found = self.call(device.where.node, functools.partial(_tried, replace(device, address=replace(device.where, node=""))))
         return replace(device, unusable=found.unusable)
 
-    def _as_ours(self, found: Device, address: Address, host: str) -> Device:
+    def _on_node(self, found: Device, address: Address, host: str) -> Device:
+        """Return a device that a node has found, with its address in the cluster. Raises DeviceError."""
         kind = load_kind(found.kind)
         if kind is None or not kind.on_nodes:
             raise DeviceError(
@@ -166,7 +167,7 @@ class Nodes:
         return replace(found, name=str(address), address=address, driver=f"{found.driver}, at {host}{sent}")
 
     def _warn_of_version(self, device: Device, version: str) -> None:
-        """Warn, once, if a node has another version of a runtime than this process, which may compute other outputs."""
+        """Warn, once, if a node has another version of a runtime than this process, as outputs may differ."""
         kind = load_kind(device.kind)
         key = frozenset({device.where.node, version})
         if kind is None or not kind.installed() or kind.version() == version or key in self._warned:
@@ -181,11 +182,11 @@ class Nodes:
 
     def warn_of_shared_cores(self, devices: Sequence[Device]) -> None:
         """Warn, once, if devices of several nodes share cores of one machine, since measured costs do not include that."""
-        of_node = [(device, device.where.node, set(device.cores)) for device in devices if device.core_set]
-        for (one, here, cores), (other, there, others) in itertools.combinations(of_node, 2):
-            pair = frozenset({one.name, other.name})
-            together = here != there and self._machines.get(here) == self._machines.get(there)
-            if together and cores & others and pair not in self._warned:
+        core_sets = [device for device in devices if device.core_set]
+        for one, other in itertools.combinations(core_sets, 2):
+            pair, (here, there) = frozenset({one.name, other.name}), (one.where.node, other.where.node)
+            same_machine = here != there and self._machines.get(here) == self._machines.get(there)
+            if same_machine and {*one.cores} & {*other.cores} and pair not in self._warned:
                 self._warned.add(pair)
                 _LOG.warning(
                     "%s and %s share cores of one machine: each is slower while the other one is busy, and no prediction takes "
@@ -196,59 +197,61 @@ class Nodes:
 
     @property
     def connected(self) -> bool:
-        """True if this is the process's connection; after :func:`disconnect`, any call of Ray would start a new cluster."""
+        """True until :func:`disconnect` has ended this connection, after which any call of Ray would start a new cluster."""
         return _current is self
 
     def check(self) -> None:
-        """Raise DeviceError if it has ended, or no server answers at the address any more, for which Ray would wait."""
+        """Raise DeviceError if the connection has ended, or no server answers at the address; Ray itself would wait for one."""
         if not self.connected:
             raise DeviceError(f"This process is not connected to the Ray cluster at {self.address} any more.")
-        knock(self.address).close()
+        open_socket(self.address).close()
 
     def available(self) -> list[tuple[Device, list[str]]]:
-        """Return the devices of all nodes, with other names of each that choose another runtime. Raises DeviceError."""
+        """Return the devices of all nodes, each with the names that choose another runtime for it. Raises DeviceError."""
         found = []
         for node in self.nodes().values():
             for device, others in self.call(node.name, _available):
-                ours = self._as_ours(device, replace(device.where, node=node.name), node.host)
+                ours = self._on_node(device, replace(device.where, node=node.name), node.host)
                 found.append((ours, [f"{node.name}/{name}" for name in others]))
         return found
 
     def automatic(self) -> list[str]:
-        """Return the names of all whole devices of nodes that OpenVINO finds there and that work. Raises DeviceError."""
+        """Return the names of all nodes' whole devices that OpenVINO finds there and that work. Raises DeviceError."""
         devices = [device for device, _ in self.available()]
         return [one.name for one in devices if driven_by_openvino(one) and not (one.unusable or one.where.cores)]
 
     def call(
-        self, name: str, job: Callable[[], T], timeout: float = _STARTS_S, given_up: Callable[[], bool] = lambda: False
+        self, name: str, job: Callable[[], T], timeout: float = _CALL_TIMEOUT_S, cancelled: Callable[[], bool] = lambda: False
     ) -> T:
-        """Run a job on a node, and return what it returns.
+        """Run a job, which can be pickled, on a node, and return its result; ``cancelled`` returns whether to stop waiting.
 
-        Raises DeviceError if the node does not exist or answer, or has another placeit; and the errors of placeit that the job
-        raises.
+        Raises DeviceError if the node does not exist, does not answer within ``timeout`` seconds or has another placeit, if
+        waiting was cancelled, or if the job raised an error of placeit.
         """
         run = ray_module().remote(num_cpus=0, max_retries=0)(_answering()).options(scheduling_strategy=pinned(self.node(name)))
         what = f"The node '{name}'"
         answer = run.remote(pickle.dumps(job), __version__)
-        there, value = answer_of(answer, what, timeout, lambda: given_up() or not self.connected)
-        if there is None:
+        version, value = answer_of(answer, what, timeout, lambda: cancelled() or not self.connected)
+        if version is None:
             raise DeviceError(f"{what} has no placeit, or another version of it ({value}): install the same one.")
-        if there != __version__:
-            raise DeviceError(f"{what} has placeit {there}, and this process has placeit {__version__}: install the same one.")
+        if version != __version__:
+            raise DeviceError(
+                f"{what} has placeit {version}, and this process has placeit {__version__}: install the same one."
+            )
         if isinstance(value, PlaceitError):
             raise (type(value) if isinstance(value, DeviceError) else DeviceError)(f"{what}: {value}")
         return cast("T", value)
 
 
 def pinned(node: Node) -> Any:
-    """Return Ray's strategy that runs a task on one node, or not at all."""
+    """Return Ray's scheduling strategy that runs a task on this node only."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
 
 
 def _answering() -> Callable[[bytes, str], tuple[Any, Any]]:
-    """Return a function that Ray sends as code; a function of a module would have to exist on the node."""
+    """Return a function that Ray sends as code, since a function of a module would have to exist on the node."""
 
     def answer(job: bytes, version: str) -> tuple[Any, Any]:
         try:
@@ -261,7 +264,7 @@ def _answering() -> Callable[[bytes, str], tuple[Any, Any]]:
 
 
 def _answer(job: bytes, version: str) -> tuple[str, Any]:
-    """Run a job if it is meant for this version of placeit; return the version, and the job's result or error of placeit."""
+    """Run a job from a process with the same version of placeit; return the version here, and the job's result or error."""
     if version != __version__:
         return __version__, None
     try:
@@ -288,19 +291,20 @@ def _machine() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
-    """Wait for the value of a Ray reference, unless ``given_up`` becomes true before.
+def answer_of(reference: Any, what: str, timeout: float, cancelled: Callable[[], bool] = lambda: False) -> Any:
+    """Wait for the value of a Ray reference, and return it. ``what`` is the task, at the beginning of a sentence in errors.
 
-    Raises DeviceError if the value does not arrive, or the error of placeit that the remote task raised.
+    Raises DeviceError if the value has not arrived within ``timeout`` seconds or ``cancelled()`` became true before, and the
+    error of placeit that the remote task raised.
     """
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-    ray, until = ray_module(), time.monotonic() + timeout
+    ray, deadline = ray_module(), time.monotonic() + timeout
     try:
-        while not ray.wait([reference], timeout=min(CHECK_S, max(0.0, until - time.monotonic())))[0]:
-            if given_up():
+        while not ray.wait([reference], timeout=min(CHECK_S, max(0.0, deadline - time.monotonic())))[0]:
+            if cancelled():
                 raise DeviceError(f"{what} is not there any more.")
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 break
         return ray.get(reference, timeout=0)
     except GetTimeoutError as error:
@@ -318,32 +322,17 @@ def answer_of(reference: Any, what: str, timeout: float, given_up: Callable[[], 
         raise DeviceError(f"{what}: {first_line(error)}.") from error
 
 
-def _in_time(job: Callable[[], T], seconds: float) -> T:
-    """Run a job on a separate thread, as Ray may wait for ever. Raises TimeoutError, or the exception of the job."""
-    ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            value = job()
-        except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
-            ended.put(functools.partial(_raise, error))
-        else:
-            ended.put(lambda: value)
-
-    threading.Thread(target=run, name="placeit ray", daemon=True).start()
-    try:
-        outcome = ended.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
-    return outcome()
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+def _with_timeout(call: Callable[[], T], seconds: float) -> T:
+    """Call a function on a separate thread, as Ray may wait for ever. Raises TimeoutError, or the function's exception."""
+    job = Job(call)
+    threading.Thread(target=job, name="placeit ray", daemon=True).start()
+    if not job.ended.wait(seconds):
+        raise TimeoutError
+    return job.result()
 
 
 _current: Nodes | None = None
-_attempt: Attempt | None = None  # an attempt to connect whose end has not been seen
+_attempt: Attempt | None = None  # an attempt to connect that timed out or was interrupted
 
 
 def connected() -> Nodes:
@@ -356,7 +345,7 @@ def connected() -> Nodes:
 def connect(address: str, *, token: Path | None = None, compress: Compression = "none", patience: float = 5.0) -> Nodes:
     """Connect this process to a Ray cluster, or use the connection that it has as an actor of that cluster.
 
-    The cluster must want a token. A cluster that wants none is used only if the environment says that this is meant, by
+    The cluster must require a token. A cluster without a token is used only if the environment allows that, by
     ``RAY_AUTH_MODE=disabled``.
 
     Args:
@@ -364,8 +353,8 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         token: a file with the cluster's token; None for a token that Ray finds by itself (``RAY_AUTH_TOKEN``,
             ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``).
         compress: encoding of float32 tensors that are sent between devices: unchanged, or in half or a quarter of their bytes.
-            Inputs and weights of the model are never compressed. The effect on outputs shows in their error, as always.
-        patience: seconds without a sign of life after which a device counts as lost; 1 at least.
+            Inputs and weights of the model are never compressed. The effect on outputs is part of the reported output error.
+        patience: seconds without a heartbeat after which a device counts as lost; at least 1.
 
     Raises:
         UsageError: the address has another form, or the patience is too short.
@@ -385,7 +374,7 @@ def connect(address: str, *, token: Path | None = None, compress: Compression = 
         _check_same(_current, made)
         return _current
     ray = ray_module()
-    made.borrowed = _attempt is None and _within(ray, address)
+    made.borrowed = _attempt is None and _is_actor_of(ray, address)
     if not made.borrowed:
         _join(ray, address, token)
     _current = made
@@ -397,31 +386,33 @@ def _join(ray: Any, address: str, token: Path | None) -> None:
     """Have Ray connect this process to a cluster. Raises DeviceError."""
     global _attempt
     if (before := _attempt) is not None:
-        if not before.wait(_CONNECTS_S):
+        if not before.wait(_CONNECT_TIMEOUT_S):
             raise DeviceError(f"This process still tries to reach the Ray cluster at {before.address}, which hangs.")
         ray.shutdown()  # an earlier call may have been interrupted after it connected
-    check_guarded(address, token)
+    check_token_required(address, token)
     _attempt = Attempt(ray, address, token)
-    if not _attempt.wait(_CONNECTS_S):
+    if not _attempt.wait(_CONNECT_TIMEOUT_S):
         raise DeviceError(
-            f"The Ray cluster at {address} has not let this process in for {_CONNECTS_S:g} s: it hangs, or has another address."
+            f"The Ray cluster at {address} has not let this process in for {_CONNECT_TIMEOUT_S:g} s: it hangs, or has another "
+            "address."
         )
     ended, _attempt = _attempt, None
     ended.check()
 
 
-def _within(ray: Any, address: str) -> bool:
+def _is_actor_of(ray: Any, address: str) -> bool:
     """Return whether this process is an actor of a cluster, which Ray has connected to it."""
     context = ray.get_runtime_context() if ray.is_initialized() else None
     return context is not None and context.get_actor_id() is not None and context.gcs_address == address
 
 
-def _check_same(held: Nodes, asked: Nodes) -> None:
+def _check_same(current: Nodes, requested: Nodes) -> None:
     """Raise DeviceError if the connection differs from the requested one."""
-    here = f"This process is connected to the Ray cluster at {held.address}"
-    if held.address != asked.address:
+    here = f"This process is connected to the Ray cluster at {current.address}"
+    if current.address != requested.address:
         raise DeviceError(f"{here}: disconnect first.")
-    if (held.coding, held.patience, held.token) != (asked.coding, asked.patience, asked.token or held.token):
+    token = requested.token or current.token
+    if (current.coding, current.patience, current.token) != (requested.coding, requested.patience, token):
         raise DeviceError(f"{here} with another compression, patience or token: disconnect first.")
 
 
@@ -434,10 +425,9 @@ def compression() -> Compression:
 def disconnect() -> None:
     """End the connection, if there is one, and with it everything that still runs on nodes."""
     global _current
-    held, _current = _current, None
-    if held is not None:
-        set_connection(None)
-    if held is not None and not held.borrowed:
+    ended, _current = _current, None
+    set_connection(None)
+    if ended is not None and not ended.borrowed:
         ray_module().shutdown()
         divert_errors(False)
 
@@ -445,6 +435,6 @@ def disconnect() -> None:
 def ray_module() -> Any:
     """Import Ray. Raises DeviceError if it is not installed, or too old."""
     ray = import_extra("A device of another node", "ray", "ray", DeviceError)
-    if tuple(map(int, ray.__version__.split(".")[:2])) < _VERSION:
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _MIN_RAY:
         raise DeviceError(f"Ray {ray.__version__} is installed, which lets everybody in: placeit needs 2.59 or later.")
     return ray

@@ -30,13 +30,13 @@ from placeit.devices.nodes.connection import LABEL, ray_module
 __all__ = ["LocalCluster", "Place", "names", "running", "start", "start_node", "state_file"]
 
 _LOOPBACK = "127.0.0.1"
-_MARK = "PLACEIT_CLUSTER"
+_MARK_VARIABLE = "PLACEIT_CLUSTER"
 _STARTS_S = 90.0
-_ASKED_S, _ENDS_S, _LOOK_S = 2.0, 10.0, 0.05
+_TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _POLL_S = 2.0, 10.0, 0.05
 _STORE_BYTES = 100_000_000
 _SOCKET = "ray/session_2026-11-25_21-47-40_692289_4194304/sockets/plasma_store.63"  # longest socket name of Ray
-_LONGEST_SOCKET = 107  # most bytes that Linux allows for a socket's path
-_WRITTEN = re.compile(r"token|ray|[\w-]+\.log")  # files in the folder of a cluster
+_MAX_SOCKET_PATH = 107  # bytes of a socket's path that Linux allows
+_OWN_FILES = re.compile(r"token|ray|[\w-]+\.log")  # files in the folder of a cluster
 _HEALTH = {  # settings by which a node whose link is cut is dropped after about 4 s, not 64 s
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -91,13 +91,11 @@ class LocalCluster:
     def pids(self) -> list[int]:
         """Return its running processes: the recorded ones, their descendants, and all with its mark."""
         table = _processes()
-        ours = {pid for pid, start in self.processes if pid in table and table[pid][1] == start}
-        ours |= {pid for pid in table if _marked(pid, self.mark)}
-        grown = True
-        while grown:
-            children = {pid for pid, (parent, _) in table.items() if parent in ours} - ours
-            ours, grown = ours | children, bool(children)
-        return sorted(ours - {os.getpid()})
+        found = {pid for pid, start in self.processes if pid in table and table[pid][1] == start}
+        found |= {pid for pid in table if _marked(pid, self.mark)}
+        while children := {pid for pid, (parent, _) in table.items() if parent in found} - found:
+            found |= children
+        return sorted(found - {os.getpid()})
 
     def lost(self) -> list[str]:
         """Return the names of nodes that have ended or are stopped; Ray drops a stopped node after about 4 s."""
@@ -112,7 +110,7 @@ class LocalCluster:
         return [name for name in self.nodes if name not in alive]
 
     def check(self) -> None:
-        """Raise DeviceError if nodes are missing; otherwise a caller that needs them would wait until its time-out."""
+        """Raise DeviceError if nodes are missing, for which a caller would wait until its time-out."""
         if self.starting and self.starter is not None:
             raise DeviceError(f"Process {self.starter[0]} is starting the local cluster: wait until it is up.")
         if lost := self.lost():
@@ -123,26 +121,26 @@ class LocalCluster:
             )
 
     def stop(self, file: Path | None = None, *, at_once: bool = False) -> int:
-        """End its processes and delete its folder; return how many there were. Raises DeviceError if one does not end.
+        """End its processes and delete its folder; return the number of processes. Raises DeviceError if one does not end.
 
         Args:
             file: state file of the cluster, deleted when nothing is left.
             at_once: whether to kill the processes at once, instead of letting them end by themselves first.
         """
         count = 0
-        for how, patience in ((signal.SIGTERM, 0.0 if at_once else _ASKED_S), (signal.SIGKILL, _ENDS_S)):
-            deadline = time.monotonic() + patience
-            while patience and (pids := self.pids()):
+        for how, timeout in ((signal.SIGTERM, 0.0 if at_once else _TERM_TIMEOUT_S), (signal.SIGKILL, _KILL_TIMEOUT_S)):
+            deadline = time.monotonic() + timeout
+            while timeout and (pids := self.pids()):
                 count = max(count, len(pids))
                 for pid in pids:
                     _kill(pid, how)
                 if time.monotonic() > deadline:
                     break
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         if pids := self.pids():
             raise DeviceError(f"Processes {', '.join(map(str, pids))} of the cluster do not end, even when killed.")
         _delete(Path(self.folder))
-        if file is not None and (kept := running(file)) is not None and kept.mark == self.mark:
+        if file is not None and (stored := running(file)) is not None and stored.mark == self.mark:
             file.unlink(missing_ok=True)
         return count
 
@@ -154,13 +152,13 @@ def state_file() -> Path:
 
 
 def running(file: Path | None = None) -> LocalCluster | None:
-    """Return the cluster in a state file of this user; None if the file does not exist. Raises DeviceError if unreadable."""
+    """Return the cluster that a state file of this user describes, None without a file. Raises DeviceError if unreadable."""
     file = state_file() if file is None else file
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle) as source:
-            facts = os.fstat(handle)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise ValueError("it is no file of this user")
             return record(LocalCluster, parsed(source.read()))
     except (FileNotFoundError, NotADirectoryError):
@@ -172,7 +170,7 @@ def running(file: Path | None = None) -> LocalCluster | None:
 
 
 def names(count: int) -> tuple[str, ...]:
-    """Return the names of ``count`` nodes: head, edge1, edge2 ... Raises UsageError unless it is from 1 to 64."""
+    """Return the names of ``count`` nodes: head, edge1, edge2 ... Raises UsageError unless there are 1 to 64."""
     if not 1 <= count <= 64:
         raise UsageError(f"A local cluster has 1 to 64 nodes, not {count}.")
     return ("head", *(f"edge{i}" for i in range(1, count)))
@@ -181,8 +179,8 @@ def names(count: int) -> tuple[str, ...]:
 def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str, Place] | None = None) -> LocalCluster:
     """Start a cluster whose nodes are all on this machine; the first is its head.
 
-    It listens on the loopback address, or at its places. It wants a token, and ends with :meth:`LocalCluster.stop`, even if
-    this process is killed while starting it, since the state file is written first.
+    It listens on the loopback address, or at its places, and requires a token. :meth:`LocalCluster.stop` ends it, even if this
+    process was killed while starting it, since the state file is written first.
 
     Args:
         nodes: names of the nodes.
@@ -201,9 +199,9 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
     address, folder = f"{at[nodes[0]].host}:{_free_port()}", _short_folder()
     pid = os.getpid()
     cluster = LocalCluster(secrets.token_hex(16), address, str(folder), tuple(nodes), starter=(pid, _processes()[pid][1]))
-    kept = at_end(functools.partial(cluster.stop, file, at_once=True))
+    unregister = at_end(functools.partial(cluster.stop, file, at_once=True))
     try:
-        _claim(cluster, file)
+        _claim_state_file(cluster, file)
         _make(cluster)
         for name in nodes:  # in turn: if several start at once on few cores, Ray's time-outs pass
             start_node(cluster, name, at[name])
@@ -211,15 +209,15 @@ def start(nodes: Sequence[str], file: Path | None = None, *, places: Mapping[str
         cluster = replace(
             cluster, processes=tuple((pid, table[pid][1]) for pid in cluster.pids() if pid in table), starter=None
         )
-        with _alone(file):
+        with _locked(file):
             if (found := running(file)) is None or found.mark != cluster.mark:
                 raise DeviceError("The cluster was ended by another command while it was being started.")
-            _remember(cluster, file)
+            _write_state(cluster, file)
     except BaseException:
         cluster.stop(file, at_once=True)
         raise
     finally:
-        kept()
+        unregister()
     return cluster
 
 
@@ -228,10 +226,10 @@ def _short_folder() -> Path:
     bases = dict.fromkeys((tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"))  # noqa: S108
     for base in filter(os.path.isabs, bases):
         folder = Path(base, f"placeit-{secrets.token_hex(4)}")
-        if len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET and os.access(base, os.W_OK | os.X_OK):
+        if len(os.fsencode(folder / _SOCKET)) <= _MAX_SOCKET_PATH and os.access(base, os.W_OK | os.X_OK):
             return folder
     raise FileError(
-        f"A local cluster needs a folder for temporary files whose path has at most {_LONGEST_SOCKET - len(_SOCKET) - 18} "
+        f"A local cluster needs a folder for temporary files whose path has at most {_MAX_SOCKET_PATH - len(_SOCKET) - 18} "
         "bytes, for the names of Ray's sockets: set TMPDIR to one."
     )
 
@@ -247,17 +245,17 @@ def _make(cluster: LocalCluster) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Delete the folder of a cluster, unless it holds files that no cluster writes; the state file may name a wrong folder."""
+    """Delete the folder of a cluster, unless it holds other files, as the state file may name a wrong folder."""
     with contextlib.suppress(OSError):
-        facts = folder.lstat()
-        ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
-        if ours and all(_WRITTEN.fullmatch(path.name) for path in folder.iterdir()):
+        status = folder.lstat()
+        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if own and all(_OWN_FILES.fullmatch(path.name) for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Lock the state files of clusters against other processes during the block. Raises FileError if that is not possible."""
+def _locked(file: Path) -> Iterator[None]:
+    """Hold a lock on the folder of state files, against other processes, during the block. Raises FileError."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -273,19 +271,19 @@ def _alone(file: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _claim(cluster: LocalCluster, file: Path) -> None:
-    """Write the state file of a cluster that is about to start. Raises DeviceError if another cluster is up."""
-    with _alone(file):
+def _claim_state_file(cluster: LocalCluster, file: Path) -> None:
+    """Write the state file of a cluster before it is started. Raises DeviceError if another cluster is up."""
+    with _locked(file):
         before = running(file)
         if before is not None:
             if before.starting or before.pids():
                 before.check()
                 raise DeviceError(f"A local cluster is up at {before.address} already: end it with `placeit cluster down`.")
             before.stop(file)
-        _remember(cluster, file)
+        _write_state(cluster, file)
 
 
-def _remember(cluster: LocalCluster, file: Path) -> None:
+def _write_state(cluster: LocalCluster, file: Path) -> None:
     write_text(file, json.dumps(asdict(cluster), indent=1) + "\n")
 
 
@@ -294,7 +292,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
-    """Start a node of a cluster, or start it again when its processes have ended. Raises DeviceError if it does not start."""
+    """Start a node of a cluster, for the first time or after its processes have ended. Raises DeviceError if it fails."""
     head = name == cluster.nodes[0]
     where = ["--head", f"--port={cluster.address.rpartition(':')[2]}", f"--temp-dir={cluster.folder}/ray"]
     ray = "placeit.devices.nodes.launch" if place.host == _LOOPBACK else "ray.scripts.scripts"
@@ -303,8 +301,8 @@ def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
         *([*where, "--include-dashboard=false"] if head else [f"--address={cluster.address}"]),
         *("--include-log-monitor=false", f"--labels={LABEL}={name}", f"--object-store-memory={_STORE_BYTES}", "--num-gpus=0"),
     ]
-    said = {
-        _MARK: cluster.mark,
+    variables = {
+        _MARK_VARIABLE: cluster.mark,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -316,19 +314,19 @@ def start_node(cluster: LocalCluster, name: str, place: Place) -> None:
     output = Path(cluster.folder, f"{name}.log")
     with output.open("w") as log:
         process = subprocess.Popen(
-            command, env=others | said, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, env=others | variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
             code = process.wait(_STARTS_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise DeviceError(f"The node '{name}' has not started within {_STARTS_S:g} s: {_last(output)}") from None
+            raise DeviceError(f"The node '{name}' has not started within {_STARTS_S:g} s: {_last_line(output)}") from None
     if code:
-        raise DeviceError(f"The node '{name}' does not start: {_last(output)}")
+        raise DeviceError(f"The node '{name}' does not start: {_last_line(output)}")
 
 
-def _last(output: Path) -> str:
+def _last_line(output: Path) -> str:
     lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "Ray says nothing about it."
 
@@ -354,7 +352,7 @@ def _processes() -> dict[int, tuple[int, int]]:
 
 def _marked(pid: int, mark: str) -> bool:
     try:
-        return f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{_MARK_VARIABLE}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
