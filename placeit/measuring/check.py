@@ -1,8 +1,8 @@
-"""The output check: whether an executor computes the same as the uncut model, designed so that it can fail.
+"""The output check: whether an executor computes the same outputs as the uncut model.
 
-A check that compares outputs alone passes where a segment does nothing and its output of an earlier run is still there. So
-before each checked run every buffer that the run has to write holds NaN (:mod:`placeit.runtime.blank`), the model runs on two
-inputs whose outputs differ, and a write after a device has reported the end of a run is noticed.
+A check that only compares outputs passes if a segment does nothing and its output of an earlier run is still in the buffer. So
+every buffer that a checked run has to write is filled with NaN before (:mod:`placeit.runtime.blank`), the model runs on two
+inputs whose outputs differ, and a write after a device has reported the end of a run is detected.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 
 _TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "float16": 2e-2, "fp16": 2e-2, "bf16": 1e-1, "bfloat16": 1e-1, "int8": 1e-1}
 """Largest ``max_rel`` of right outputs: by precision, by type of a tensor, and by type that is sent between nodes."""
-_DEVIATIONS = 4.0  # standard deviations: fewer than one of 10,000 normally distributed values is beyond
+_STANDARD_DEVIATIONS = 4.0  # fewer than one of 10,000 normally distributed values is beyond
 _ROUNDING = 2.0**-23  # relative change of a value of float32 by one rounding
-_AMPLIFIED = 4.0  # segments round in more places than the inputs, by which the effect of rounding is found
+_AMPLIFICATION = 4.0  # of the effect of rounding the inputs, as segments round in more places
 _MAX_ROUNDING = 0.1  # the tolerance of int8 and bfloat16: wrong outputs usually differ by more
 RUNS = 2  # runs of an executor in a check, each on other inputs
-_DISTINCT = 0.01  # share of an output's largest value that tells two outputs apart; rounding errors are smaller
-_PAUSE_S = (0.002, 0.1)  # least and most seconds to wait for late writes; in between, as long as the run took
+_DISTINCT = 0.01  # outputs that differ by this share of the largest value are distinct; rounding errors are smaller
+_PAUSE_S = (0.002, 0.1)  # bounds of the seconds to wait for late writes; between them, as long as the run took
 _FAILURES = (PlaceitError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 
 
@@ -51,12 +51,12 @@ def check_tolerance(tolerance: float | None) -> None:
 
 
 def tolerance_of(types: Iterable[str]) -> float:
-    """Return the largest ``OutputDifference.max_rel`` of right outputs, by the coarsest precision, type or compression."""
+    """Return the largest ``OutputDifference.max_rel`` of right outputs, given all precisions, types and compressions."""
     return max(_TOLERANCES.get(name, 0.0) for name in types)
 
 
 def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
-    """Return by how much right outputs of a quantised model may differ, as a share of an output's largest value.
+    """Return how much right outputs of a quantised model may differ, as a share of an output's largest value.
 
     Parts of a model add up in another order than the whole. A value that lies between two steps of a quantisation may therefore
     be rounded to the other step, which changes later values by a step, and later roundings. At worst the roundings of two runs
@@ -65,7 +65,7 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
 
     Args:
         graph: the task graph.
-        steps: ops that round, by name, with their step as a share of the largest value.
+        steps: quantisation step of each op that rounds, by its name, as a share of the largest value.
     """
     if not steps:
         return 0.0
@@ -74,12 +74,12 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
     for v in range(len(graph)):
         producers = graph.edges[before.edge[before.ptr[v] : before.ptr[v + 1]], 0]
         variance[v] += variance[producers].max(initial=0.0)
-    return float(min(_DEVIATIONS * np.sqrt(variance.max()), _MAX_ROUNDING))
+    return float(min(_STANDARD_DEVIATIONS * np.sqrt(variance.max()), _MAX_ROUNDING))
 
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """Difference between the outputs of a placement and the outputs of the whole model on one device in float32.
+    """The difference between the outputs of a placement and the outputs of the whole model on one device in float32.
 
     Attributes:
         max_abs: largest absolute difference of any element of any output.
@@ -89,10 +89,10 @@ class OutputDifference:
         not_checked: why small differences prove little; None if they prove the outputs right. Large differences prove them
             wrong in any case.
         alike: ``max_rel`` against the whole model in the precision of the devices; None if that is float32.
-        not_finite: share of an output's values that are NaN, or the same infinity, on both sides, so that no difference can be
-            taken; the worst of all outputs.
-        rounding: ``max_rel`` of the whole model against itself, on inputs that differ by a rounding in float32; 0 if this was
-            not measured, which it is for larger differences than the tolerance.
+        not_finite: share of an output's values that are NaN, or the same infinity, on both sides and so have no difference; the
+            worst of all outputs.
+        rounding: ``max_rel`` of the whole model against itself, on inputs that differ by a rounding in float32. It is measured
+            only for differences beyond the tolerance; 0 otherwise.
     """
 
     max_abs: float
@@ -107,8 +107,8 @@ class OutputDifference:
     def between(cls, outputs: Arrays, reference: Arrays) -> OutputDifference:
         """Compare outputs by name.
 
-        An element that is finite on one side only differs infinitely, and so does an output that is missing or has another
-        shape. NaN equals NaN, and infinity itself.
+        An element that is finite on one side only has an infinite difference, and so has an output that is missing or has
+        another shape. NaN equals NaN, and infinity equals infinity.
         """
         worst = cls(0.0, 0.0)
         for name, expected in reference.items():
@@ -128,7 +128,7 @@ class OutputDifference:
             )
         if self.fault is not None:
             return f"Its outputs are wrong: {self.fault}.{coarse}"
-        if self.max_rel <= max(tolerance, _AMPLIFIED * self.rounding):
+        if self.max_rel <= max(tolerance, _AMPLIFICATION * self.rounding):
             return None
         return (
             f"Its outputs are wrong: they are off by {self.max_rel:.1e} of the uncut model's largest, and the tolerance is "
@@ -136,19 +136,19 @@ class OutputDifference:
         )
 
     def worse(self, other: OutputDifference) -> OutputDifference:
-        """Return the larger of two errors, figure by figure."""
+        """Return the larger value of each attribute of two differences."""
         return OutputDifference(
             max(self.max_abs, other.max_abs),
             max(self.max_rel, other.max_rel),
             self.fault or other.fault,
             self.not_checked or other.not_checked,
             max(self.not_finite, other.not_finite),
-            max((one for one in (self.alike, other.alike) if one is not None), default=None),
+            max((alike for alike in (self.alike, other.alike) if alike is not None), default=None),
             max(self.rounding, other.rounding),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error for JSON; infinite values become null, and ``fault`` then gives the reason."""
+        """Return the difference for JSON; infinite values become null, and ``fault`` then gives the reason."""
         return {
             "max_abs": self.max_abs if np.isfinite(self.max_abs) else None,
             "max_rel": self.max_rel if np.isfinite(self.max_rel) else None,
@@ -194,7 +194,7 @@ def _infinite(why: str) -> OutputDifference:
 
 
 class Checkable(Protocol):
-    """Anything that computes outputs: a :class:`placeit.runtime.plan_executor.PlanExecutor`, or a reference of a race."""
+    """An object that computes outputs: a :class:`placeit.runtime.plan_executor.PlanExecutor`, or a reference of a race."""
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
         """Run once on some inputs, and return outputs by name."""
@@ -239,36 +239,36 @@ class OutputCheck:
     ) -> None:
         self.expected = reference(inputs)
         self.not_checked = OutputDifference.between(self.expected, self.expected).not_checked
-        second, most = (inputs, self.expected), 0
+        second, max_distinct = (inputs, self.expected), 0  # outputs that differ between the two inputs
         for other in others:
-            if most and _shapes(second[0]) != _shapes(inputs) == _shapes(other):
+            if max_distinct and _shapes(second[0]) != _shapes(inputs) == _shapes(other):
                 break  # inputs of another size show more
             try:
-                made = reference(other)
+                outputs = reference(other)
             except _FAILURES:  # the model cannot make sense of them
                 continue
-            differ = sum(
-                OutputDifference.between({name: made[name]}, {name: expected}).max_rel > max(_DISTINCT, tolerance)
+            distinct = sum(
+                OutputDifference.between({name: outputs[name]}, {name: expected}).max_rel > max(_DISTINCT, tolerance)
                 for name, expected in self.expected.items()
             )
-            if differ > most:
-                second, most = (other, made), differ
-            if most == len(self.expected):
+            if distinct > max_distinct:
+                second, max_distinct = (other, outputs), distinct
+            if max_distinct == len(self.expected):
                 break
-        if most == 0 and self.not_checked is None:
+        if max_distinct == 0 and self.not_checked is None:
             why = "the model has no inputs" if not inputs else "all inputs that were tried give the same outputs"
             self.not_checked = f"{why}, so that outputs of an earlier run would not be noticed"
-        # a run and the run before it need different inputs; races run on `inputs`, so these are not the first of a check
+        # consecutive runs need different inputs; races run on `inputs`, so a check starts with the other ones
         self.runs = (second, (inputs, self.expected))
-        self._alike = [None if alike is None else alike(given) for given, _ in self.runs]
+        self._alike = [None if alike is None else alike(arrays) for arrays, _ in self.runs]
         self._reference, self._tolerance = reference, tolerance
 
     @functools.cached_property
     def _rounding(self) -> float:
-        """How far outputs of the uncut model move with roundings of the inputs; 0 if they move without that."""
+        """``max_rel`` of the uncut model on inputs that differ by roundings; 0 if it differs on equal inputs as well."""
         worst = 0.0
         for inputs, _ in self.runs:
-            near, other = (rounded_inputs(inputs, seed) for seed in (0, 1))  # a bundle knows the outputs of `inputs` by heart
+            near, other = (rounded_inputs(inputs, seed) for seed in (0, 1))  # for `inputs` themselves, bundles store outputs
             outputs = self._reference(near)
             if OutputDifference.between(self._reference(near), outputs).max_rel > self._tolerance:
                 return 0.0
@@ -280,15 +280,15 @@ class OutputCheck:
 
         Args:
             executor: the executor, which must be idle.
-            after: whether it has been checked before. On each input, types without NaN are then filled with the other sentinel
-                than in the first check, so that a segment that does nothing is wrong in one of the two checks.
+            after: whether it has been checked before. For each input, buffers of types without NaN are then filled with the
+                other sentinel, so that a segment that does nothing is wrong in one of the two checks.
 
         Raises:
             ExecutionError: a device failed.
         """
         worst = OutputDifference(0.0, 0.0, not_checked=self.not_checked)
         sentinel, pause = int(after), _PAUSE_S[0]
-        late = _late(executor, sentinel, pause)
+        late = _late_write(executor, sentinel, pause)
         for (inputs, expected), alike in zip(self.runs, self._alike, strict=True):
             begin = time.perf_counter()
             outputs = executor.run(inputs)
@@ -298,17 +298,17 @@ class OutputCheck:
                 worst = worst.worse(OutputDifference(0.0, 0.0, alike=OutputDifference.between(outputs, alike).max_rel))
             late = late or _changed(executor.outputs(), outputs)
             sentinel = 1 - sentinel
-            late = _late(executor, sentinel, pause) or late
+            late = _late_write(executor, sentinel, pause) or late
         if late is not None:
             return worst.worse(_infinite(late))
-        if worst.fault is None and 0 < self._tolerance < worst.max_rel <= _AMPLIFIED * self._rounding:
+        if worst.fault is None and 0 < self._tolerance < worst.max_rel <= _AMPLIFICATION * self._rounding:
             why = f"rounding the inputs moves the outputs of the uncut model by {self._rounding:.1e} of the largest as well"
             return replace(worst, rounding=self._rounding, not_checked=worst.not_checked or why)
         return worst
 
 
-def _late(executor: Checkable, sentinel: int, seconds: float) -> str | None:
-    """Blank all that a run writes, twice, ``seconds`` apart; return the fault if something was written too late, else None."""
+def _late_write(executor: Checkable, sentinel: int, seconds: float) -> str | None:
+    """Blank all that a run writes, twice, ``seconds`` apart; return the fault if something was written meantime, else None."""
     before = executor.blank(sentinel)
     time.sleep(seconds)
     return executor.blank(sentinel) or before
@@ -322,7 +322,7 @@ def _changed(now: Arrays, before: Arrays) -> str | None:
 
 
 def rounded_inputs(inputs: Arrays, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-    """Return inputs whose values of float32 and float64 are larger or smaller by a rounding in float32, at random."""
+    """Return inputs whose float32 and float64 values are, at random, larger or smaller by a rounding in float32."""
     rng = np.random.default_rng(seed)
     return {
         name: (value.astype(float) * (1 + _ROUNDING * rng.choice((-1, 1), value.shape))).astype(value.dtype)
@@ -333,15 +333,14 @@ def rounded_inputs(inputs: Arrays, seed: int = 0) -> dict[str, NDArray[np.generi
 
 
 def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs that may lead to other outputs: of other sizes if sizes are open, random, shuffled, and scaled ones.
+    """Yield inputs that may lead to other outputs: of other sizes if sizes are open, random, shuffled, and scaled inputs.
 
-    Among the last ones, half of the integers are zero, as in a mask.
-
-    Shuffling keeps how often each whole number and truth value occurs, so the model likely allows shuffled inputs.
+    The last of them have half of their integers set to zero, as in a mask. Shuffled inputs have the same whole numbers and
+    truth values equally often, so that the model likely accepts them.
 
     Args:
-        model: draws random inputs, and knows which sizes it can run at.
-        inputs: the first ones.
+        model: draws random inputs, and knows at which sizes it can run.
+        inputs: the inputs to vary.
         given: whether a user gave ``inputs``. As a user may know better than the model which inputs are valid, random ones then
             come last.
     """
@@ -363,7 +362,7 @@ def other_inputs(model: Model, inputs: Arrays, *, given: bool) -> Iterator[dict[
 
 
 def _of_other_sizes(model: Model, several: Sequence[Arrays]) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield inputs of random sizes in range, and then of the least sizes, with the values of each of several inputs.
+    """Yield inputs of random sizes in range, and then of the smallest sizes, with the values of each of several inputs.
 
     Sizes that are equal in the first inputs stay equal, as the sizes of a text and its mask have to.
     """
@@ -371,14 +370,14 @@ def _of_other_sizes(model: Model, several: Sequence[Arrays]) -> Iterator[dict[st
     for spec in model.inputs:
         for size, (low, high) in zip(several[0][spec.name].shape, spec.limits or (), strict=False):
             if low < high:
-                least, most = ranges.get(size, (low, high))
-                ranges[size] = max(least, low), min(most, high)
+                other_low, other_high = ranges.get(size, (low, high))
+                ranges[size] = max(other_low, low), min(other_high, high)
     rng = np.random.default_rng(0)
-    random: dict[int, int] = {}
+    drawn: dict[int, int] = {}
     for size, (low, high) in ranges.items():
         ends = (size + 1, min(high, 2 * size) + 1) if high > size else (low, max(size, low + 1))
-        random[size] = int(rng.integers(*ends))
-    for sizes in (random, {size: low for size, (low, _) in ranges.items()}):
+        drawn[size] = int(rng.integers(*ends))
+    for sizes in (drawn, {size: low for size, (low, _) in ranges.items()}):
         shapes = {
             spec.name: tuple(
                 sizes[size] if low < high else size

@@ -1,8 +1,8 @@
-"""Rules for candidates against the incumbent: which are worth a comparison, which are hopeless, and which replace it.
+"""Rules that compare candidates with the incumbent: which are worth a comparison, which are hopeless, and which replace it.
 
-A search, a measured cost and a server that is refined each keep the best placement that they know, the incumbent, and look for
-a better one. Candidates and their runs come from different sources; these rules hold for all of them. A value is the value of
-an objective: less is better.
+A search, a measured cost and a server that is refined each keep the best known placement, the incumbent, and look for a better
+one. Candidates and their runs come from different sources; these rules hold for all of them. A value is the value of an
+objective: less is better.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from placeit.measuring.statistics import Measurement, Ratio, faster_in_any_openi
 
 __all__ = ["HOPELESS", "WORTH", "Duel", "compared", "is_hopeless", "is_worth_trying", "why_hopeless"]
 
-HOPELESS = 5.0  # times the incumbent's value, above which a candidate is not worth a run
-WORTH = 0.99  # share of the incumbent's value, below which a candidate is worth the cost of comparing the two
+HOPELESS = 5.0  # a candidate whose value is more than this multiple of the incumbent's is not worth a run
+WORTH = 0.99  # a candidate whose value is below this share of the incumbent's is worth a comparison
 
 
 def is_worth_trying(expected: float, incumbent: float, share: float = WORTH) -> bool:
-    """Return whether a candidate is expected to be so much better than the incumbent that it is worth a comparison.
+    """Return whether a candidate is expected to be enough better than the incumbent to be worth a comparison.
 
     Args:
         expected: value of the candidate, predicted or measured in another race.
@@ -27,21 +27,21 @@ def is_worth_trying(expected: float, incumbent: float, share: float = WORTH) -> 
 
 
 def is_hopeless(expected: float, incumbent: float, times: float = HOPELESS) -> bool:
-    """Return whether a candidate's expected value is over ``times`` times the incumbent's, so that it is not run at all."""
+    """Return whether a candidate's expected value is over ``times`` times the incumbent's, so that it should not be run."""
     return expected > times * incumbent > 0
 
 
 def why_hopeless(expected: float, incumbent: float, worse: str) -> str | None:
-    """Explain why a candidate is hopeless in simulation, in the objective's word for ``worse``; None if it is not hopeless."""
+    """Return why a candidate is hopeless in simulation, with the objective's word for ``worse``; None if it is not."""
     if not is_hopeless(expected, incumbent):
         return None
     return f"simulated {expected / incumbent:.{0 if expected > 10 * incumbent else 1}f} times {worse}"
 
 
 def compared(candidate: Measurement | None, incumbent: Measurement | None) -> Ratio | None:
-    """Return the ratio of a candidate to the incumbent, measured in the same rounds; None if one of the two was not measured.
+    """Return the ratio of a candidate to the incumbent, measured in the same rounds; None if either was not measured.
 
-    The candidate takes the incumbent's place if the ratio is below 1 beyond its interval (:attr:`Ratio.faster`). See
+    The candidate replaces the incumbent if the whole interval of the ratio is below 1 (:attr:`Ratio.faster`). See
     :func:`placeit.measuring.statistics.faster_in_any_opening`, and ``docs/measuring.md`` for how often that is wrong.
 
     Raises:
@@ -53,7 +53,7 @@ def compared(candidate: Measurement | None, incumbent: Measurement | None) -> Ra
 class Duel:
     """A comparison of a candidate with the incumbent by pairs of runs, each pair at about the same moment.
 
-    The number of pairs is fixed before, and the pairs are compared once, at the end: each further look is a chance to be wrong.
+    The number of pairs is fixed in advance, and they are compared once, at the end: each further comparison could be wrong.
 
     Args:
         pairs: number of pairs that decide.
@@ -74,4 +74,4 @@ class Duel:
         self._incumbent.append(incumbent)
         if self.ratio is None and len(self._candidate) >= self._pairs:
             rounds, runs = range(self._pairs), {"candidate": self._candidate, "incumbent": self._incumbent}
-            self.ratio = compared(*(summed_up(name, some, rounds) for name, some in runs.items()))
+            self.ratio = compared(*(summed_up(name, seconds, rounds) for name, seconds in runs.items()))

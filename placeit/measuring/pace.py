@@ -1,4 +1,4 @@
-"""A pace at which runs start, like requests that arrive at a rate."""
+"""Start runs at a fixed rate, like requests that arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Pace"]
 
 
 class Pace:
-    """Starts runs at regular moments; a run that takes longer than a period is followed by the next one without a pause.
+    """A schedule of runs at regular intervals; a run that takes longer than an interval is followed by the next at once.
 
     Args:
         rate: runs per second.
@@ -34,11 +34,11 @@ class Pace:
         self._due: float | None = None
 
     def begin(self) -> None:
-        """Restart the pace, after something else has run: the first run starts a period from now."""
+        """Restart the schedule after something else has run: the next run is due a period from now."""
         self._due = self._now() + self.period
 
     def wait(self) -> None:
-        """Wait until the next run is due; the time is absolute, so that late starts do not add up."""
+        """Wait until the next run is due. Times are absolute, so that late starts do not add up."""
         if self._due is None:
             self.begin()
         due = self._due or 0.0

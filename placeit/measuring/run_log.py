@@ -1,4 +1,4 @@
-"""A log of single requests of an executor: their times, segments and transfers."""
+"""A log of single requests that an executor runs: their times, segments and transfers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class RunLog:
 
     Args:
         executor: runs the requests; it must be idle.
-        most: most segments and transfers to keep; one request is kept in any case.
+        max_spans: largest number of segments and transfers to keep; at least one request is kept.
 
     Attributes:
         done: the last requests.
-        inner: seconds of each request from when its lanes began to the end of its last segment.
+        inner: seconds of each request from the start of its lanes to the end of its last segment.
     """
 
-    def __init__(self, executor: PlanExecutor, most: int) -> None:
+    def __init__(self, executor: PlanExecutor, max_spans: int) -> None:
         self._executor, plan = executor, executor.plan
         self.inner: list[float] = []
-        self.done: deque[Done] = deque(maxlen=max(1, most // (len(plan.segments) + len(plan.tensors))))
+        self.done: deque[Done] = deque(maxlen=max(1, max_spans // (len(plan.segments) + len(plan.tensors))))
 
     def time(self) -> float:
         """Run once and return the seconds from the call to the answer, without keeping the rest. Raises ExecutionError."""

@@ -28,7 +28,7 @@ class AtSize:
     """Measured and simulated times of requests of one size.
 
     Attributes:
-        shapes: of the inputs with open sizes, by name.
+        shapes: shapes of the inputs with open sizes, by name.
         measured_s: median seconds of some requests.
         simulated_s: simulated seconds, from the times of segments at the next smaller and the next larger size; None for a size
             at which the times of segments are known.
@@ -50,18 +50,18 @@ class RunReport(Shown):
         warmup: runs before the timed ones.
         duration_s: seconds that the timed runs were to take; None if their number was given.
         latency: seconds of single requests, from the call to the answer.
-        inner_s: median seconds of these requests from when their lanes began to the end of the last segment.
+        inner_s: median seconds of these requests from the start of their lanes to the end of the last segment.
         disturbed: number of these requests that ran while something else disturbed the machine.
         left_out: number of further requests that were disturbed, and do not count.
         utilization: share of the time that each device computed, during the traced run.
         output_error: difference of the outputs from the outputs of the whole model on one device.
-        precision: of the devices.
+        precision: precision of the devices.
         failed: why the outputs are wrong, by the session's tolerance; None if they are right.
         spans: segments and transfers of the traced run, with their times.
         done: the timed runs, the last ones if there were many.
         traced: the run of ``spans``; None if there was no traced run.
         readings: readings of meters during the timed runs.
-        outputs: by name.
+        outputs: outputs of the traced run, by name.
         plan: the plan that ran.
         simulated_s: simulated seconds of a request; None if the model has not been profiled.
         segment_s: median seconds of each segment of the plan in the timed runs, ``float64[S]``; 0 for one that runs nothing.
@@ -72,8 +72,8 @@ class RunReport(Shown):
         gpus: how busy each NVIDIA GPU of the machine was during the timed runs, by name; empty without NVML.
         sizes: times at several sizes, ascending, if sizes are open.
         spinning: share of one core that threads of devices spent spinning.
-        interrupted: whether Ctrl-C ended the timed runs early. There is no traced run then, and no outputs, and
-            ``output_error`` is of the check before the timed runs.
+        interrupted: whether Ctrl-C ended the timed runs early. Then there is no traced run and no outputs, and
+            ``output_error`` is that from the check before the timed runs.
     """
 
     model: str

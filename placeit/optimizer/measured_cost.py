@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import ExecutionError, UsageError
 from placeit.core.placement import Placement
-from placeit.measuring.budget import CHECKS, needed
+from placeit.measuring.budget import CHECKS, race_s
 from placeit.measuring.incumbent import HOPELESS, is_hopeless, is_worth_trying
 from placeit.measuring.statistics import Measurement, Ratio, faster
 from placeit.optimizer.candidates import Candidate, value_of
@@ -276,7 +276,7 @@ class MeasuredCost:
             return 0
         seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
         # a first race checks outputs only before its runs
-        taken = [needed([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
+        taken = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
         total = np.cumsum(np.maximum(taken, average))
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.core.placement import Conditions, Placement
 from placeit.devices.energy import EnergyMeters
-from placeit.measuring.budget import needed
+from placeit.measuring.budget import race_s
 from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.candidates import Candidate
 from placeit.optimizer.front import explore, non_dominated, spread
@@ -163,7 +163,7 @@ def _race(search: Search, races: Races) -> None:
 
     def takes(some: Sequence[Candidate]) -> float:
         runs = (races.lasting(one.simulated_s or _run_s(search, one)) for one in some)
-        return needed(runs, FEWEST) + races.compiling_s(some)
+        return race_s(runs, FEWEST) + races.compiling_s(some)
 
     racing = list(races.known.values())
     while len(racing) > 1 and takes(racing) > races.left():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.core import clock
 from placeit.devices.plain import plain_devices
-from placeit.measuring.budget import TRIFLE_S, least
+from placeit.measuring.budget import TRIFLE_S, min_budget_s
 from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
@@ -107,13 +107,13 @@ class Bound(Stage):
 def tell_worth(seconds: NDArray[np.float64], deadline: float, budget: float) -> bool:
     """Return whether there is time to compare placements, by seconds of a run on each device; if not, log a warning."""
     finite = seconds[np.isfinite(seconds)]
-    enough = least(finite) <= max(deadline - clock.now(), TRIFLE_S)
+    enough = min_budget_s(finite) <= max(deadline - clock.now(), TRIFLE_S)
     if len(seconds) > 1 and len(finite) and not enough:
         _LOG.warning(
             "A run takes %.3g s. Comparing placements takes at least about %.3g s, but of the budget of %g s only "
             "%.3g s are left.",
             finite.min(),
-            least(finite),
+            min_budget_s(finite),
             budget,
             max(0.0, deadline - clock.now()),
         )

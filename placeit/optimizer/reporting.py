@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from placeit.measuring.budget import least
+from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidates import Beside, known_value
 from placeit.optimizer.capacity import service_of
@@ -126,7 +126,7 @@ def optimized(
         spent_s=sum(one.seconds for one in spent),
         spending=spent,
         compiling=compiled_since(before, session.compiling.kinds),
-        least_s=None if not session.cluster.executable else least(search.single_seconds()) or None,
+        least_s=None if not session.cluster.executable else min_budget_s(search.single_seconds()) or None,
         interrupted=interrupted,
         cluster=session.cluster,
         pins=session.pins,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
-from placeit.measuring.budget import needed, rounds_within
+from placeit.measuring.budget import race_s, rounds_within
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.book import reason_of
@@ -257,7 +257,7 @@ class Search(Races):
 
     def race_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """Return the seconds that a race of candidates takes, with checks of their outputs."""
-        return needed(map(self.run_s, candidates), rounds, period=self.period)
+        return race_s(map(self.run_s, candidates), rounds, period=self.period)
 
     def run_s(self, candidate: Candidate) -> float:
         """Return the seconds of a run of a candidate, with all its requests: measured, or else simulated."""

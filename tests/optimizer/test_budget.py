@@ -11,7 +11,7 @@ from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
-from placeit.measuring.budget import least
+from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import why_hopeless
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
@@ -107,9 +107,9 @@ def test_what_was_profiled_in_a_hurry_is_not_kept(tmp_path: Any) -> None:
 
 
 def test_the_least_time_grows_with_a_run() -> None:
-    assert least([]) == 0
-    assert least([1.0]) > 20
-    assert least([2.0, 2.0]) == pytest.approx(2 * least([1.0, 1.0]))
+    assert min_budget_s([]) == 0
+    assert min_budget_s([1.0]) > 20
+    assert min_budget_s([2.0, 2.0]) == pytest.approx(2 * min_budget_s([1.0, 1.0]))
 
 
 def test_hopeless_is_more_than_five_times_as_slow() -> None:
