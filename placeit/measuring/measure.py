@@ -219,11 +219,9 @@ class Race:
 
     def _counted_samples(self) -> dict[str, list[_Sample]]:
         """Return the samples that count, by name of the candidate."""
-        return (
-            self._undisturbed_samples
-            if self._undisturbed_suffice
-            else {name: samples for name, samples in self._samples.items() if samples}
-        )
+        if self._undisturbed_suffice:
+            return self._undisturbed_samples
+        return {name: samples for name, samples in self._samples.items() if samples}
 
     @property
     def _undisturbed_samples(self) -> dict[str, list[_Sample]]:

@@ -19,10 +19,10 @@ from placeit.simulator.scheduler import Instruction, RequestDone, Scheduler, Sta
 from placeit.simulator.simulate import schedule
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["Flights", "SimulatedReplica", "Slowdown", "Stream", "serve", "serve_streams"]
+__all__ = ["RequestTimes", "SimulatedReplica", "Slowdown", "Stream", "serve", "serve_streams"]
 
 Slowdown: TypeAlias = Callable[[tuple[str, str], tuple[str, str]], float]
-"""Factor on the time of a stream's segments on a device, while segments of a stream run on another device, by their names."""
+"""Factor by which a segment is slower while another segment runs, given (stream, device) of the first and of the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class SimulatedReplica:
     """A plan that serves whole requests, alone or beside other replicas.
 
     Attributes:
-        problem: its ops, or segments.
-        placement: ``int32[V]``, their devices.
-        in_flight: most requests in flight on it at a time.
+        problem: problem over its ops or segments.
+        placement: ``int32[V]``, the device of each of them.
+        in_flight: largest number of requests in flight on it.
         scale: factor on all its times.
     """
 
@@ -43,7 +43,7 @@ class SimulatedReplica:
 
     @classmethod
     def whole(cls, seconds: float, device: str, in_flight: int) -> Self:
-        """Return a replica whose requests each take one device for some seconds."""
+        """Return a replica whose requests each occupy one device for some seconds."""
         problem = Problem.from_arrays([[seconds]], np.empty((0, 2), int), [], [[1.0]], [[0.0]], device_names=[device])
         return cls(problem, np.zeros(1, np.int32), in_flight)
 
@@ -53,11 +53,11 @@ class Stream:
     """Requests of a model, and the replicas that serve them.
 
     Attributes:
-        replicas: at least one; devices are the same as another stream's if their names are.
-        arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`); or the number of requests that are under
-            way at any time, each submitted as soon as another one has ended.
+        replicas: at least one. Two streams share the devices that have equal names.
+        arrivals: ``float64[R]``, seconds, ascending (:mod:`placeit.simulator.load`); or, for a closed loop, the number of
+            requests in the system, each submitted as soon as another one has ended.
         priority: of several streams whose work waits for a device, the one with the lowest number goes first.
-        name: of the stream, for slowdowns.
+        name: name of the stream, for slowdowns.
     """
 
     replicas: Sequence[SimulatedReplica]
@@ -66,7 +66,7 @@ class Stream:
     name: str = ""
 
 
-class Flights(NamedTuple):
+class RequestTimes(NamedTuple):
     """Times of a stream's requests, ``float64[R]`` seconds each, in the order of their arrival."""
 
     arrived: NDArray[np.float64]
@@ -98,7 +98,7 @@ def serve_streams(
     until: float = math.inf,
     conflicts: Collection[tuple[str, str]] = (),
     slowdown: Slowdown | None = None,
-) -> list[Flights]:
+) -> list[RequestTimes]:
     """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
 
     Each replica starts its segments and transfers by the rules of executors. A device or a link runs one of them at a time, by
@@ -107,7 +107,7 @@ def serve_streams(
 
     Args:
         streams: one for each model.
-        until: seconds after which no request is submitted to streams without times of arrival.
+        until: seconds after which closed loops submit no more requests.
         conflicts: pairs of names of devices that conflict, in addition to those that the problems state.
         slowdown: the factor by which the segment that runs on a device slows a segment on another device, for as long as both
             run; several factors multiply. None if devices do not slow each other.
@@ -120,10 +120,16 @@ def serve_streams(
 
 @dataclass(eq=False)
 class _Lane:
-    """A device, or a link, and a heap of what waits for it: priority, when it was queued, its replica, and its instruction.
+    """A device or a link, with a queue of instructions.
 
-    While it is busy, ``left`` seconds were left at ``since`` if nothing slowed it, others slow it by ``factor`` since then, and
-    its end is the event with the number ``event``; earlier events are void.
+    Attributes:
+        waiting: heap of queued work: priority, number in the order of queueing, replica and instruction.
+        rivals: devices that conflict with it.
+        busy: whether an instruction runs on it.
+        left: seconds of this instruction that were left at ``since``, if nothing slowed it.
+        since: time of the last change of ``factor``.
+        factor: factor by which other segments slow it from then on.
+        event: number of the event that ends the instruction; events with other numbers are void.
     """
 
     waiting: list[tuple[int, int, _Replica, Start | Transfer]] = field(default_factory=list)
@@ -139,13 +145,13 @@ class _Replica:
     """A replica while it is simulated."""
 
     def __init__(self, of: SimulatedReplica, source: _Source, lanes: dict[tuple[str, ...], _Lane]) -> None:
-        self.source, self.in_flight, self.flying = source, of.in_flight, 0
+        self.source, self.in_flight, self.active = source, of.in_flight, 0
         self.scheduler = Scheduler(of.problem, of.placement, in_flight=of.in_flight)
-        self.each = of.scale * float(ThroughputCost(of.problem)(of.placement)[0])
-        once, names = schedule(of.problem, of.placement), of.problem.device_names
-        self.op = (of.scale * (once.finish - once.start)).tolist()
-        moves = once.transfers
-        self.move = dict(
+        self.request_s = of.scale * float(ThroughputCost(of.problem)(of.placement)[0])
+        alone, names = schedule(of.problem, of.placement), of.problem.device_names
+        self.op_s = (of.scale * (alone.finish - alone.start)).tolist()
+        moves = alone.transfers
+        self.move_s = dict(
             zip(
                 zip(moves.tensor.tolist(), moves.dst.tolist(), strict=True),
                 (of.scale * (moves.finish - moves.start)).tolist(),
@@ -166,7 +172,7 @@ class _Replica:
 
     def seconds(self, work: Start | Transfer) -> float:
         """Return how long an instruction takes."""
-        return float(self.op[work.op] if isinstance(work, Start) else self.move[work.tensor, work.dst])
+        return float(self.op_s[work.op] if isinstance(work, Start) else self.move_s[work.tensor, work.dst])
 
 
 class _Source:
@@ -182,9 +188,9 @@ class _Source:
         self.ended: list[float] = []
 
     def next(self) -> _Replica | None:
-        """Return the replica that the next request begins on; None if none waits, or all replicas are full."""
-        free = [one for one in self.replicas if one.flying < one.in_flight] if self.waiting else []
-        return min(free, key=lambda one: (one.flying + 1) * one.each, default=None)
+        """Return the replica that takes the next request; None if no request waits, or all replicas are full."""
+        free = [one for one in self.replicas if one.active < one.in_flight] if self.waiting else []
+        return min(free, key=lambda one: (one.active + 1) * one.request_s, default=None)
 
 
 class _Mix:
@@ -194,7 +200,7 @@ class _Mix:
         self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]], slowdown: Slowdown | None
     ) -> None:
         self._now, self._until, self._count, self._slowdown = 0.0, until, count(), slowdown
-        self._segments: dict[_Lane, tuple[_Replica, Start]] = {}  # that run, if they slow each other
+        self._segments: dict[_Lane, tuple[_Replica, Start]] = {}  # running segments, if segments slow each other
         lanes: dict[tuple[str, ...], _Lane] = {}
         pairs = set(conflicts)
         for replica in (replica for stream in streams for replica in stream.replicas):
@@ -205,14 +211,14 @@ class _Mix:
             one.rivals.append(other)
             other.rivals.append(one)
         self._sources = [_Source(stream, lanes) for stream in streams]
-        # time, 0 for arrivals, which come before anything else, a number, and the source or the work that ends
+        # time; 0 for arrivals, which precede other events, else 1; number; the source or the work that ends
         self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
         for source, stream in zip(self._sources, streams, strict=True):
             times = [0.0] * stream.arrivals if isinstance(stream.arrivals, int) else stream.arrivals.tolist()
             self._events += [(time, 0, next(self._count), source) for time in times]
         heapq.heapify(self._events)
 
-    def run(self) -> list[Flights]:
+    def run(self) -> list[RequestTimes]:
         """Simulate until all requests have ended."""
         while self._events:
             now, _, number, what = heapq.heappop(self._events)
@@ -225,14 +231,14 @@ class _Mix:
                 continue
             self._now, lane.busy = now, False
             if self._segments.pop(lane, None) is not None:
-                self._slow()
+                self._reschedule()
             if isinstance(work, Start):
-                told = replica.scheduler.op_finished(work.request, work.op)
+                instructions = replica.scheduler.op_finished(work.request, work.op)
             else:
-                told = replica.scheduler.transfer_finished(work.request, work.tensor, work.dst)
-            self._follow(replica, told)
+                instructions = replica.scheduler.transfer_finished(work.request, work.tensor, work.dst)
+            self._apply(replica, instructions)
             self._start_next(lane)
-        return [Flights(*map(np.array, (one.arrived, one.begun, one.ended))) for one in self._sources]
+        return [RequestTimes(*map(np.array, (one.arrived, one.begun, one.ended))) for one in self._sources]
 
     def _arrive(self, source: _Source) -> None:
         source.waiting.append(len(source.arrived))
@@ -245,16 +251,16 @@ class _Mix:
         while (replica := source.next()) is not None:
             request = source.waiting.popleft()
             source.begun[request] = self._now
-            replica.flying += 1
-            self._follow(replica, replica.scheduler.begin(request))
+            replica.active += 1
+            self._apply(replica, replica.scheduler.begin(request))
 
-    def _follow(self, replica: _Replica, told: Sequence[Instruction]) -> None:
-        """Queue what a replica starts, and begin further requests if some have ended."""
+    def _apply(self, replica: _Replica, instructions: Sequence[Instruction]) -> None:
+        """Queue the work that a replica starts, and begin further requests if some have ended."""
         source, ended = replica.source, False
-        for one in told:
+        for one in instructions:
             if isinstance(one, RequestDone):
                 source.ended[one.request] = self._now
-                replica.flying -= 1
+                replica.active -= 1
                 ended = True
                 if source.closed and self._now < self._until:
                     heapq.heappush(self._events, (self._now, 0, next(self._count), source))
@@ -266,8 +272,8 @@ class _Mix:
             self._begin(source)
 
     def _start_next(self, lane: _Lane) -> None:
-        """Start what waits for a device or a link, and for devices that conflict with it: by priority, then in order."""
-        for one in sorted((lane, *lane.rivals), key=_first) if lane.rivals else (lane,):
+        """Start work that waits for a device or a link, or for devices that conflict with it: by priority, then in order."""
+        for one in sorted((lane, *lane.rivals), key=_queue_key) if lane.rivals else (lane,):
             if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
                 *_, replica, work = heapq.heappop(one.waiting)
                 one.busy = True
@@ -275,15 +281,15 @@ class _Mix:
                 self._end(one, replica, work)
                 if self._slowdown is not None and isinstance(work, Start):
                     self._segments[one] = replica, work
-                    self._slow()
+                    self._reschedule()
 
     def _end(self, lane: _Lane, replica: _Replica, work: Start | Transfer) -> None:
-        """Queue the end of what runs, in place of an earlier event."""
+        """Schedule the end of the work that runs on a lane, in place of an earlier event."""
         lane.event = next(self._count)
         heapq.heappush(self._events, (self._now + lane.left * lane.factor, 1, lane.event, (lane, replica, work)))
 
-    def _slow(self) -> None:
-        """Move the ends of running segments to where others slow them by another factor than before."""
+    def _reschedule(self) -> None:
+        """Schedule the ends of running segments anew where the factor by which others slow them has changed."""
         assert self._slowdown is not None  # noqa: S101 (there are no segments without it)
         places = {lane: replica.place(work) for lane, (replica, work) in self._segments.items()}
         for lane, (replica, work) in self._segments.items():
@@ -294,5 +300,5 @@ class _Mix:
                 self._end(lane, replica, work)
 
 
-def _first(lane: _Lane) -> tuple[float, float]:
+def _queue_key(lane: _Lane) -> tuple[float, float]:
     return lane.waiting[0][:2] if lane.waiting else (math.inf, math.inf)

@@ -1,8 +1,7 @@
-"""Cost functions beside the makespan: total cost, energy, and seconds that include the cost of moving ops.
+"""Cost functions other than the makespan: total cost, energy, and seconds that include the cost of moving ops.
 
-Each takes ``int32[B, V]`` placements and returns ``float64[B]``, as :data:`placeit.core.problem.CostFunction` says; an
-infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``, as it does in the
-simulator.
+Each is a :data:`placeit.core.problem.CostFunction`. An infeasible placement (an op where it cannot run, weights that exceed a
+device's memory) costs ``inf``, as it does in the simulator.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class _Sum:
 
     Args:
         problem: says which placements are feasible, which tensors cross devices and how often a tensor counts.
-        op: ``float64[V, D]``, term of an op on a device. An infeasible placement costs ``inf`` whatever stands there.
+        op: ``float64[V, D]``, term of an op on a device; ignored where the op cannot run.
         cut: ``float64[E, D]``, term of a tensor at either end if it crosses, counted as in the simulator; None for zero.
         fixed: ``float64[D, D]``, term of a tensor that goes from one device to another, counted once; zero on the diagonal;
             None for zero.
@@ -42,16 +41,16 @@ class _Sum:
     ) -> None:
         self.problem = problem
         self._op = np.where(problem.feasible, op, np.inf).ravel()
-        none = np.zeros((problem.devices, problem.devices))
-        self._fixed, self._per_byte = (none if link is None else link for link in (fixed, per_byte))
+        zeros = np.zeros((problem.devices, problem.devices))
+        self._fixed, self._per_byte = (zeros if link is None else link for link in (fixed, per_byte))
         self._moves = bool(self._fixed.any() or self._per_byte.any())
         self._cut = np.zeros(0) if cut is None else cut.ravel()
         self._tail, self._head = problem.edges.T.astype(np.intp)
         tensor = problem.edge_tensor.astype(np.int64)
         self._by_tensor = np.argsort(tensor, kind="stable")
         _, self._begin = np.unique(tensor[self._by_tensor], return_index=True)
-        self._opens = self._by_tensor[self._begin]  # the first edge of each tensor
-        self._enters = np.sort(np.unique(tensor * len(problem) + self._head, return_index=True)[1])
+        self._first_edges = self._by_tensor[self._begin]  # of each tensor
+        self._reads = np.sort(np.unique(tensor * len(problem) + self._head, return_index=True)[1])  # of each tensor and reader
         self._shared = [edges for edges in np.split(self._by_tensor, self._begin[1:]) if len(edges) > 1]
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
@@ -72,15 +71,15 @@ class _Sum:
             moved = self._fixed.take(pair) + self.problem.edge_bytes[:, None] * self._per_byte.take(pair)
             columns = np.arange(count)
             for edges in self._shared:  # a tensor goes to a device once, however many ops read it there
-                there = np.zeros((width, count), bool)
+                present = np.zeros((width, count), bool)
                 for e in edges.tolist():
-                    moved[e, there[dst[e], columns]] = 0.0
-                    there[dst[e], columns] = True
+                    moved[e, present[dst[e], columns]] = 0.0
+                    present[dst[e], columns] = True
             total += moved.sum(axis=0)
         if self._cut.any():
             crosses = src != dst
             leaves = np.logical_or.reduceat(crosses[self._by_tensor], self._begin, axis=0)
-            for edges, ends, counts in ((self._opens, src, leaves), (self._enters, dst, crosses[self._enters])):
+            for edges, ends, counts in ((self._first_edges, src, leaves), (self._reads, dst, crosses[self._reads])):
                 total += (self._cut.take(edges[:, None] * width + ends[edges]) * counts).sum(axis=0)
         if np.isfinite(self.problem.memory).any():
             total[(self.problem.held(placements) > self.problem.memory).any(axis=1)] = np.inf
@@ -99,10 +98,10 @@ class TotalCost(_Sum):
     and ``cut`` is zero.
 
     Args:
-        problem: whose placements are valued.
+        problem: the problem whose placements are valued.
 
-    Raises, when called:
-        PlacementError: placements of the wrong shape, or a device number that does not exist.
+    Raises:
+        PlacementError: when called with placements of the wrong shape, or a device number that does not exist.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -117,7 +116,7 @@ class EnergyCost:
     makespan, used or not. GiPH (section 6, Fig. 11) minimises an energy cost and does not say how it is modelled.
 
     Args:
-        problem: whose placements are valued.
+        problem: the problem whose placements are valued.
         power_w: ``float[D]``, or one for all: watts of a device that computes.
         idle_w: ``float[D]``, or one for all: watts of a device that does not compute.
         joules_per_byte: ``float[D, D]``, or one for all links: joules to move a byte; nothing within a device.
@@ -151,10 +150,10 @@ class EnergyCost:
             )
         per_byte = _figures("joules_per_byte", joules_per_byte, (devices, devices))
         np.fill_diagonal(per_byte, 0.0)
-        able = np.where(problem.feasible, problem.compute, 0.0)
-        above = busy - idle
+        compute = np.where(problem.feasible, problem.compute, 0.0)
+        above_idle = busy - idle
         self._makespan, self._idle = makespan, float(idle.sum())
-        self._work = _Sum(problem, able * above, cut=problem.cut * above, per_byte=per_byte)
+        self._work = _Sum(problem, compute * above_idle, cut=problem.cut * above_idle, per_byte=per_byte)
 
     def __call__(self, placements: ArrayLike) -> NDArray[np.float64]:
         """Return joules, ``float64[B]``. Raises PlacementError, and the errors of ``makespan``."""
@@ -184,22 +183,22 @@ class RelocationCost(_Sum):
 
     def __init__(self, problem: Problem, current: ArrayLike, startup_s: ArrayLike, migration_bytes: ArrayLike = 0.0) -> None:
         size, width = len(problem), problem.devices
-        was = np.asarray(current)
-        if was.shape != (size,) or was.dtype.kind not in "iu" or was.min() < -1 or was.max() >= width:
+        source = np.asarray(current)
+        if source.shape != (size,) or source.dtype.kind not in "iu" or source.min() < -1 or source.max() >= width:
             raise PlacementError(
                 f"The placement to move from is {size} device numbers from 0 to {width - 1}, or -1 where the device is gone; "
-                f"got {was.dtype} of shape {was.shape}."
+                f"got {source.dtype} of shape {source.shape}."
             )
-        there = was >= 0
+        present = source >= 0
         startup = _figures("startup_s", startup_s, (size, width))
         moved = _figures("migration_bytes", migration_bytes, (size,))[:, None]
-        seconds = startup + np.where(there[:, None], problem.latency[was] + moved / problem.bandwidth[was], 0.0)
-        seconds[there, was[there]] = 0.0
+        seconds = startup + np.where(present[:, None], problem.latency[source] + moved / problem.bandwidth[source], 0.0)
+        seconds[present, source[present]] = 0.0
         super().__init__(problem, seconds)
 
 
 class AmortisedCost:
-    """Seconds per run when the cost of changing over is shared by the runs until the next change.
+    """Seconds per run, including a share of the cost of changing over, which is divided among the runs until the next change.
 
     ``base + relocation / (frequency_hz * interval_s)``. GiPH (section 5.3) divides the relocation cost by the frequency of
     pipeline runs; that is an interval of one unit of the frequency, the default here.

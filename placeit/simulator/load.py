@@ -27,15 +27,15 @@ class LoadReport:
     Attributes:
         requests: number of requests that ended.
         offered: requests per second that arrived: all but the first, divided by the time from the first arrival to the last;
-            None for a single request, or if all came at once.
-        achieved: requests per second that ended, from the first arrival to the last end; None if that took no time.
+            None for a single request, or if all arrived at once.
+        achieved: requests per second that ended, from the first arrival to the last end; None if there is no time between.
         p50: median of the latencies, from the arrival of a request to its end, waiting included.
         p95: 95th percentile of the latencies.
         p99: 99th percentile of the latencies.
         worst: longest latency.
-        mean_queue: requests that had arrived and not begun, averaged over the time from the first arrival to the last end.
-        max_queued: most requests that were waiting at any time.
-        queue_at: ``float64[N]``, when the number of waiting requests changed, ascending, the first arrival being 0.
+        mean_queue: number of waiting requests (arrived, not begun), averaged from the first arrival to the last end.
+        max_queued: largest number of requests that were waiting at any time.
+        queue_at: ``float64[N]``, times at which the number of waiting requests changed, ascending, from the first arrival.
         queue: ``int64[N]``, the number of waiting requests from then on.
     """
 
@@ -73,32 +73,32 @@ class LoadReport:
         Raises:
             UsageError: there is no request, arrays differ in length, or times are not finite or not in this order.
         """
-        times = [np.asarray(what, np.float64) for what in (arrived, begun, ended)]
-        if times[0].ndim != 1 or not len(times[0]) or any(what.shape != times[0].shape for what in times):
+        times = [np.asarray(values, np.float64) for values in (arrived, begun, ended)]
+        if times[0].ndim != 1 or not len(times[0]) or any(values.shape != times[0].shape for values in times):
             raise UsageError("A load is summed up from one arrival, one beginning and one end of each of its requests.")
-        came, started, over = times
-        if not np.isfinite(times).all() or (started < came).any() or (over < started).any():
+        arrivals, begins, ends = times
+        if not np.isfinite(times).all() or (begins < arrivals).any() or (ends < begins).any():
             raise UsageError("Requests arrive, begin and end in this order, at times that are finite.")
-        first, last = came.min(), over.max()
-        count, span, coming = len(came), float(last - first), float(came.max() - first)
-        latency = over - came
+        first, last = arrivals.min(), ends.max()
+        count, span, arrival_span = len(arrivals), float(last - first), float(arrivals.max() - first)
+        latency = ends - arrivals
         p50, p95, p99 = (float(value) for value in np.percentile(latency, (50, 95, 99)))
-        at, change = np.unique(np.concatenate([came, started]) - first, return_inverse=True)
+        at, change = np.unique(np.concatenate([arrivals, begins]) - first, return_inverse=True)
         steps = np.bincount(change, np.repeat([1.0, -1.0], count), len(at))
         queue = np.rint(steps.cumsum()).astype(np.int64)
-        kept = np.flatnonzero(np.diff(queue, prepend=0))  # an arrival that begins at once changes nothing
+        changes = np.flatnonzero(np.diff(queue, prepend=0))  # a request that begins at its arrival changes nothing
         return cls(
             requests=count,
-            offered=(count - 1) / coming if coming > 0 else None,
+            offered=(count - 1) / arrival_span if arrival_span > 0 else None,
             achieved=count / span if span > 0 else None,
             p50=p50,
             p95=p95,
             p99=p99,
             worst=float(latency.max()),
-            mean_queue=float((started - came).sum()) / span if span > 0 else 0.0,
+            mean_queue=float((begins - arrivals).sum()) / span if span > 0 else 0.0,
             max_queued=int(queue.max()),
-            queue_at=at[kept],
-            queue=queue[kept],
+            queue_at=at[changes],
+            queue=queue[changes],
         )
 
     def scaled(self, factor: float) -> LoadReport:
@@ -116,7 +116,7 @@ class LoadReport:
 
 
 def constant_arrivals(rate: float, requests: int) -> NDArray[np.float64]:
-    """Return when requests arrive at regular intervals, ``float64[R]`` seconds, the first at 0.
+    """Return the arrival times of requests at regular intervals, ``float64[R]`` seconds, the first at 0.
 
     Args:
         rate: requests per second.
@@ -131,7 +131,7 @@ def constant_arrivals(rate: float, requests: int) -> NDArray[np.float64]:
 
 
 def poisson_arrivals(rate: float, requests: int, *, seed: int = 0) -> NDArray[np.float64]:
-    """Return when requests arrive independently of each other, ``float64[R]`` seconds, the first at 0.
+    """Return the arrival times of requests in a Poisson process, ``float64[R]`` seconds, the first at 0.
 
     Args:
         rate: requests per second, on average.
@@ -151,7 +151,7 @@ def poisson_arrivals(rate: float, requests: int, *, seed: int = 0) -> NDArray[np
 
 
 def arrival_times(arrivals: str, rate: float, requests: int, *, seed: int = 0) -> NDArray[np.float64]:
-    """Return when requests arrive, ``float64[R]`` seconds, by one of :data:`ARRIVALS`. Raises UsageError for another name."""
+    """Return arrival times, ``float64[R]`` seconds, by one of the names in :data:`ARRIVALS`. Raises UsageError for others."""
     if arrivals not in ARRIVALS:
         raise UsageError(f"Requests cannot arrive '{arrivals}'; there are {', '.join(ARRIVALS)}.")
     if arrivals == "poisson":

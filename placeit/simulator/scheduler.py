@@ -1,4 +1,4 @@
-"""The decisions of the executors: events in, instructions out. It has no clock, no threads and no devices.
+"""The scheduler of the executors: events in, instructions out. It has no clock, no threads and no devices.
 
 The rules of ``native/rules/machine.hpp`` apply, which the simulator follows too. Of several requests in flight, the one that
 began first goes first; under ``fifo``, the op or transfer that was queued first.
@@ -89,7 +89,7 @@ class Start(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Instruction to start moving a tensor to another device."""
+    """Instruction to start the transfer of a tensor to another device."""
 
     request: int
     tensor: int
@@ -117,11 +117,11 @@ class Scheduler:
         placement: ``int32[V]``.
         rules: how links move tensors, and which ready op goes first.
         priority: ``float64[V]``, the op of highest priority goes first; None for the b-level. Not for ``fifo``.
-        in_flight: number of requests in flight to make room for at first; there may be more.
+        in_flight: number of requests in flight to make room for initially; there may be more.
 
     Raises:
         PlacementError: the placement is infeasible.
-        UsageError: an option out of its range.
+        UsageError: an option is out of its range.
         ProblemError: a priority of the wrong shape, or a planned order that waits for itself.
     """
 
@@ -144,12 +144,12 @@ class Scheduler:
         self._free, self._slots = list(range(in_flight))[::-1], in_flight
         self._machine = _core.Machine(compiled(problem), place, *rules.compiled, in_flight)
         if rules.queue != "fifo":
-            high = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
-            if high.shape != (ops,) or np.isnan(high).any():
+            ranks = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
+            if ranks.shape != (ops,) or np.isnan(ranks).any():
                 raise ProblemError(f"'priority' must be {ops} numbers, one for each op, and none of them NaN.")
-            self._machine.rank(high)
+            self._machine.rank(ranks)
             if rules.queue == "planned":
-                _check_plan(problem, place, high)
+                _check_plan(problem, place, ranks)
         edges = problem.successors.edge
         (tail, head), tensor = problem.edges[edges].T.tolist(), problem.edge_tensor[edges].tolist()
         self._move = [(t, self._place[v], self._place[w]) for t, v, w in zip(tensor, tail, head, strict=True)]
@@ -160,7 +160,7 @@ class Scheduler:
 
     @property
     def machine(self) -> _core.Machine:
-        """The compiled rules, for loops that drive them while no request is in flight in this object."""
+        """The compiled rules, for native loops that use them directly while no request is in flight in this object."""
         return self._machine
 
     def instruction(self, request: int, node: int) -> Start | Transfer:
@@ -175,40 +175,40 @@ class Scheduler:
         if not self._free:
             self.grow(2 * self._slots)
         slot = self._free.pop()
-        told = self._machine.begin(slot)
-        if told is None:
+        answer = self._machine.begin(slot)
+        if answer is None:
             self._free.append(slot)
             raise ExecutionError(f"Request {request} was begun, and some op is on a device that is lost: place the model anew.")
         self._slot_of[request], self._number_of[slot] = slot, request
-        return self._instructions(told)
+        return self._instructions(answer)
 
     def op_finished(self, request: int, op: int) -> list[Instruction]:
         """Report that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
-        told = None if slot is None else self._machine.op_finished(slot * self._nodes + op)
-        if told is None:
+        answer = None if slot is None else self._machine.op_finished(slot * self._nodes + op)
+        if answer is None:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
-        return self._instructions(told)
+        return self._instructions(answer)
 
     def transfer_sent(self, request: int, tensor: int, dst: int) -> list[Instruction]:
-        """Report that the channel of a transfer can take the next one, though the tensor has not arrived yet.
+        """Report that the channel of a transfer is free for the next one, though the tensor has not arrived yet.
 
-        For channels that queue: the next transfer is behind this one and waits for nothing else. Raises ExecutionError if the
+        This is for channels with a queue, in which the next transfer only waits for this one. Raises ExecutionError if the
         tensor was not on its way, or this was reported before.
         """
         node = self._node(request, tensor, dst)
-        told = None if node is None else self._machine.transfer_sent(node)
-        if told is None:
+        answer = None if node is None else self._machine.transfer_sent(node)
+        if answer is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
-        return self._instructions(told)
+        return self._instructions(answer)
 
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Report that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
-        told = None if node is None else self._machine.transfer_finished(node)
-        if told is None:
+        answer = None if node is None else self._machine.transfer_finished(node)
+        if answer is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
-        return self._instructions(told)
+        return self._instructions(answer)
 
     def abort(self, request: int) -> list[Instruction]:
         """Drop everything of a request that has not started; nothing happens if it is not in flight.
@@ -229,12 +229,12 @@ class Scheduler:
             The requests in flight that are aborted, by this call or before, in order; and instructions: ``RequestDone`` for
             each aborted request of which nothing runs elsewhere.
         """
-        told = self._machine.device_lost(device)
-        hit = sorted(number for number, slot in self._slot_of.items() if self._machine.aborted(slot))
-        return hit, self._instructions(told)
+        answer = self._machine.device_lost(device)
+        aborted = sorted(number for number, slot in self._slot_of.items() if self._machine.aborted(slot))
+        return aborted, self._instructions(answer)
 
     def running(self) -> list[Start | Transfer]:
-        """Return what has been started and not yet reported as finished, for all requests in flight."""
+        """Return the ops and transfers that have started and were not yet reported as finished, of all requests in flight."""
         return [
             self.instruction(request, n % self._nodes)
             for request, slot in self._slot_of.items()
@@ -245,18 +245,18 @@ class Scheduler:
         slot, position = self._slot_of.get(request), self._position.get((tensor, dst))
         return None if slot is None or position is None else slot * self._nodes + len(self._place) + position
 
-    def _instructions(self, told: list[int]) -> list[Instruction]:
-        """Convert node numbers from the compiled rules to instructions."""
-        found: list[Instruction] = []
-        for n in told:
+    def _instructions(self, answer: list[int]) -> list[Instruction]:
+        """Convert an answer of the compiled rules, numbers of nodes and ``-1 - slot`` of requests that are done."""
+        instructions: list[Instruction] = []
+        for n in answer:
             if n < 0:
                 number = self._number_of.pop(-1 - n)
                 self._free.append(self._slot_of.pop(number))
-                found.append(RequestDone(number))
+                instructions.append(RequestDone(number))
             else:
                 slot, node = divmod(n, self._nodes)
-                found.append(self.instruction(self._number_of[slot], node))
-        return found
+                instructions.append(self.instruction(self._number_of[slot], node))
+        return instructions
 
     def grow(self, slots: int, grow: Callable[[int], object] | None = None) -> None:
         """Make room for ``slots`` requests in flight, if there is less room.

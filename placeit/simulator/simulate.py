@@ -21,10 +21,10 @@ The rules, as ``native/rules/machine.hpp`` has them for executors too:
   number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
   it serves (ties: the first request).
 - ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels go by priority.
-- Where devices conflict: of the ready ops whose devices could start them now the most urgent is started first, on whichever
-  device it is (``fifo``: the one that became ready first), and so on until no more can start; when a request begins, too. So no
-  device is idle that could run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it.
-  Under ``planned``, devices that conflict run their ops in one common order.
+- Where devices conflict: of the ready ops whose devices could start them now, the most urgent is started first, on any device
+  (``fifo``: the one that became ready first), and so on until no more can start; also when a request begins. So no device is
+  idle that could run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it. Under
+  ``planned``, devices that conflict run their ops in one common order.
 - Of several requests in flight, the one that began first goes first on every device and channel, unless under ``fifo``; under
   ``planned``, the earliest whose next op is ready. A request arrives before anything else that happens at that time. It begins
   then, or, if there is a limit on how many are in flight, after what was decided when another one ended.
@@ -162,11 +162,11 @@ class SimulatedCost:
         seed: seed of the noise. A placement's noise depends on the seed and on the placement's number in its batch only.
         memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
             ``inf``.
-        requests: number of requests over a placement, all there at once; the cost is then the end of the last one. Of several
-            in flight, the one that began first goes first; under ``fifo``, the op or transfer that was queued first.
+        requests: number of requests, which all arrive at the start; the cost is then the end of the last one. Of several in
+            flight, the one that began first goes first; under ``fifo``, the op or transfer that was queued first.
         arrivals: ``float[R]``, instead of ``requests``: when each request arrives, in seconds, ascending
             (:func:`placeit.simulator.load.arrival_times`).
-        in_flight: most requests in flight; others wait, in order, until one of these has ended. None for no limit.
+        in_flight: largest number of requests in flight; others wait, in order, until one of these has ended. None for no limit.
         threads: number of threads that share a batch; None for all cores that the process may use. It changes no result.
 
     Attributes:
@@ -200,8 +200,8 @@ class SimulatedCost:
         if threads is not None and threads < 1:
             raise UsageError(f"'threads' is {threads}; it must be at least 1, or None for all cores.")
         self.problem, self.rules = problem, rules
-        kept = _core.Memory.limit if memory else _core.Memory.weights_only
-        self._options = _core.Options(*rules.compiled, kept, float(noise))
+        memory_model = _core.Memory.limit if memory else _core.Memory.weights_only
+        self._options = _core.Options(*rules.compiled, memory_model, float(noise))
         self._priority = _priority(priority, len(problem))
         self._seed = seed % 2**64
         self._slots = min(len(self._arrivals), in_flight or len(self._arrivals))
@@ -215,8 +215,8 @@ class SimulatedCost:
         None if the cost of a placement depends on its number in the batch (noise, or a priority per placement), or if there
         are several requests.
         """
-        plain = self._options.noise == 0 and len(self._priority) <= 1 and len(self._arrivals) == 1 and self._arrivals[0] == 0
-        if not plain:
+        single = len(self._arrivals) == 1 and self._arrivals[0] == 0
+        if not single or self._options.noise != 0 or len(self._priority) > 1:
             return None
         return _core.CostModel(self._compiled, self._priority.reshape(-1), self._options)
 

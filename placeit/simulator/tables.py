@@ -17,10 +17,10 @@ _TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
 
 def compiled(problem: Problem) -> _core.Tables:
     """Return a problem's tables for compiled functions; they are built once per problem."""
-    known = _TABLES.get(problem)
-    if known is None:
-        known = _TABLES[problem] = _build(problem)
-    return known
+    tables = _TABLES.get(problem)
+    if tables is None:
+        tables = _TABLES[problem] = _build(problem)
+    return tables
 
 
 def _build(problem: Problem) -> _core.Tables:

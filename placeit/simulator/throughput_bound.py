@@ -78,7 +78,7 @@ class Bottleneck:
 
 
 def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
-    """Return the resource that limits a placement, ``int[V]``: of equals the first of devices, conflicting devices, links.
+    """Return the resource that limits a placement, ``int[V]``: of several, the first of devices, conflicting devices, links.
 
     Raises:
         PlacementError: the placement is infeasible.
@@ -96,14 +96,13 @@ def bottleneck(problem: Problem, placement: ArrayLike) -> Bottleneck:
 
 
 def relative_throughput(seconds_per_request: ArrayLike, rate: float) -> NDArray[np.float64]:
-    """Return the share of requests, arriving at a rate (per second), that is served: ``min(1, 1 / (seconds * rate))``.
+    """Return the served share of requests that arrive at a rate (per second): ``min(1, 1 / (seconds * rate))``.
 
     Source: Ni et al., Generalizable Resource Allocation in Stream Processing via Deep Reinforcement Learning (AAAI 2020),
     section 3.3. An infeasible placement (``inf``) serves none.
     """
-    needed = np.asarray(seconds_per_request, np.float64) * rate
-    share: NDArray[np.float64] = 1.0 / np.maximum(needed, 1.0)
-    return share
+    load = np.asarray(seconds_per_request, np.float64) * rate
+    return np.asarray(1.0 / np.maximum(load, 1.0), np.float64)
 
 
 def min_seconds(problem: Problem) -> float:

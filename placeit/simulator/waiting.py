@@ -1,4 +1,4 @@
-"""Requests that wait at a device for a limited time: the share that is late, by a formula in place of a simulation."""
+"""The share of late requests at a device, if each may wait for a limited time, by a formula in place of a simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GRID = np.geomspace(1e-3, 1e6, 200)  # waits, in mean remaining times, for whic
 
 
 def late_share(busy: ArrayLike, wait: ArrayLike) -> NDArray[np.float64]:
-    """Return the share of requests that would have to wait longer than they may, and are refused.
+    """Return the share of requests that are refused because they would wait longer than allowed.
 
     Requests arrive at random times (a Poisson process), are served in the order of arrival, and are refused at once if they
     would wait longer than ``wait``. With ``x = (1 - busy) * wait``, the share is ``(1 - busy) * busy * exp(-x) / (1 - busy**2 *
@@ -36,7 +36,7 @@ def late_share(busy: ArrayLike, wait: ArrayLike) -> NDArray[np.float64]:
 
 
 def most_busy(wait: ArrayLike, late: float) -> NDArray[np.float64]:
-    """Return the largest ``busy`` at which `late_share` is at most ``late``; 0 for negative waits.
+    """Return the largest ``busy``, up to 1, at which `late_share` is at most ``late``; 0 for negative waits.
 
     Args:
         wait: as for `late_share`, any shape.
@@ -51,6 +51,6 @@ def _most_busy(late: float) -> NDArray[np.float64]:
     low, high = np.zeros(len(_GRID)), np.full(len(_GRID), 1.0)
     for _ in range(50):
         middle = (low + high) / 2
-        kept = late_share(middle, _GRID) <= late
-        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+        within = late_share(middle, _GRID) <= late
+        low, high = np.where(within, middle, low), np.where(within, high, middle)
     return low

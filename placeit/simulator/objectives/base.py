@@ -1,4 +1,4 @@
-"""What an objective of a search is: a measure of placements and runs that is minimised."""
+"""The base class of objectives: measures of placements and runs that a search minimises."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ class Objective(ABC):
         name: name on the command line.
         unit: ``s`` or ``J``.
         quantity: its name in reports, as in "it takes half of the ... of CPU@0".
-        better: how reports call less of it.
-        worse: how reports call more of it.
-        best: how reports call the placement with least of it.
+        better: word of reports for less of it, such as ``faster``.
+        worse: word of reports for more of it, such as ``slower``.
+        best: words of reports for the placement with the least of it, such as ``the fastest``.
         note: explanation in reports; None if the name needs none.
         is_makespan: whether it is the makespan.
         is_measured: whether it is the simulated and measured time itself, and not another figure of runs.
         steady: whether many requests are in flight while it is simulated and measured. The seconds of a run are then seconds
             per request, and placements on several groups of devices may each serve whole requests.
         paced: whether runs can be measured at the rate at which requests arrive.
-        has_model: whether it can be read from meters, and :meth:`of_run` models what meters show. Reports then have both.
+        has_model: whether meters can measure it, and :meth:`of_run` models their readings. Reports then have both.
         by_meters: whether the values of real runs are read from meters, and not computed by :meth:`of_run`.
     """
 
@@ -130,7 +130,7 @@ class Objective(ABC):
 
     @property
     def kept_as(self) -> str:
-        """Its name in journals, where measurements of two objectives with equal names may be exchanged for each other."""
+        """Its name in journals; measurements of objectives with equal names are interchangeable."""
         return self.name
 
     def meters(self, cluster: Cluster) -> EnergyMeters | None:  # noqa: ARG002 (some need them)
@@ -138,7 +138,7 @@ class Objective(ABC):
         return None
 
     def measured_with(self, meters: EnergyMeters | None) -> Objective:  # noqa: ARG002 (some need them)
-        """Return the objective for runs during which these meters are read; it is another one if meters are complete or not."""
+        """Return the objective for runs during which these meters are read, which depends on whether they are complete."""
         return self
 
     @abstractmethod

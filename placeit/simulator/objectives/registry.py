@@ -49,7 +49,7 @@ def objective_kind(name: str) -> type[Objective]:
     """Return the class of an objective.
 
     Raises:
-        UsageError: the objective does not exist, its package cannot be imported, or what it names is no objective.
+        UsageError: the objective does not exist, its package cannot be imported, or its entry point is no objective.
     """
     from placeit.simulator.objectives.base import Objective
 
@@ -61,7 +61,7 @@ def objective_kind(name: str) -> type[Objective]:
 
 
 def objectives_that(hold: Callable[[type[Objective]], bool]) -> str:
-    """Return the names of the objectives for which a condition holds, as a text; ones that cannot be imported are left out."""
+    """Return the names of the objectives for which a condition holds, as text, without objectives that cannot be imported."""
     names = []
     for name in _table():
         with contextlib.suppress(UsageError):
