@@ -17,9 +17,9 @@ from placeit.planning.merging import Merger
 
 __all__ = ["LARGEST", "Grouping", "coarsen"]
 
-LARGEST = 1 / 16  # largest share of a model's work and weights per group, so that a chain can be divided among a few devices
-_WORK_BESIDE = 1 / 3  # work of ops fused with a group's heaviest op (bias, activation, normalization), as a share of its work
-_WEIGHTS_BESIDE = 1 / 16  # weights of ops fused with a group's largest op, as a share of its weights
+LARGEST = 1 / 16  # share of a model's work and weights that a group may have, so that a few devices can divide a chain
+_EXTRA_WORK = 1 / 3  # of ops fused with a group's heaviest op (bias, activation, normalization), as a share of its work
+_EXTRA_WEIGHTS = 1 / 16  # of ops fused with a group's largest op, as a share of its weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class Grouping:
 
     @classmethod
     def of(cls, graph: OpGraph, owner: list[int]) -> Grouping:
-        """Group ops by the owner of each. The graph of groups must not have a cycle."""
+        """Group the ops that have the same owner. The graph of groups must not have a cycle."""
         return _grouping(graph, owner)
 
     @cached_property
     def op_tensor(self) -> NDArray[np.int32]:
-        """For each tensor of ``groups`` its number in ``graph``, ``int32[T']``."""
+        """``int32[T']``, the number in ``graph`` of each tensor of ``groups``."""
         ends = self.group_of[self.graph.edges]
         return np.unique(self.graph.edge_tensor[ends[:, 0] != ends[:, 1]])
 
@@ -100,7 +100,7 @@ def coarsen(
 
     Args:
         graph: the task graph.
-        max_groups: most groups allowed; None for no bound.
+        max_groups: largest number of groups; None for no bound.
         keep_together: sets of op names that need one device. Each becomes one group, with every op that lies on a path
             between two of its members.
         pairs: further sets of op names that are in one group; unlike ``keep_together``, two of them may become one group.
@@ -129,8 +129,8 @@ def coarsen(
             raise GraphError(f"Op '{unknown[0]}' is to be kept together with others, but the graph has no such op.")
         merger.join_convex({graph.index[name] for name in names})
     if co_locate and largest is not None:
-        kept = [merger.find(graph.index[names[0]]) for names in sets if names]
-        merger.co_locate(_Limits(merger.owner(), kept, work, held, largest, memory).join)
+        inseparable = [merger.find(graph.index[names[0]]) for names in sets if names]
+        merger.co_locate(_Limits(merger.owner(), inseparable, work, held, largest, memory).join)
     elif co_locate:
         merger.co_locate()
     if max_groups is not None:
@@ -147,7 +147,7 @@ class _Limits:
 
     Args:
         owner: the group of each op before the rule is applied. Ops that are already in one group count as one op.
-        kept: groups that hold a set of ops that stays together.
+        inseparable: groups that hold a set of ops that stays together.
         work: ``float64[V]``.
         weights: ``float64[V]``, bytes.
         largest: share of work and of weights that a group may take.
@@ -157,7 +157,7 @@ class _Limits:
     def __init__(
         self,
         owner: Sequence[int],
-        kept: Sequence[int],
+        inseparable: Sequence[int],
         work: NDArray[np.float64],
         weights: NDArray[np.float64],
         largest: float,
@@ -170,24 +170,24 @@ class _Limits:
         self._work_limit = largest * float(work.sum())
         self._weights_limit = largest * min([float(weights.sum()), *memory])
         self._memory = sorted(memory)
-        self._kept = np.isin(np.arange(len(owners)), kept).tolist()
+        self._inseparable = np.isin(np.arange(len(owners)), inseparable).tolist()
 
     def join(self, u: int, v: int) -> bool:
-        """Join two groups, either of which then stands for both. Returns False, changing nothing, if they are too large."""
+        """Join two groups and record their sizes under both numbers. Returns False, without a change, if they are too large."""
         work, weights = self._work[u] + self._work[v], self._weights[u] + self._weights[v]
         max_work = max(self._max_work[u], self._max_work[v])
         max_weights = max(self._max_weights[u], self._max_weights[v])
-        if self._kept[u] and self._kept[v]:
+        if self._inseparable[u] and self._inseparable[v]:
             return False
-        if work > max(self._work_limit, (1 + _WORK_BESIDE) * max_work):
+        if work > max(self._work_limit, (1 + _EXTRA_WORK) * max_work):
             return False
-        if weights > max(self._weights_limit, (1 + _WEIGHTS_BESIDE) * max_weights):
+        if weights > max(self._weights_limit, (1 + _EXTRA_WEIGHTS) * max_weights):
             return False
         if bisect.bisect_left(self._memory, weights) > bisect.bisect_left(self._memory, max_weights):
             return False
         self._work[u] = self._work[v] = work
         self._weights[u] = self._weights[v] = weights
-        self._kept[u] = self._kept[v] = self._kept[u] or self._kept[v]
+        self._inseparable[u] = self._inseparable[v] = self._inseparable[u] or self._inseparable[v]
         self._max_work[u] = self._max_work[v] = max_work
         self._max_weights[u] = self._max_weights[v] = max_weights
         return True
@@ -209,17 +209,17 @@ def _grouping(graph: OpGraph, owner: list[int]) -> Grouping:
 
 def _group_graph(graph: OpGraph, group_of: NDArray[np.int32], count: int) -> OpGraph:
     produced = _sum_by(graph.tensor_op, graph.tensor_bytes, len(graph))
-    by_weight = np.lexsort((-produced, -graph.flops))
+    by_flops = np.lexsort((-produced, -graph.flops))
     first = np.unique(group_of, return_index=True)[1]
-    heaviest = by_weight[np.unique(group_of[by_weight], return_index=True)[1]]
+    heaviest = by_flops[np.unique(group_of[by_flops], return_index=True)[1]]
     ends = group_of[graph.edges]
     moves = np.column_stack([graph.edge_tensor, ends[:, 1]])[ends[:, 0] != ends[:, 1]]
     moves, _ = unique_rows(moves)
     tensors, index = np.unique(moves[:, 0], return_inverse=True)
     tensor_op = np.ascontiguousarray(group_of[graph.tensor_op[tensors]])
-    made = csr(tensor_op, count)
+    outputs = csr(tensor_op, count)
     tensor_port = np.empty(len(tensors), np.int32)
-    tensor_port[made.edge] = np.arange(len(tensors)) - made.ptr[tensor_op[made.edge]]
+    tensor_port[outputs.edge] = np.arange(len(tensors)) - outputs.ptr[tensor_op[outputs.edge]]
     param_bytes, shared = merged(graph.param_bytes, graph.shared, group_of, count)
     states = graph.state_bytes
     return OpGraph(

@@ -1,4 +1,4 @@
-"""Contract a task graph to the parts that plans do not divide."""
+"""Contract a task graph to the parts that none of several plans divides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Contracted", "contract"]
 
 @dataclass(frozen=True, eq=False)
 class Contracted:
-    """A task graph whose ops are parts of another one.
+    """A task graph whose ops are parts of another task graph.
 
     Attributes:
         graph: an op of kind ``Segment`` for each part that computes something, named after its first op. Ops of kind
@@ -33,7 +33,7 @@ class Contracted:
 
 
 def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracted:
-    """Merge the ops that every one of several plans has in one segment, so that each set becomes one op.
+    """Merge ops that are in one segment in every one of several plans, so that each set of them becomes one op.
 
     Args:
         graph: the task graph.
@@ -46,12 +46,12 @@ def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracte
         (rank[kind], v) if kind in rank else (1, *row) for v, (kind, row) in enumerate(zip(graph.kinds, rows, strict=True))
     ]
     constant = {v: (1, *rows[v]) for v, kind in enumerate(graph.kinds) if kind == "Result" and v not in reading}
-    number = {one: i for i, one in enumerate(sorted({*key, *constant.values()}))}
-    part_of = np.array([number[one] for one in key], np.int32)
+    number = {part: i for i, part in enumerate(sorted({*key, *constant.values()}))}
+    part_of = np.array([number[part] for part in key], np.int32)
     first: dict[int, int] = {}
     for v, part in enumerate(part_of.tolist()):
         first.setdefault(part, v)
-    bodies = {v: number[one] for v, one in constant.items()}
+    bodies = {v: number[part] for v, part in constant.items()}
     names = {part: f"constant {graph.names[v]}" for v, part in bodies.items()}
     names |= {part: graph.names[v] for part, v in first.items()}
     ends = part_of[graph.edges]
@@ -65,7 +65,7 @@ def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracte
     tensors = sorted({(u, t) for u, _, t in moves})
     tensor_of = {t: i for i, (_, t) in enumerate(tensors)}
     edges = [(u, w, tensor_of[t]) for u, w, t in moves]
-    made = [u for u, _ in tensors] + list(bodies.values())
+    producers = [u for u, _ in tensors] + list(bodies.values())
     edges += [(part, int(part_of[v]), len(tensors) + i) for i, (v, part) in enumerate(bodies.items())]
     table = np.array(edges, np.int32).reshape(-1, 3)
     kinds = {0: "Parameter", 1: "Segment", 2: "Result"}
@@ -74,12 +74,12 @@ def contract(graph: OpGraph, segments: Sequence[NDArray[np.int32]]) -> Contracte
     return Contracted(
         OpGraph(
             names=tuple(names[part] for part in range(len(number))),
-            kinds=tuple(kinds[one[0]] for one in number),
+            kinds=tuple(kinds[part[0]] for part in number),
             flops=np.bincount(part_of, graph.flops, len(number)).astype(np.float64),
             param_bytes=param_bytes,
             shared=shared,
-            tensor_op=np.array(made, np.int32),
-            tensor_port=np.array([made[:i].count(u) for i, u in enumerate(made)], np.int32),
+            tensor_op=np.array(producers, np.int32),
+            tensor_port=np.array([producers[:i].count(u) for i, u in enumerate(producers)], np.int32),
             tensor_bytes=np.array([*graph.tensor_bytes[own].tolist(), *[0.0] * len(bodies)]),
             tensor_shapes=(*(graph.tensor_shapes[t] for t in own), *[()] * len(bodies)),
             tensor_dtypes=(*(graph.tensor_dtypes[t] for t in own), *["float32"] * len(bodies)),

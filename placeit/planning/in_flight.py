@@ -17,7 +17,7 @@ def bound(plan: Plan) -> float:
 
 
 def held(plan: Plan) -> float:
-    """Return how many requests a plan holds while its bottleneck is always busy: makespan / seconds per request, at least 1."""
+    """Return how many requests in flight keep a plan's bottleneck busy: makespan / seconds per request, at least 1."""
     return depth.held(plan.problem, plan.placement)
 
 
@@ -27,10 +27,10 @@ def in_flight(plan: Plan) -> int:
 
 
 def share_of(in_flight: int | None, replicas: Sequence[Plan]) -> int | None:
-    """Return how many of a number of requests in flight each of several replicas has, at least 1; None for no number."""
+    """Return each replica's share of a number of requests in flight, at least 1; None if the number is None."""
     return None if in_flight is None else max(1, in_flight // len(replicas))
 
 
 def in_service(plan: Plan) -> int:
-    """Return how many requests a server has in flight: at least one more than devices, for copying inputs and outputs."""
+    """Return how many requests a server has in flight: at least one more than devices, to copy inputs and outputs meantime."""
     return max(len({segment.device for segment in plan.programs}) + 1, in_flight(plan))

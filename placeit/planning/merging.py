@@ -13,7 +13,7 @@ from placeit.core.graph import OpGraph
 __all__ = ["Merger"]
 
 _DEAD, _WAITS = -1, 0  # values of an edge's turn: the edge is gone; the edge is in no heap
-_GAP = 1 << 20
+_GAP = 1 << 20  # between the numbers of neighbours in the order
 
 
 class _Edge:
@@ -23,8 +23,8 @@ class _Edge:
         source: the group that writes.
         target: the group that reads.
         nbytes: bytes of all tensors that it moves.
-        turn: of its entry in the heap of one of its ends; entries with other turns are out of date.
-        waiting: edges from the same source that may not be merged while this edge exists, since another path begins with it.
+        turn: number of its valid entry in the heap of one of its ends; entries with other turns are out of date.
+        waiting: edges from the same source that must not be merged while this edge exists, since it begins another path.
     """
 
     __slots__ = ("nbytes", "source", "target", "turn", "waiting")
@@ -42,10 +42,10 @@ class Merger:
     """Groups under construction, at first one per op; each is identified by the number of one of its ops.
 
     Whether a merge would close a cycle is found by a search from both ends, within the groups between the two in a topological
-    order, which every merge keeps up to date. The search that ends first decides, and only the groups that it found have to
-    move in the order.
+    order, which every merge updates. The search that ends first decides, and only the groups that it found have to move in the
+    order.
 
-    To find the lightest pair, each edge is kept in a heap of the end with more neighbours, by the work of the other end. So
+    To find the lightest pair, each edge is in a heap of the end with more neighbours, keyed by the work of the other end. So
     nothing has to be sorted again when a group with many neighbours grows. Another heap holds the best edge of each group.
 
     Args:
@@ -126,15 +126,15 @@ class Merger:
             return
         for u in list(self.live):
             for edge in self._children[u].values():
-                self._enter(edge)
+                self._push(edge)
         for u in self.live:
-            self._offer(u)
+            self._push_best(u)
         while len(self.live) > limit and self._heap:
             *_, version, keeper, turn, edge = heapq.heappop(self._heap)
             if version != self._version[keeper]:
                 continue
             if edge.turn != turn:
-                self._offer(keeper)
+                self._push_best(keeper)
                 continue
             edge.turn = _WAITS
             u, v = edge.source, edge.target
@@ -143,11 +143,11 @@ class Merger:
             step, changed = self._connect(u, v)
             if step is None:
                 edge.turn = _DEAD
-                self._reenter(self.find(u), [*changed, *(freed for freed in edge.waiting if freed.turn == _WAITS)])
+                self._push_again(self.find(u), [*changed, *(freed for freed in edge.waiting if freed.turn == _WAITS)])
             else:
                 # the other path lasts until its first group is merged with u or v, which makes one edge of two
                 self._children[u][step].waiting.append(edge)
-                self._offer(keeper)
+                self._push_best(keeper)
         if len(self.live) > limit:
             self._merge_unrelated(limit)
 
@@ -161,8 +161,8 @@ class Merger:
 
     # choosing the next pair
 
-    def _enter(self, edge: _Edge) -> int:
-        """Put an edge into the heap of the end with more neighbours; return that end."""
+    def _push(self, edge: _Edge) -> int:
+        """Push an edge to the heap of the end with more neighbours; return that end."""
         u, v = edge.source, edge.target
         self._turns += 1
         edge.turn = self._turns
@@ -175,8 +175,8 @@ class Merger:
         heapq.heappush(heap, (self._work[other], -edge.nbytes, self._name[other], edge.turn, edge))
         return keeper
 
-    def _offer(self, group: int) -> None:
-        """Put the best edge in a group's heaps into the heap of all groups, in place of the group's previous entry."""
+    def _push_best(self, group: int) -> None:
+        """Push the best edge in a group's heaps to the heap of all groups, in place of the group's previous entry."""
         self._version[group] += 1
         work, name, entries = self._work[group], self._name[group], []
         for heap, down in ((self._below[group], True), (self._above[group], False)):
@@ -189,12 +189,12 @@ class Merger:
         if entries:
             heapq.heappush(self._heap, min(entries))
 
-    def _reenter(self, group: int, changed: Iterable[_Edge]) -> None:
-        """Enter ``changed`` edges in the heaps again, and a grown group's edges in the heaps of their other ends."""
+    def _push_again(self, group: int, changed: Iterable[_Edge]) -> None:
+        """Push ``changed`` edges to the heaps again, and a grown group's edges to the heaps of their other ends."""
         keepers = {group}
-        keepers.update(self._enter(edge) for edge in dict.fromkeys([*self._elsewhere[group], *changed]))
+        keepers.update(self._push(edge) for edge in dict.fromkeys([*self._elsewhere[group], *changed]))
         for keeper in keepers:
-            self._offer(keeper)
+            self._push_best(keeper)
 
     def _degree(self, group: int) -> int:
         return len(self._children[group]) + len(self._parents[group])
@@ -297,7 +297,7 @@ class Merger:
         return changed
 
     def _join_edges(self, edge: _Edge, twin: _Edge) -> None:
-        """Make one edge of two between the same groups."""
+        """Merge two edges between the same groups into the first."""
         edge.nbytes += twin.nbytes
         few, many = sorted((edge.waiting, twin.waiting), key=len)
         many += few
@@ -335,9 +335,9 @@ def _walk(
 
 
 class _Order:
-    """A list of groups in which groups can be moved, with a number for each that increases along the list.
+    """A list of groups in which groups can be moved, with a number for each group that increases along the list.
 
-    Numbers have gaps; where no gap is left, numbers nearby are spread anew. Source: Dietz and Sleator, "Two algorithms for
+    Numbers have gaps; where no gap is left, nearby groups are numbered anew. Source: Dietz and Sleator, "Two algorithms for
     maintaining order in a list", 1987, section 2.
     """
 
@@ -355,12 +355,12 @@ class _Order:
         return self._before[group]
 
     def drop(self, group: int) -> None:
-        """Take a group out of the list."""
+        """Remove a group from the list."""
         self._after[self._before[group]] = self._after[group]
         self._before[self._after[group]] = self._before[group]
 
     def move(self, groups: Sequence[int], after: int) -> None:
-        """Move groups right behind another group, in the order given."""
+        """Move groups right behind another group, in the order of ``groups``."""
         for group in groups:
             self.drop(group)
         row, end, begin = list(groups), self._after[after], self._place[after]

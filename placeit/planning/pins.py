@@ -19,7 +19,7 @@ from placeit.planning.segments import Costs
 
 __all__ = ["divided", "group_devices", "held", "matches", "parse_pins", "pinned_ops"]
 
-_NEAR = 3  # most op names that a message suggests
+_MAX_SUGGESTIONS = 3  # op names in a message
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
             )
         matching = [v for v, name in enumerate(ops) if matches(pattern, name)]
         if not matching:
-            raise UsageError(f"The pin '{pattern}={device}' matches no op{_near(pattern, ops)}.")
+            raise UsageError(f"The pin '{pattern}={device}' matches no op{_suggestion(pattern, ops)}.")
         d = devices.index(device)
         for v in matching:
             if found[v] not in (-1, d):
@@ -72,19 +72,19 @@ def pinned_ops(pins: Mapping[str, str], ops: Sequence[str], devices: Sequence[st
     return found
 
 
-def _near(pattern: str, ops: Sequence[str]) -> str:
+def _suggestion(pattern: str, ops: Sequence[str]) -> str:
     """Return the end of a message that suggests ops with names similar to a pattern, or else the first ops."""
-    word = pattern.strip("*?").lower()
-    close = [name for name in ops if word and word in name.lower()][:_NEAR]
-    close = close or difflib.get_close_matches(pattern.strip("*?"), ops, _NEAR, 0.5) or list(ops[:_NEAR])
+    word, count = pattern.strip("*?").lower(), _MAX_SUGGESTIONS
+    close = [name for name in ops if word and word in name.lower()][:count]
+    close = close or difflib.get_close_matches(pattern.strip("*?"), ops, count, 0.5) or list(ops[:count])
     return f"; there are ops such as {', '.join(map(repr, close))} (`placeit inspect MODEL --groups` lists all)"
 
 
 def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[Sequence[str]] = ()) -> Grouping:
-    """Split groups whose ops are assigned to different devices; other groups stay as they are.
+    """Return a grouping in which groups whose ops are assigned to different devices are split; other groups stay as they are.
 
-    Ops of such a group stay in one if edges between ops on one device join them, unless that would close a cycle of groups.
-    An op that may be anywhere stays with one that it reads from, or else with one that reads from it.
+    Ops of a split group stay together if edges between ops on one device join them, unless that would close a cycle of groups.
+    An op without an assigned device stays with an op that it reads from, or else with one that reads from it.
 
     Args:
         grouping: the groups.
@@ -95,8 +95,8 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
         PlacementError: ops that need one device, or ops between them, are assigned to several.
     """
     graph, group_of = grouping.graph, grouping.group_of
-    asked = np.flatnonzero(devices >= 0)
-    pairs = np.unique(np.column_stack([group_of[asked], devices[asked]]), axis=0)
+    assigned = np.flatnonzero(devices >= 0)
+    pairs = np.unique(np.column_stack([group_of[assigned], devices[assigned]]), axis=0)
     counts = np.bincount(pairs[:, 0], minlength=len(grouping.groups))
     if (counts <= 1).all():
         return grouping
@@ -112,8 +112,8 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
     for part, ops in parts.items():
         found = {int(devices[v]): v for v in reversed(ops) if devices[v] >= 0}
         if len(found) > 1:
-            one, other = (graph.names[v] for v in sorted(found.values())[:2])
-            raise PlacementError(_inseparable(graph, ops, one, other, together))
+            first, second = (graph.names[v] for v in sorted(found.values())[:2])
+            raise PlacementError(_inseparable(graph, ops, first, second, together))
         wanted[part] = next(iter(found), -1)
     inside = sorted((u, v) for u, v in graph.edges.tolist() if group_of[u] == group_of[v])
     for u, v in (*inside, *sorted(((v, u) for u, v in inside), reverse=True)):  # along the edges, then against them
@@ -127,17 +127,17 @@ def divided(grouping: Grouping, devices: NDArray[np.int32], together: Sequence[S
     return Grouping.of(graph, merger.owner())
 
 
-def _inseparable(graph: OpGraph, part: Sequence[int], one: str, other: str, together: Sequence[Sequence[str]]) -> str:
+def _inseparable(graph: OpGraph, part: Sequence[int], first: str, second: str, together: Sequence[Sequence[str]]) -> str:
     """Return the message that says why two ops cannot be on different devices."""
     inside = {graph.names[v] for v in part}
     sets = [names for names in together if inside.issuperset(names)]
-    shared = next((names for names in sets if one in names and other in names), sets[0])
-    if one in shared and other in shared:
-        which = f"Ops '{one}' and '{other}'"
+    shared = next((names for names in sets if first in names and second in names), sets[0])
+    if first in shared and second in shared:
+        which = f"Ops '{first}' and '{second}'"
         wanted = "they are wanted on several"
     else:
         which = f"Ops '{shared[0]}' and '{shared[-1]}'"
-        wanted = f"'{one}' and '{other}', which are among them or lie between them, are wanted on several"
+        wanted = f"'{first}' and '{second}', which are among them or lie between them, are wanted on several"
     return (
         f"{which} run on one device, because they share state or a tensor whose size depends on the data, or are one op to a "
         f"runtime; {wanted}."
@@ -163,9 +163,9 @@ def held(costs: Costs, grouping: Grouping, devices: NDArray[np.int32]) -> Costs:
         InfeasibleError: a device cannot run a group that is assigned to it.
     """
     wanted = group_devices(grouping, devices)
-    asked = np.flatnonzero(wanted >= 0)
+    assigned = np.flatnonzero(wanted >= 0)
     names = costs.cluster.names
-    unable = asked[np.isinf(costs.core[asked, wanted[asked]])]
+    unable = assigned[np.isinf(costs.core[assigned, wanted[assigned]])]
     if len(unable):
         group = int(unable[0])
         op = next(v for v in np.flatnonzero(grouping.group_of == group).tolist() if devices[v] >= 0)
@@ -175,6 +175,6 @@ def held(costs: Costs, grouping: Grouping, devices: NDArray[np.int32]) -> Costs:
             "more groups."
         )
     core = costs.core.copy()
-    core[asked] = np.inf
-    core[asked, wanted[asked]] = costs.core[asked, wanted[asked]]
+    core[assigned] = np.inf
+    core[assigned, wanted[assigned]] = costs.core[assigned, wanted[assigned]]
     return replace(costs, core=core)

@@ -21,7 +21,7 @@ __all__ = ["Placing"]
 
 @dataclass(frozen=True, eq=False)
 class Placing:
-    """A grouping of a model's ops, to be placed on some devices.
+    """A grouping of a model's ops, and the devices on which the groups are to be placed.
 
     Attributes:
         grouping: ops and groups.
@@ -53,7 +53,7 @@ class Placing:
             graph: the model's graph.
             devices: the devices' names.
             pins: device names by op names or globs of them.
-            max_groups: most groups allowed, before any is split.
+            max_groups: largest number of groups, before any is split.
             together: sets of ops that need one device.
             pairs: sets of ops that are in one group unless pins or placements separate them.
             memory: bytes of each device's memory.
@@ -67,11 +67,11 @@ class Placing:
         return cls(divided(grouping, pinned, together), devices, pinned, together)
 
     def on(self, devices: tuple[str, ...]) -> Self:
-        """Return these groups, without pins, to be placed on other devices."""
+        """Return the same groups, without pins, for other devices."""
         return replace(self, devices=devices, pinned=np.full_like(self.pinned, -1))
 
     def able(self) -> NDArray[np.bool_]:
-        """Return which ops may be on which devices by the pins: ``bool[V, D]``."""
+        """Return which ops may be on which devices according to the pins: ``bool[V, D]``."""
         pinned = self.pinned[:, None]
         able: NDArray[np.bool_] = (pinned == -1) | (pinned == np.arange(len(self.devices)))
         return able

@@ -17,16 +17,16 @@ class Profiled:
     """The circumstances in which costs were measured: when, and on how busy a machine.
 
     Attributes:
-        at: seconds since 1970.
-        load: how many cores other processes kept busy during profiling, on average; None if unknown.
-        cached: whether the costs are from the cache of an earlier profiling.
-        cut: number of groups that were measured cut off from their neighbours; from them the cut costs of others are predicted.
+        at: time of the measurement, seconds since 1970.
+        load: mean number of cores that other processes kept busy during profiling; None if unknown.
+        cached: whether the costs were read from the cache.
+        cut: number of groups that were measured cut off from their neighbours; the cut costs of others are predicted from them.
         groups: number of groups that compute something.
-        error: mean error of the predicted cut cost of a measured group, with the other measured groups as the basis, as a
-            share of the group's time; None if all groups were measured, or too few.
+        error: mean error of the cut cost of a measured group when it is predicted from the other measured groups, as a share of
+            the group's time; None if all groups were measured, or too few.
         spread: variation of the whole model's seconds on the device where they varied most: the upper end of their 95 %
-            interval divided by the lower end, less 1; 0 if no device runs the whole model.
-        blocks: how many blocks of runs were measured.
+            interval divided by the lower end, minus 1; 0 if no device runs the whole model.
+        blocks: number of blocks of runs that were measured.
         disturbed_blocks: number of blocks that other processes disturbed, even when repeated.
         unsure: whether some costs are from disturbed blocks, for lack of others; such costs use the faster blocks.
     """

@@ -63,7 +63,7 @@ def too_little(
     weights: NDArray[np.float64], names: Sequence[str], memory: NDArray[np.float64], why: str, advice: str = _SMALLER
 ) -> str:
     """Return the message that says that weights do not fit; ``why`` is appended to it."""
-    held = ", ".join(f"{name} {about_bytes(room)}" for name, room in zip(names, memory.tolist(), strict=True))
+    held = ", ".join(f"{name} {about_bytes(capacity)}" for name, capacity in zip(names, memory.tolist(), strict=True))
     return (
         f"No placement was found in which the weights fit: they take {about_bytes(float(weights.sum()))} in all, and the "
         f"devices may hold {held}{why}. {advice}"
@@ -78,27 +78,27 @@ def of_one_op(
     memory: NDArray[np.float64],
 ) -> str:
     """Return the part of a message about an op that fits on no device that can run it; empty if there is no such op."""
-    found = _nowhere(weights, able, memory)
-    if found is None:
+    op = _heaviest_unfit(weights, able, memory)
+    if op is None:
         return ""
     return (
-        f"; the weights of '{ops[found]}' alone, {about_bytes(float(weights[found]))}, fit on no device that can run it "
-        f"({', '.join(names[d] for d in np.flatnonzero(able[found]).tolist())})"
+        f"; the weights of '{ops[op]}' alone, {about_bytes(float(weights[op]))}, fit on no device that can run it "
+        f"({', '.join(names[d] for d in np.flatnonzero(able[op]).tolist())})"
     )
 
 
-def _nowhere(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
-    """Return the heaviest op or group that no device that can run it has memory for; None if there is no such one."""
-    found = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
-    return int(found[weights[found].argmax()]) if len(found) else None
+def _heaviest_unfit(weights: NDArray[np.float64], able: NDArray[np.bool_], memory: NDArray[np.float64]) -> int | None:
+    """Return the heaviest op or group whose weights fit on none of the devices that can run it; None if all fit."""
+    unfit = np.flatnonzero(able.any(axis=1) & ~(able & (weights[:, None] <= memory)).any(axis=1))
+    return int(unfit[weights[unfit].argmax()]) if len(unfit) else None
 
 
 def _crowded(graph: OpGraph, able: NDArray[np.bool_], memory: NDArray[np.float64]) -> tuple[int, NDArray[np.intp]] | None:
-    """Return a device too small for the ops that can run nowhere else, and these ops; None if every device has room."""
-    bound = able.sum(axis=1) == 1
-    for device, room in enumerate(memory.tolist()):
-        ops = np.flatnonzero(bound & able[:, device])
-        if _held(graph, ops) > room:
+    """Return a device too small for the ops that can run on no other device, and these ops; None if every device has room."""
+    single = able.sum(axis=1) == 1
+    for device, capacity in enumerate(memory.tolist()):
+        ops = np.flatnonzero(single & able[:, device])
+        if _held(graph, ops) > capacity:
             return device, ops
     return None
 
@@ -114,4 +114,4 @@ def _too_large(grouping: Grouping, able: NDArray[np.bool_], memory: NDArray[np.f
     """Return the largest group that some devices can run but none of them can hold; None if there is no such group."""
     groups = np.ones((len(grouping.groups), len(memory)), bool)
     np.logical_and.at(groups, grouping.group_of, able)
-    return _nowhere(grouping.groups.param_bytes, groups, memory)
+    return _heaviest_unfit(grouping.groups.param_bytes, groups, memory)

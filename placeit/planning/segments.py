@@ -26,7 +26,7 @@ from placeit.simulator.simulate import Schedule, schedule
 __all__ = ["Costs", "Plan", "Segment", "Segmenter"]
 
 _FREE_KINDS = frozenset({"Parameter", "Result"})
-_AT_ONCE = 50  # steps of a search between two checks of the deadline; they take milliseconds
+_STEPS = 50  # of a search between two checks of the deadline; they take milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Costs:
         dispatch: ``float64[D]``, seconds to start a segment.
         cluster: the devices, with all links known.
         load: ``float64[G, D]``, or an array that broadcasts to it: seconds that a group takes longer while all other devices
-            work that can work at the same time as its own and each other.
+            work that can run at the same time as its device and as each other.
         read: ``float64[D]``, or an array that broadcasts to it: seconds per byte that another device wrote.
         host: ``float64[D + 1]``, or an array that broadcasts to it: seconds of a request besides the work of devices and links,
             on each device alone and, in the last entry, on several (:attr:`placeit.core.problem.Problem.host`).
@@ -115,7 +115,7 @@ class Segment:
         groups: group numbers, ascending.
         inputs: tensors (of the group graph) that enter from other segments, ascending.
         outputs: tensors that leave for other segments, ascending.
-        passthrough: whether it only passes inputs or outputs of the model through, and so runs nothing.
+        passthrough: whether it only passes on inputs or outputs of the model, so that nothing is compiled or run.
     """
 
     device: int
@@ -153,10 +153,10 @@ class Plan:
     @cached_property
     def segment_of(self) -> NDArray[np.int32]:
         """``int32[G]``, the segment of each group."""
-        of = np.empty(sum(len(segment.groups) for segment in self.segments), np.int32)
+        segment_of = np.empty(sum(len(segment.groups) for segment in self.segments), np.int32)
         for s, segment in enumerate(self.segments):
-            of[list(segment.groups)] = s
-        return of
+            segment_of[list(segment.groups)] = s
+        return segment_of
 
     @cached_property
     def group_devices(self) -> NDArray[np.int32]:
@@ -165,29 +165,29 @@ class Plan:
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
-        """For each tensor of ``problem`` the segment that writes it."""
-        of = dict(zip(self.problem.edge_tensor.tolist(), self.problem.edges[:, 0].tolist(), strict=True))
-        return tuple(of[t] for t in range(len(self.tensors)))
+        """The segment that writes each tensor of ``problem``."""
+        maker = dict(zip(self.problem.edge_tensor.tolist(), self.problem.edges[:, 0].tolist(), strict=True))
+        return tuple(maker[t] for t in range(len(self.tensors)))
 
     @cached_property
     def programs(self) -> tuple[Segment, ...]:
-        """Segments that compute something and are therefore compiled."""
+        """Segments that compute something, and so are compiled."""
         return tuple(segment for segment in self.segments if not segment.passthrough)
 
     def memory_left(self, groups: OpGraph, cluster: Cluster) -> dict[str, float]:
-        """Return the bytes that devices may hold besides the plan's weights, by device name; ``inf`` if that is not known."""
+        """Return the memory of each device that the plan's weights leave free, in bytes by device name; ``inf`` if unknown."""
         used = held_bytes(groups.bytes_once, groups.shared, self.group_devices[None], len(cluster))[0].tolist()
         return {device.name: device.memory_bytes - weights for device, weights in zip(cluster.devices, used, strict=True)}
 
 
 class Segmenter:
-    """Merges the groups of a placement into segments, and values the plans.
+    """Merges the groups of a placement into segments, and computes the cost of such plans.
 
     Args:
         grouping: ops and groups.
         costs: costs of the groups.
-        steady: whether the value of a plan is a lower bound of its seconds per request in steady state, and not its makespan:
-            the seconds for which one request keeps the busiest device or link busy.
+        steady: whether the cost of a plan is, instead of its makespan, a lower bound of its seconds per request in steady
+            state: the seconds for which one request keeps the busiest device or link busy.
         in_flight: for ``steady``, the number of requests in flight: the bound is at least the makespan over this number. None
             for as many as keep the busiest device or link busy all the time.
         outside: ``float64[D]``, share of the time in which something outside the plan, such as a replica, keeps each device
@@ -239,7 +239,7 @@ class Segmenter:
 
     @property
     def computes(self) -> NDArray[np.bool_]:
-        """``bool[G]``, false for groups that only pass inputs or outputs of the model through."""
+        """``bool[G]``, false for groups that only pass on inputs or outputs of the model."""
         return ~self._passthrough
 
     def problem(self) -> Problem:
@@ -307,15 +307,14 @@ class Segmenter:
         return self._plan(of, devices)
 
     def priced(self, plan: Plan) -> Plan:
-        """Return a plan with the same segments, valued by this segmenter's costs."""
+        """Return a plan with the same segments and this segmenter's costs."""
         return self._plan(plan.segment_of, plan.group_devices)
 
     def seconds(self, placements: ArrayLike) -> NDArray[np.float64]:
-        """Return the simulated makespans of placements' plans, ``int32[B, G] -> float64[B]``.
+        """Return the simulated makespans of the plans of placements, ``int32[B, G] -> float64[B]``.
 
-        With ``steady``, return their seconds per request. This is a cost function that includes the merging into segments.
-
-        A placement with a group where it cannot run costs ``inf``.
+        With ``steady``, return their seconds per request. This is a cost function that includes the merging into segments. A
+        placement with a group where it cannot run costs ``inf``.
 
         Raises:
             PlacementError: wrong length or unknown device.
@@ -325,7 +324,7 @@ class Segmenter:
         return np.array([self._groups.merge(row, of) for row in rows])
 
     def work(self, placements: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return :meth:`seconds` of placements, and for how long each device is busy: ``float64[B]`` and ``float64[B, D]``.
+        """Return :meth:`seconds` of placements and the busy seconds of each device, ``float64[B]`` and ``float64[B, D]``.
 
         Raises:
             PlacementError: wrong length or unknown device.
@@ -336,10 +335,10 @@ class Segmenter:
         for i, row in enumerate(rows):
             seconds[i] = self._groups.merge(row, of)
             if np.isfinite(seconds[i]):
-                took, where = np.empty(of.max() + 1), np.empty(of.max() + 1, np.int32)
-                self._groups.divide(of, row, moves, took)
-                where[of] = row
-                np.add.at(busy[i], where, took)
+                segment_s, devices = np.empty(of.max() + 1), np.empty(of.max() + 1, np.int32)
+                self._groups.divide(of, row, moves, segment_s)
+                devices[of] = row
+                np.add.at(busy[i], devices, segment_s)
         return seconds, busy
 
     def search(
@@ -357,12 +356,12 @@ class Segmenter:
         Other placers see groups only, and cannot take the merging into segments into account.
 
         Args:
-            placement: where to start, ``int32[G]``.
-            problem: from :meth:`problem`; says what is feasible and what fits.
-            steps: number of moves of one group to try; each is a plan, which takes milliseconds.
-            seed: seed of the random numbers; the same seed gives the same answer.
-            heat: first temperature, as a share of the seconds of the best placement so far.
-            deadline: when to stop with the best placement so far, by :func:`placeit.core.clock.now`.
+            placement: placement to start from, ``int32[G]``.
+            problem: the result of :meth:`problem`, by which placements are feasible and fit into memory.
+            steps: number of moves of one group to try; each takes a plan, hence milliseconds.
+            seed: seed of the random numbers; equal seeds give equal results.
+            heat: initial temperature, as a share of the seconds of the best placement so far.
+            deadline: time to stop with the best placement so far, by :func:`placeit.core.clock.now`.
 
         Raises:
             PlacementError: the placement to start from is infeasible.
@@ -373,7 +372,7 @@ class Segmenter:
         )
         with generator.lock:
             while not search.over:
-                search.advance(_AT_ONCE)
+                search.advance(_STEPS)
                 if clock.now() >= deadline:
                     break
         search.write_best(best)
