@@ -1,4 +1,4 @@
-"""A bundle of ``placeit build``, opened on the devices of this machine, ready to run and to serve."""
+"""Applications: bundles of ``placeit build``, opened on the devices of this machine, ready to run and to serve."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Application:
 
     Attributes:
         manifest: the manifest of the bundle.
-        placement: of the bundle's parts on the devices of this machine.
-        session: the session that runs it. Its model is cut already, and can be placed in no other way.
-        differences: how devices and versions differ from the ones that it was built with, a line for each difference.
+        placement: placement of the bundle's segments on the devices of this machine.
+        session: the session that runs it. Its model is already cut into segments, and cannot be placed in another way.
+        differences: how devices and versions differ from those that it was built with, a line for each difference.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Application:
                 constraints=Constraints(tolerance=model.manifest.tolerance if tolerance is None else tolerance),
                 cache=None,
             )
-            self.differences = tuple(differences(model.manifest, self.session.cluster, names))
             with contextlib.ExitStack() as stack:
                 stack.callback(self.session.close)
+                self.differences = tuple(differences(model.manifest, self.session.cluster, names))
                 self.placement = renamed(model.manifest.placement, names)
                 self._prepared = prepare_bundle(self.session, self.placement, model.manifest, names)
                 self._programs = [one.home.runtime.compiler.compile(one.plan.programs) for one in self._prepared]
@@ -68,7 +68,7 @@ class Application:
         finally:
             model.files.wait()
         self._executor: PlanExecutor | None = None
-        self._opening, self._closed = threading.Lock(), False
+        self._lock, self._closed = threading.Lock(), False
 
     def __repr__(self) -> str:
         return f"<Application {self.name}: {self.placement!r}>"
@@ -111,7 +111,7 @@ class Application:
 
     def close(self) -> None:
         """End running requests, stop every thread, and release the compiled segments."""
-        with self._opening:
+        with self._lock:
             executor, self._executor, self._closed = self._executor, None, True
         if executor is not None:
             executor.close()
@@ -143,9 +143,10 @@ class Application:
         return self.session.tolerance
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[np.generic]]:
-        """Run once and return the outputs by name. Calls of several threads take turns; a :meth:`server` runs them together.
+        """Run once and return the outputs by name.
 
-        Of a placement with replicas, the first replica runs.
+        Calls from several threads take turns; a :meth:`server` runs them concurrently. Of a placement with replicas, the first
+        replica runs.
 
         Args:
             inputs: an array for each input, by name.
@@ -155,7 +156,7 @@ class Application:
             DeviceError: there is no room for buffers.
             ExecutionError: a device failed, or the application is closed.
         """
-        with self._opening:
+        with self._lock:
             if self._executor is None:
                 self._executor = self.executor()
             executor = self._executor
@@ -198,11 +199,11 @@ def load(path: str | Path, **options: Any) -> Application | Model: ...
 def load(path: str | Path | backends.Module, **options: Any) -> Application | Model:
     """Open a bundle, read a model file, or export a PyTorch module.
 
-    Where types are checked, :meth:`placeit.Application.load` opens a bundle and nothing else.
+    For static typing, :meth:`placeit.Application.load` only opens bundles, and so has one result type.
 
     Args:
-        path: a bundle (``.placeit``, or a folder): the result is a :class:`placeit.Application`, ready to run. Anything else is
-            a model, to be profiled and placed: the result is a :class:`placeit.Model`.
+        path: a bundle (``.placeit``, or a folder), for which the result is a :class:`placeit.Application`, ready to run; or a
+            model, for which the result is a :class:`placeit.Model`, to be profiled and placed.
         options: options of :meth:`placeit.Application.load`, such as ``rematch``, or of :func:`placeit.backends.load`, such as
             ``example`` and ``kwargs`` for a PyTorch module.
 

@@ -20,7 +20,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Place a graph for :func:`torch.compile`, which finds this function by the name ``placeit``.
 
-    Weights are fixed to the values at the first call with them, and results have no gradients.
+    Weights keep the values that they have at the first call with them, and results have no gradients.
 
     Args:
         graph: the graph of a module, or a part of it if the graph has breaks.
@@ -29,28 +29,28 @@ def compile_graph(
 
     Raises:
         UsageError: sizes are dynamic, or the graph changes buffers of the module.
-        PlaceitError: as by :func:`placeit.optimize`.
+        PlaceitError: an error of :func:`placeit.optimize`.
     """
     if any(isinstance(value, torch.SymInt | int) for value in example_inputs):
         raise UsageError(
             "torch.compile makes a graph for any size, and a placement is for fixed sizes: give torch.compile the argument "
             "dynamic=False, and the graph is placed once for each size."
         )
-    places = graph.graph.find_nodes(op="placeholder")
-    numbers = [number for number, node in enumerate(places) if _is_weight(node)]
-    others = [number for number in range(len(places)) if number not in numbers]
-    made: dict[tuple[int, ...], Callable[..., Any]] = {}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    weight_numbers = [number for number, node in enumerate(placeholders) if _is_weight(node)]
+    input_numbers = [number for number in range(len(placeholders)) if number not in weight_numbers]
+    placements: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def placed(args: Sequence[Any]) -> Callable[..., Any]:
-        """Return the placement for the weights among the inputs: modules of one class share a graph, and differ in these."""
-        weights = {number: args[number] for number in numbers}
-        addresses = tuple(weight.data_ptr() for weight in weights.values())  # not used again, as placements keep their weights
-        if addresses not in made:
-            made[addresses] = _place(graph, weights, tuple(args[number] for number in others), options or {})
-        return made[addresses]
+        """Return the placement for the weights in ``args``: modules of one class share a graph, and differ in their weights."""
+        weights = {number: args[number] for number in weight_numbers}
+        addresses = tuple(weight.data_ptr() for weight in weights.values())  # not reused, as placements keep their weights
+        if addresses not in placements:
+            placements[addresses] = _place(graph, weights, tuple(args[number] for number in input_numbers), options or {})
+        return placements[addresses]
 
     def run(*args: Any) -> Any:
-        return placed(args)(*(args[number] for number in others))
+        return placed(args)(*(args[number] for number in input_numbers))
 
     placed(example_inputs)
     return run
@@ -69,7 +69,7 @@ def _place(
 
 
 class _Bound(torch.nn.Module):
-    """A graph with weights for some of its inputs, which are given by their numbers."""
+    """A graph with weights bound to some of its inputs, by their numbers."""
 
     def __init__(self, graph: GraphModule, weights: Mapping[int, torch.Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model on a cluster, open to be measured, optimised, run and served; and the search in one call."""
+"""Sessions, which profile, optimise, run and serve a model on a cluster; and a search in one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "optimize"]
 
-_RUNS = 30  # timed runs, by default
+_RUNS = 30  # timed runs by default
 
 
 class Session(Workbench):
@@ -57,20 +57,20 @@ class Session(Workbench):
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
         constraints: rules for every placement.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
-        expected: devices of nodes that need not be there yet, each with the device on another node that it is taken to be like
-            (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node is there. A server that places the model anew
-            may use them from then on (:meth:`serve`).
-        graph: hash of the task graph of the placements to run; empty for any graph. It matters if ONNX Runtime can run the
-            graph of the file or OpenVINO's graph.
-        spin_s: seconds, 0.001 at most, that threads of devices wait awake for the next segment before they sleep, while cores
-            are idle. Waking a thread takes 5 to 50 us; spinning keeps a core busy, and reports print how much.
+        expected: devices of nodes that may join later, each with the present device of another node that it is assumed to
+            equal (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node has joined. A server that places the
+            model anew may use them from then on (:meth:`serve`).
+        graph: hash of the task graph of the placements to run; empty for any graph. It chooses between the graph of an ONNX
+            file and OpenVINO's graph of it, where ONNX Runtime can run either.
+        spin_s: seconds, at most 0.001, for which threads of devices spin before they sleep while they wait for the next
+            segment, while cores are idle. Waking a thread takes 5 to 50 us; spinning keeps a core busy, which reports show.
         policy: guards against measurements that mislead.
 
     Raises:
         ModelError, FileError, DeviceError, ClusterError: the model, a file, a device or the cluster cannot be used.
         UsageError: an input is missing, unknown, or has another shape or type than the model wants; a limit is no size or names
             no device; a pin names no device, matches no op, or contradicts another one; an expected device is not on a node, or
-            is like no device that is there.
+            the device that it is assumed to equal is not present.
         PlacementError: ops that need one device are pinned to several.
     """
 
@@ -124,7 +124,7 @@ class Session(Workbench):
     ) -> Optimized:
         """Find the placement that is best by an objective, by measuring: :func:`placeit.optimize` in an open session.
 
-        The session can be used and searched again afterwards; without a cache, each search measures costs anew.
+        The session can be used afterwards, also for another search; without a cache, each search measures costs anew.
 
         Raises:
             UsageError: also if a placement to start from divides groups, and something was measured or run before.
@@ -171,13 +171,13 @@ class Session(Workbench):
         """Run a placement and measure it: single requests, or several in flight.
 
         Args:
-            placement: of the model's ops, or a file of one. Single requests run on the first replica.
-            runs: timed runs, at least one; None for 30.
-            duration: seconds of timed runs, in place of their number: as many as fit, and one in any case.
-            warmup: runs before them that do not count; with ``traffic``, for each replica.
-            inputs: by name; None for the session's.
-            traffic: how requests arrive at the placement and its replicas; None for single ones.
-            watch: given the server, makes a context in which requests arrive, such as ``Server.live``; None for no context.
+            placement: a placement of the model's ops, or the path of its file. Single requests run on the first replica.
+            runs: number of timed runs, at least one; None for 30.
+            duration: seconds of timed runs, instead of their number; at least one run.
+            warmup: number of uncounted runs before them; with ``traffic``, for each replica.
+            inputs: inputs by name; None for the inputs of the session.
+            traffic: how requests arrive at the placement and its replicas; None for single requests.
+            watch: function that makes, of the server, a context in which requests arrive, such as ``Server.live``.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
@@ -194,9 +194,9 @@ class Session(Workbench):
         if traffic is None:
             if watch is not None:
                 raise UsageError("Single requests have no server to watch: give 'traffic', or leave out 'watch'.")
-            length = _RUNS if runs is None else runs
+            count = _RUNS if runs is None else runs
             prepared = self._prepared.prepare(placement)
-            return running.measure(prepared, runs=length, duration=duration, warmup=warmup, inputs=inputs)
+            return running.measure(prepared, runs=count, duration=duration, warmup=warmup, inputs=inputs)
         if runs is not None or duration is not None:
             raise UsageError("Traffic says how many requests there are: leave out 'runs' and 'duration'.")
         return serving.measure(self._prepared.every(placement), traffic, warmup=warmup, inputs=inputs, watch=watch)
@@ -214,30 +214,28 @@ class Session(Workbench):
         batch_delay: float = 0.0,
         priority: int = 0,
     ) -> Server:
-        """Start a server that runs requests on a placement and its replicas, each of which serves whole requests.
+        """Start a server that runs each request on a placement or a replica of it, whichever has the fewest in flight.
 
         Use the server as a context manager, inside the context of the session.
 
         Args:
-            placement: of the model's ops, or a file of one; the replica with the fewest requests in flight takes the next one.
-            in_flight: most requests in flight at once on each replica; None for the placement's own (:func:`placeit.tune`), or
-                for as many as it needs for its highest throughput (:func:`placeit.planning.in_flight.in_service`), or has room
-                for.
-            queue: most requests that may wait.
+            placement: a placement of the model's ops, or the path of its file.
+            in_flight: largest number of requests in flight on each replica; None for the placement's (:func:`placeit.tune`), or
+                else as many as the highest throughput needs (:func:`placeit.planning.in_flight.in_service`) and memory allows.
+            queue: largest number of requests that may wait.
             refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
                 that (:class:`placeit.serving.refinement.Limits`). ``Server.refinement`` has the results.
-            on_loss: after the loss of a device, ``"fail"`` runs requests on the replicas that are left, and fails them if there
-                are no replicas left. ``"replace"`` also places the model anew on the devices that are left, by the costs
-                (:attr:`costs`). The server then also uses devices that come back, and leaves devices that become slow, once
-                that is worth the move. Only with ``"replace"`` is a device of this process lost when its runtime fails on the
-                inputs of a request and on sample inputs.
+            on_loss: after the loss of a device, ``"fail"`` runs requests on the remaining replicas, and fails them if there are
+                none. ``"replace"`` also places the model anew on the remaining devices, by the costs (:attr:`costs`), and uses
+                devices that come back, and leaves devices that become slow, once that is worth the move. Only with it, a device
+                of this process is lost when its runtime fails on the inputs of a request and on sample inputs.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
                 <placeit.serving.server.Server.sequence>`) may take; None for half of the memory that is free now.
-            max_batch: most rows of requests that wait and are joined, to run as one, if the model's batch size is open. 0 or 1
+            max_batch: largest number of rows of waiting requests that run as one, if the model's batch size is open. 0 or 1
                 runs each request alone; ``"auto"`` measures batches when the server starts, and joins requests if that takes
-                less time for each. None for the placement's own (:func:`placeit.tune`), or 1.
+                less time per request. None for the placement's (:func:`placeit.tune`), or else 1.
             batch_delay: seconds that a request may wait for others to join it while a device is free.
-            priority: 0 or less: of several servers whose segments wait for a device, the one with the lowest number goes first.
+            priority: number, at most 0; of several servers whose segments wait for a device, the lowest number goes first.
 
         Raises:
             PlacementError: it does not fit the model, the devices or their memory.
@@ -250,7 +248,7 @@ class Session(Workbench):
         from placeit.workbench.serving import adapting, executors, joining, refining, steps
 
         placement = Placement.of(placement)
-        room = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
+        state_bytes = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
         tuned = placement.serving
         in_flight = tuned.in_flight if in_flight is None and tuned is not None else in_flight
         moves = refine or on_loss == "replace"
@@ -267,12 +265,13 @@ class Session(Workbench):
         if priority > 0:
             raise UsageError(f"'priority' is {priority}; it must be 0 or less.")
         replicas = self._prepared.every(placement)
-        told: dict[str, Any] = {"in_flight": in_flight, "queue": queue, "state_memory": room, "priority": priority}
+        options: dict[str, Any] = {"queue": queue, "state_memory": state_bytes}
         if refine:
-            return refining(self, replicas, Limits() if refine is True else refine, **told)
+            limits = Limits() if refine is True else refine
+            return refining(self, replicas, limits, in_flight=in_flight, priority=priority, **options)
         if on_loss == "replace":
-            return adapting(self, replicas, **told)
-        return Server(executors(replicas, in_flight, priority), queue=queue, state_memory=room, joining=join, steps=steps(self))
+            return adapting(self, replicas, in_flight=in_flight, priority=priority, **options)
+        return Server(executors(replicas, in_flight, priority), joining=join, steps=steps(self), **options)
 
     def sequence(
         self,
@@ -282,13 +281,13 @@ class Session(Workbench):
         on_loss: Literal["fail", "replace"] = "fail",
         state_memory: float | str | None = None,
     ) -> OpenSequence:
-        """Open a sequence of requests, each of which continues from the state that the previous one left, on a separate server.
+        """Open a sequence on a separate server: requests that each continue from the state that the previous one left.
 
         Use it as a context manager, inside the context of the session. Its forks run on the same server, which is closed with
         the last of them. For sequences that come and go, start a server (:meth:`serve`), and open sequences there.
 
         Args:
-            placement: of the model's ops, or a file of one.
+            placement: a placement of the model's ops, or the path of its file.
             recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
             on_loss: whether requests fail or the model is placed anew after the loss of a device (:meth:`serve`).
@@ -296,8 +295,8 @@ class Session(Workbench):
                 the memory that is free now.
 
         Raises:
-            UsageError: devices of the placement do not keep state from one request to the next; or as by :meth:`serve`.
-            PlacementError, DeviceError: as by :meth:`serve`.
+            UsageError: devices of the placement do not keep state from one request to the next; or an error of :meth:`serve`.
+            PlacementError, DeviceError: errors of :meth:`serve`.
         """
         server = self.serve(placement, in_flight=1, on_loss=on_loss, state_memory=state_memory)
         try:
@@ -308,9 +307,9 @@ class Session(Workbench):
             raise
 
     def estimate(self) -> Estimate:
-        """Predict the time of the model on each device, and on all of them, from the times of other models there.
+        """Predict the time of the model on each device, and on all of them together, from the times of other models there.
 
-        Every profile that is complete adds to the history of kernel times, beside the cost cache. The model is not run.
+        The prediction uses the history of kernel times, to which every complete profile adds. The model is not run.
 
         Raises:
             DeviceError: no model was profiled on some device, or the device exists in simulation only.
@@ -325,7 +324,7 @@ class Session(Workbench):
         """Return a recording of a run of :meth:`run`: its requests, segments and transfers, with their times and devices.
 
         Args:
-            report: of the run; None for a recording of the model and the devices alone.
+            report: report of the run; None for a recording of the model and the devices alone.
             ops: whether to measure the time of each op (:meth:`op_times`), which takes a few more runs.
 
         Raises:
@@ -347,13 +346,13 @@ class Session(Workbench):
     def build(self, placement: Placement | str | Path, path: str | Path, *, name: str | None = None) -> Manifest:
         """Write a bundle: all that is needed to run a placement elsewhere, with :func:`placeit.load` or ``placeit run``.
 
-        It has the segments as files, so running them needs no model, no conversion and no profiling. Before anything is written
-        to the path, the bundle is run here and its outputs are compared with the reference.
+        It contains the segments as files, so that running them needs no model, no conversion and no profiling. Before the
+        bundle is written to the path, it is run here and its outputs are compared with the reference.
 
         Args:
-            placement: of the model's ops, with its replicas, or a file of one.
+            placement: a placement of the model's ops, with its replicas, or the path of its file.
             path: path of the bundle: an archive if it ends in ``.placeit``, else a folder. Nothing may exist there.
-            name: name of the model for people; None for the name of its file.
+            name: display name of the model; None for the name of its file.
 
         Returns:
             The manifest of the bundle.
@@ -406,13 +405,13 @@ def optimize(
             by meters if each device has one (:mod:`placeit.devices.energy`), else by a power model from measured times.
         budget: seconds, a text such as ``60s`` or ``2m``, or :class:`placeit.Budget`.
         candidates: which placements are compared; or the placers to ask, by name or as objects, as ``[MyPlacer()]``.
-        seed: of everything random.
+        seed: seed of all random choices.
         rate: requests per second that arrive. For ``latency``, runs are measured at that pace. For ``throughput``, the result
-            tells which share of them is served, and how long they wait in simulation (``Optimized.service``).
+            has the share of them that is served, and how long they wait, in simulation (``Optimized.service``).
         in_flight: for ``throughput``, requests in flight, in all replicas; None for the fewest that reach 95 % of the highest.
-        progress: told the current activity, and how far it is.
-        on_event: called with each event (:class:`placeit.optimizer.story.Event`), as when a candidate is proposed, measured or
-            fails, or a race begins. The search waits for it; its errors end the search.
+        progress: function that is called with the current activity and the share of it that is done.
+        on_event: function that is called with each event (:class:`placeit.optimizer.story.Event`): a candidate is proposed,
+            measured or fails, or a race begins. The search waits for it; its errors end the search.
         precision: inference precision of every device.
         inputs: arrays by name, or :class:`placeit.Inputs`; None for random ones.
         constraints: rules for every placement.
@@ -423,11 +422,11 @@ def optimize(
         The result. With a described device in the cluster nothing is measured, and the simulator decides.
 
     Raises:
-        UsageError: an unknown placer or objective, a rate or a number of requests in flight that is not positive or not of use,
-            energy of devices whose power is not known, a budget that is not positive, a negative seed or tolerance, or inputs
-            that do not fit the model.
+        UsageError: a placer or objective is unknown, a rate or a number of requests in flight is not positive or has no use,
+            the power of a device is unknown for ``energy``, a budget is not positive, a seed or tolerance is negative, or
+            inputs do not fit the model.
         InfeasibleError: there is no placement at all, or a device cannot run an op that is pinned there.
-        ExecutionError: every placement that was tried failed; says why each did.
+        ExecutionError: every placement that was tried failed; the message gives the reason of each.
         PlaceitError: the model, a device or a file cannot be used.
         PlacementError: a placement to start from does not fit the model, the devices, their memory or a pin.
         KeyboardInterrupt: Ctrl-C before there was any placement; afterwards it ends the search.

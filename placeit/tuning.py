@@ -1,9 +1,9 @@
-"""Tune a server by measuring: which placement serves, in which precision, and the sizes of batches and requests in flight.
+"""Tune a server by measuring: its placement, precision, batch size and number of requests in flight.
 
 Each configuration has a separate server. They take turns: in each turn, every server is offered requests at random times (a
-Poisson process, open loop) for a while at each of several rates. A configuration keeps a limit on latency up to the highest
-rate at which the median over turns of a percentile of the latencies is within it, and the server keeps up: in most turns it
-drops no request, and at the last arrival holds no more requests than arrive within the limit, or are in flight.
+Poisson process, open loop) at each of several rates. A configuration keeps a limit on latency up to the highest rate at which
+the percentile of latencies (its median over turns) is within the limit and the server keeps up: in most turns it drops no
+request, and holds no more requests at the last arrival than arrive within the limit, or are in flight.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -37,30 +38,30 @@ __all__ = ["Configuration", "Tuned", "tune"]
 
 _SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
-_SEARCH = 0.4  # share of the budget for the search for placements
-_PLACEMENTS = 3  # most placements of a search that are tried
-_TRIED, _CONFIGURATIONS = 16, 6  # most configurations whose capacity is measured, by predictions; that are offered requests
-_FAR = 2.0  # times the limit, from which on no higher rate is tried in a turn
-_OPENING = 0.15  # share of the time that is left, in which capacities are measured
-_TURN_S = (0.02, 2.0)  # least and most seconds of requests at one rate in one turn
-_REQUESTS = (20, 4000)  # fewest and most requests of a turn
-_LONGEST_S = 5.0  # most seconds of a turn at a low rate, which then has fewer requests
+_SEARCH_SHARE = 0.4  # share of the budget for the search for placements
+_MAX_PLACEMENTS = 3  # of a search that are tried
+_MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; that are then offered requests
+_STOP_FACTOR = 2.0  # no higher rate is tried in a turn once the latency exceeds the limit by this factor
+_SATURATION_SHARE = 0.15  # share of the remaining time in which capacities are measured
+_TURN_S = (0.02, 2.0)  # minimum and maximum seconds of requests at one rate in one turn
+_REQUESTS = (20, 4000)  # minimum and maximum number of requests of a turn
+_MAX_TURN_S = 5.0  # seconds of a turn at a low rate, even if it then has fewer requests than the minimum
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A way to serve a model.
+    """A placement with settings for a server, and its measured throughput and latencies.
 
     Attributes:
-        name: of the placement, with the settings.
+        name: name of the placement and the settings.
         of: name of the placement.
         placement: the placement, with its settings for a server (:class:`placeit.core.placement.Serving`) and its precision.
         predicted: requests per second that it serves if requests never pause, by the simulator, from measured costs of ops and
             of batches, and ``host``; None if they are not known.
-        capacity: requests per second that it serves if requests never pause; median over turns. 0 if it was not measured, as
-            others have higher predicted capacities.
-        capacity_ci: 95 % interval of this median.
-        points: latencies by rate, ascending; empty if it was left out because others have higher capacities.
+        capacity: requests per second that it serves if requests never pause, median over turns; 0 if it was not measured
+            because others have higher predicted capacities.
+        capacity_ci: 95 % confidence interval of this median.
+        points: latencies at each rate, ascending; empty if they were not measured because others have higher capacities.
         failed: why it cannot serve; None if it can.
         host: CPU seconds of the host for each request, on one thread at a time: ``predicted`` is at most ``1 / host``. They are
             measured once for requests that run alone, and once for joined ones; None if the server did not start.
@@ -83,16 +84,12 @@ class Configuration:
 
     @property
     def best(self) -> OperatingPoint | None:
-        """The point with the highest rate such that the limit was kept at it and at all lower rates; None without any."""
-        kept = None
-        for point in self.points:
-            if not point.kept:
-                break
-            kept = point
-        return kept
+        """The point with the highest rate such that the limit is kept there and at all lower rates; None if there is none."""
+        kept = [*takewhile(lambda point: point.kept, self.points)]
+        return kept[-1] if kept else None
 
     def at(self, rate: float) -> OperatingPoint | None:
-        """Return its point at a rate; None if it was not measured there."""
+        """Return the point at a rate; None if the rate was not measured."""
         return next((point for point in self.points if point.rate == rate), None)
 
 
@@ -104,9 +101,9 @@ class Tuned:
         model: path of the model.
         limit: the limit on latency.
         rate: requests per second that were to be served; None for as many as possible.
-        configurations: the best first, by the rate within the limit, or with a ``rate`` by the latency at it.
+        configurations: all configurations, the best first: by the rate within the limit or, with a ``rate``, by the latency.
         turns: number of turns of each configuration.
-        chosen: the best one that keeps the limit, at ``rate`` if there is one; None if none does.
+        chosen: the best configuration that keeps the limit, at ``rate`` if that is given; None if none does.
         interrupted: whether Ctrl-C ended the measurement early.
     """
 
@@ -123,13 +120,13 @@ class Tuned:
 
     @property
     def error(self) -> float | None:
-        """Median size of the relative errors of predicted capacities; None if no capacity was predicted and measured."""
+        """Median absolute relative error of predicted capacities; None if no capacity was both predicted and measured."""
         errors = [abs(one.error) for one in self.configurations if one.error is not None]
         return float(np.median(errors)) if errors else None
 
     @property
     def reason(self) -> str:
-        """Why this one was chosen, or why none was, in a sentence."""
+        """The reason for the choice, or for no choice, as a sentence."""
         first = self.configurations[0]
         if self.chosen is not None and self.rate is not None and (at := self.chosen.at(self.rate)) is not None:
             return (
@@ -195,7 +192,7 @@ def tune(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Find the configuration of a server that serves most requests within a limit on latency, by measuring.
+    """Find the configuration of a server with the highest throughput within a limit on latency, by measuring.
 
     Args:
         session: the model on the devices.
@@ -208,12 +205,12 @@ def tune(
             and of the largest size of which two runs take no longer than the limit.
         precisions: precisions in which each placement is tried besides the session's; it has to have right outputs in them.
         budget: seconds, or a text such as ``2m``.
-        seed: of the search and the arrivals.
-        progress: told the current activity, and how far it is.
+        seed: seed of the search and the arrivals.
+        progress: function that is called with the current activity and the share of it that is done.
 
     Raises:
         UsageError: the limit, the rate or the budget cannot be read, or is not positive.
-        ExecutionError: no configuration can serve; gives the reason of each.
+        ExecutionError: no configuration can serve; the message gives the reason of each.
         PlaceitError: an error of :meth:`placeit.Session.optimize`.
         KeyboardInterrupt: Ctrl-C before every configuration had had its first turn; afterwards it ends the measurement.
     """
@@ -223,7 +220,7 @@ def tune(
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     begin = clock.now()
     if placements is None:
-        placements = _found(session, _SEARCH * seconds, seed, progress)
+        placements = _found(session, _SEARCH_SHARE * seconds, seed, progress)
     else:
         for name, placement in placements.items():
             if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
@@ -249,10 +246,10 @@ def tune(
 
 def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[float, ...]:
     """Return a key by which the best configuration is the first."""
-    most = 0.0 if one.best is None else one.best.rate
+    highest = 0.0 if one.best is None else one.best.rate
     if rate is None or (at := one.at(rate)) is None:
-        return (one.failed is not None, True, -most, -one.capacity)
-    return (one.failed is not None, not at.kept, limit.at(at) if at.kept else -most, -one.capacity)
+        return (one.failed is not None, True, -highest, -one.capacity)
+    return (one.failed is not None, not at.kept, limit.at(at) if at.kept else -highest, -one.capacity)
 
 
 def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
@@ -260,7 +257,7 @@ def _found(session: Session, seconds: float, seed: int, progress: Progress | Non
     found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
     if found.interrupted:  # what it found would still be measured
         raise KeyboardInterrupt
-    best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_PLACEMENTS]
+    best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_MAX_PLACEMENTS]
     chosen = [found.chosen, *best, *([] if found.best_single is None else [found.best_single])]
     return {one.name: replace(one.placement, conditions=found.conditions) for one in chosen}
 
@@ -285,7 +282,7 @@ class _Trial:
         return max((len(one) for one in self.served.values()), default=0)
 
     def summed_up(self, limit: LatencyLimit) -> Configuration:
-        """Return what was measured."""
+        """Return the configuration with its measurements."""
         one = Configuration(self.name, self.of, self.placement, self.predicted, failed=self.failed, host=self.host)
         if self.failed is not None or not self.capacities:
             return one
@@ -304,7 +301,7 @@ def _in_precision(session: Session, precision: str) -> Session:
 def _opened(
     session: Session, given: Mapping[str, Placement], limit: LatencyLimit, hosts: HostCosts, stack: ExitStack, *, checked: bool
 ) -> list[_Trial]:
-    """Open the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
+    """Start the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
     trials: list[_Trial] = []
     for name, placement in given.items():
         of = name if checked else f"{name} in {session.precision}"
@@ -321,7 +318,7 @@ def _opened(
 def _servers(
     session: Session, of: str, placement: Placement, limit: LatencyLimit, hosts: HostCosts, stack: ExitStack
 ) -> list[_Trial]:
-    """Open the servers of a placement: the sizes of batches are measured by one of them."""
+    """Start the servers of a placement; the first of them measures the sizes of batches."""
     trials: list[_Trial] = []
 
     def opened(in_flight: int | None, batch: int | Literal["auto"]) -> Server:
@@ -353,7 +350,7 @@ def _servers(
 
 
 class _Turns:
-    """Turns of all configurations."""
+    """The measurement of all configurations, in turns."""
 
     def __init__(
         self,
@@ -368,17 +365,17 @@ class _Turns:
         self._trials, self._limit, self._rate, self._rng, self._progress = trials, limit, rate, rng, progress
 
     def run(self, until: float) -> bool:
-        """Measure until about a time by :func:`placeit.core.clock.now`, six turns at least; return whether Ctrl-C ended it."""
+        """Measure at least six turns, and until a time of :func:`placeit.core.clock.now`; return whether Ctrl-C ended it."""
         begin = clock.now()
         opened = [trial for trial in self._trials if trial.server is not None]
-        able = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _TRIED)
-        window = float(np.clip(_OPENING * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
+        able = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
+        window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
         for turn in range(FEWEST):
             if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
                 raise KeyboardInterrupt
             if turn == FEWEST // 2 - 1:
-                able = _best(able, lambda one: float(np.median(one.capacities)), _CONFIGURATIONS)
-            self._tell("saturating servers", (turn + 1) / FEWEST)
+                able = _best(able, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
+            self._report("saturating servers", (turn + 1) / FEWEST)
         rates = {trial: self._rates(trial) for trial in able}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
         window = float(np.clip(left / (FEWEST * count), *_TURN_S))
@@ -389,11 +386,11 @@ class _Turns:
                     if turn == 0:
                         raise KeyboardInterrupt
                     return True
-            self._tell("offering requests", (turn + 1) / turns)
+            self._report("offering requests", (turn + 1) / turns)
         return False
 
     def _saturate(self, trial: _Trial, seconds: float) -> bool:
-        """Keep a server busy for a while; return whether Ctrl-C did not end that."""
+        """Measure the capacity of a server by requests that never pause; return False if Ctrl-C ended that."""
         if trial.failed is not None:
             return True
         assert trial.server is not None  # noqa: S101
@@ -411,14 +408,14 @@ class _Turns:
         return sorted({*(share * capacity for share in _SHARES), *([] if self._rate is None else [self._rate])})
 
     def _climb(self, trial: _Trial, rates: Sequence[float], seconds: float) -> bool:
-        """Offer requests at ascending rates, until a rate is too high; return whether Ctrl-C did not end that."""
+        """Offer requests at ascending rates, until a rate is too high; return False if Ctrl-C ended that."""
         assert trial.server is not None  # noqa: S101
         in_flight = sum(one.in_flight for one in trial.server.executors)
         too_high = False
         for rate in rates:
             if too_high and rate != self._rate:
                 continue
-            fewest = min(_REQUESTS[0], max(1.0, rate * _LONGEST_S))
+            fewest = min(_REQUESTS[0], max(1.0, rate * _MAX_TURN_S))
             requests = int(np.clip(rate * seconds, fewest, _REQUESTS[1]))
             served = offer(trial.server, self._inputs, poisson_arrivals(rate, requests, seed=int(self._rng.integers(1 << 31))))
             if served.interrupted:
@@ -426,26 +423,26 @@ class _Turns:
             if served.error is not None:
                 trial.failed = str(served.error)
                 return True
-            up = served.keeps_up(max(in_flight, rate * self._limit.seconds))
-            trial.served.setdefault(rate, []).append((served.latencies, up))
-            slow = not len(served.latencies) or self._limit.of(served.latencies) > _FAR * self._limit.seconds
-            too_high |= slow or not up
+            keeps_up = served.keeps_up(max(in_flight, rate * self._limit.seconds))
+            trial.served.setdefault(rate, []).append((served.latencies, keeps_up))
+            slow = not len(served.latencies) or self._limit.of(served.latencies) > _STOP_FACTOR * self._limit.seconds
+            too_high |= slow or not keeps_up
         return True
 
     def _shuffled(self, trials: Sequence[_Trial]) -> list[_Trial]:
         return [trials[k] for k in self._rng.permutation(len(trials))]
 
-    def _tell(self, what: str, share: float) -> None:
+    def _report(self, what: str, share: float) -> None:
         if self._progress is not None:
             self._progress(what, share)
 
 
-def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], most: int) -> list[_Trial]:
-    """Return those with the highest capacities, and the best with and without batches, with one in flight and with more."""
+def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], count: int) -> list[_Trial]:
+    """Return the trials with the highest capacities, first the best with and without batches, with one and more in flight."""
     able = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
     first: dict[tuple[bool, bool], _Trial] = {}
     for one in able:
         settings = one.placement.serving
         assert settings is not None  # noqa: S101
         first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
-    return list(dict.fromkeys([*first.values(), *able]))[:most]
+    return list(dict.fromkeys([*first.values(), *able]))[:count]
