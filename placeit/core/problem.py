@@ -132,7 +132,7 @@ class Problem:
             checks.check_length(what, values, size)
             if len(set(values)) != size:
                 raise ProblemError(f"'{what}' contains a name twice; names must be unique.")
-        tensor = np.arange(count, dtype=np.int32) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
+        tensor = np.arange(count, dtype=np.int64) if edge_tensor is None else checks.ints("edge_tensor", edge_tensor, (count,))
         sizes = checks.floats("edge_bytes", edge_bytes, (count,))
         _, first, inverse = np.unique(tensor, return_index=True, return_inverse=True)
         same = first[inverse.reshape(-1)]  # for each edge, the first edge that moves the same tensor

@@ -141,12 +141,12 @@ def _array(name: str, value: ArrayLike) -> NDArray[Any]:
         raise ProblemError(f"'{name}' is not an array of numbers: its lists have different lengths.") from None
 
 
-def ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def ints(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Return an array of integers of a given shape."""
     array = _array(name, value)
     if array.shape != shape or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise ProblemError(f"'{name}' has shape {array.shape} and type {array.dtype}; expected integers of shape {shape}.")
-    return array.astype(np.int32)
+    return array.astype(np.int64)
 
 
 def edges(value: ArrayLike, ops: int) -> NDArray[np.int32]:

@@ -154,6 +154,7 @@ def test_edges_in_another_order_and_tensors_that_are_not_shared_change_the_key()
     shared = fan([(0, 1), (0, 2)], [0, 0])
     assert shared.key == fan([(0, 1), (0, 2)], [7, 7]).key
     assert shared.key != fan([(0, 1), (0, 2)], [0, 1]).key
+    assert fan([(0, 1), (0, 2)], [0, 1 << 32]).key == fan([(0, 1), (0, 2)], [0, 1]).key
     assert shared.key != fan([(0, 2), (0, 1)], [0, 0]).key
 
 
