@@ -84,7 +84,7 @@ class Configuration:
 
     @property
     def best(self) -> OperatingPoint | None:
-        """The point with the highest rate such that the limit is kept there and at all lower rates; None if there is none."""
+        """The point with the highest rate such that the limit is kept there and at all lower rates; None without one."""
         kept = [*takewhile(lambda point: point.kept, self.points)]
         return kept[-1] if kept else None
 

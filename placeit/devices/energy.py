@@ -222,7 +222,7 @@ def _packages(system: Path) -> list[Meter] | str:
 
 
 def _card(system: Path, devices: Sequence[Device]) -> list[Meter] | str:
-    """Return the counter of the only discrete Intel GPU; or why there is none that can be read."""
+    """Return the counter of the only discrete Intel GPU; or why no such counter can be read."""
     cards: dict[str | None, Meter] = {}
     for meter in intel_gpus(system):
         if meter.counts and (meter.device not in cards or meter.name == "power card"):

@@ -45,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Meter:
-    """A quantity that can be read repeatedly. Name, unit and device are those of its :class:`Series`.
+    """A quantity that can be read repeatedly. Its :class:`Series` has the same name, unit and device.
 
     Attributes:
         read: returns the value. Raises OSError or ValueError if it cannot be read.
