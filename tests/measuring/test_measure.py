@@ -173,7 +173,7 @@ def test_the_interval_of_many_rounds_is_nearly_that_of_the_exact_distribution(mo
     random = np.random.default_rng(0)
     a, b = (Measurement(name, random.lognormal(0, 0.1, 100), np.arange(100), 1, 1, 1, 1) for name in "ab")
     near = faster(a, b)
-    monkeypatch.setattr(statistics, "_EXACT", 200)
+    monkeypatch.setattr(statistics, "_MAX_EXACT", 200)
     statistics._position.cache_clear()
     exact = faster(a, b)
     statistics._position.cache_clear()

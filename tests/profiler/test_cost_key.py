@@ -111,7 +111,7 @@ def test_other_versions_and_another_machine_are_another_entry(
 
 def test_costs_with_freed_memory_kept_and_given_back_are_two_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     before = entry(inception_like(), two())
-    monkeypatch.setattr(memory, "_kept", [] if memory.freed_memory_is_kept() else [True])
+    monkeypatch.setattr(memory, "_contexts", [] if memory.freed_memory_is_kept() else [True])
     assert entry(inception_like(), two()) != before
 
 
