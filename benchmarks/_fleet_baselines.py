@@ -37,35 +37,35 @@ class _Baseline(Planner):
         super().__init__(fleet, demand, rates)
         self.way, self._turn = way, 0
 
-    def _place(self, draft: _Draft, source: int, left: float, small: float, late: float, waste: float) -> float:  # noqa: ARG002
-        near = self._nearby(int(self.demand.site[source]))
-        uses, model, nodes = self._uses(source, near), int(self.demand.model[source]), near.nodes
-        tried = draft.alive[nodes] & (uses.wait > 0)
-        while left > small:
-            own = draft.own(model, nodes)
-            room = self.most(uses.wait, uses.part, late) / uses.part - np.maximum(own, 0.0)
+    def _place(self, draft: _Draft, source: int, remaining: float, tolerance: float, late: float, max_cost: float) -> float:  # noqa: ARG002
+        near = self._near_nodes(int(self.demand.site[source]))
+        needs, model, nodes = self._needs(source, near), int(self.demand.model[source]), near.nodes
+        tried = draft.alive[nodes] & (needs.wait > 0)
+        while remaining > tolerance:
+            own = draft.instance_rates(model, nodes)
+            room = self.max_load(needs.wait, needs.part, late) / needs.part - np.maximum(own, 0.0)
             if self.way == "declared":
-                room = np.minimum(room, (_DECLARED - draft.load[nodes]) / uses.part)
-            room = self._sendable(draft, near, model, room)
-            able = tried & (room > small) & ((own >= 0) | (draft.free[nodes] >= uses.held))
+                room = np.minimum(room, (_DECLARED - draft.load[nodes]) / needs.part)
+            room = self._within_links(draft, near, model, room)
+            able = tried & (room > tolerance) & ((own >= 0) | (draft.free_memory[nodes] >= needs.weights))
             if not able.any():
-                return left
+                return remaining
             if self.way == "each alone":
-                rank = -uses.wait * uses.parts
+                rank = -needs.wait * needs.parts
             elif self.way == "round robin":
                 rank = ((nodes - self._turn) % len(self.fleet.names)).astype(np.float64)
             else:
-                rank = draft.free[nodes] - uses.held
+                rank = draft.free_memory[nodes] - needs.weights
             best = int(np.argmin(np.where(able, np.where(own >= 0, -np.inf, rank), np.inf)))
-            taken = self._take(
-                draft, source, near, uses, best, able & (own < 0), np.where(room > small, np.minimum(room, left), 0.0)
+            taken = self._assign(
+                draft, source, near, needs, best, able & (own < 0), np.where(room > tolerance, np.minimum(room, remaining), 0.0)
             )
             tried[best] &= taken > 0
-            left -= taken
+            remaining -= taken
             self._turn = int(nodes[best]) + 1 if taken > 0 else self._turn
         return 0.0
 
-    def _fits(self, kept: Assignment, wait: NDArray[np.float64], longest: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002
+    def _kept_shares(self, kept: Assignment, wait: NDArray[np.float64], part: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002
         own = total(kept.instance, kept.rate, len(kept.model))[kept.instance]
-        most = self.most(kept.wait, kept.part[kept.instance]) / kept.part[kept.instance]
+        most = self.max_load(kept.wait, kept.part[kept.instance]) / kept.part[kept.instance]
         return np.minimum(1.0, most / np.maximum(own, 1e-300))

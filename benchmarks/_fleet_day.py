@@ -98,7 +98,7 @@ def simulate_day(
     first = took = clock.now() - begin
     for step in range(len(rates)):
         arriving = rates[step].astype(float)
-        lives = now.lives(alive[step])[now.instance]
+        lives = now.running(alive[step])[now.instance]
         # shares of what was planned; the share of failed nodes goes to the others
         planned, left = (total(now.source, now.rate * which, len(arriving)) for which in (np.ones(len(lives)), lives))
         admitted = arriving * planned / np.maximum(planned + now.unplaced, 1e-300)
@@ -107,8 +107,8 @@ def simulate_day(
         arrived += step_s * total(demand.model, arriving, models)
         served += step_s * total(demand.model[now.source], done, models)
         least += step_s * least_late(fleet, demand, arriving, planner.price, alive[step])
-        held = max(held, float((now.held(demand, count) / fleet.memory).max()))
-        sent_most = max(sent_most, float((planner.sent(now, sent) / fleet.sites.bandwidth).max()))
+        held = max(held, float((now.weight_bytes(demand, count) / fleet.memory).max()))
+        sent_most = max(sent_most, float((planner.traffic(now, sent) / fleet.sites.bandwidth).max()))
         failed = step > 0 and bool((alive[step - 1] & ~alive[step]).any())
         if (failed or (step + 1) % every == 0) and step + 1 < len(rates):
             until = (step + 1) // every * every + every + 1

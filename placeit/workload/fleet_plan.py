@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import WorkloadError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.units import about_bytes, milliseconds
-from placeit.workload.assigning import PARTS, Assignment, Planner
+from placeit.workload.assigning import MAX_PARTS, Assignment, Planner
 from placeit.workload.entries import LARGEST, Workload, largest
 from placeit.workload.fleet import total
 from placeit.workload.fleet_file import read_fleet
@@ -53,7 +53,7 @@ class FleetPlan:
         """The model, the site, the requests per second, and the reason, of each source that is not placed altogether."""
         demand, sites, found = self.planner.demand, self.planner.fleet.sites.names, []
         for source in np.flatnonzero(self.assigned.unplaced).tolist():
-            least, entry = float(self.planner.least[source]), demand.workload.entries[demand.model[source]]
+            least, entry = float(self.planner.min_seconds[source]), demand.workload.entries[demand.model[source]]
             why = "the nodes in reach have no room"
             if np.isinf(least):
                 why = "no node in reach can run it"
@@ -95,7 +95,7 @@ class FleetPlan:
     def nodes(self) -> list[dict[str, Any]]:
         """Return each node with what it serves; see ``placeit schema plan``."""
         fleet, now, entries = self.planner.fleet, self.assigned, self.planner.demand.workload.entries
-        busy, held = now.load(len(fleet.names)), now.held(self.planner.demand, len(fleet.names))
+        busy, held = now.load(len(fleet.names)), now.weight_bytes(self.planner.demand, len(fleet.names))
         serves: dict[int, list[dict[str, Any]]] = {}
         rates = total(now.instance, now.rate, len(now.model))
         for instance, nodes in enumerate(now.nodes.tolist()):
@@ -151,7 +151,7 @@ def plan_fleet(path: str | Path) -> FleetPlan:
         other = replace(demand, workload=_longer(demand.workload, longer))
         return not Planner(fleet, other, factor * rates).plan(factor * rates, every).unplaced.any()
 
-    reached = (planner.least < demand.limits[demand.model]).all()
+    reached = (planner.min_seconds < demand.limits[demand.model]).all()
     factor = largest(placed, min(LARGEST, planner.factor)) if reached else 0.0
     shorter = largest(lambda share: placed(longer=1 / share), 1.0) if now.unplaced.any() else 0.0
     return FleetPlan(planner, rates, now, factor, 1 / shorter if shorter else None)
@@ -164,9 +164,10 @@ def _check_fits(path: Path, planner: Planner) -> None:
         if (able & there).any():
             continue
         runs = np.flatnonzero(np.isfinite(seconds) & there)
-        most = max((float(fleet.memory[fleet.node_class == of].max()) for of in runs), default=0.0)
+        memory = max((float(fleet.memory[fleet.node_class == of].max()) for of in runs), default=0.0)
         why = (
-            f"it takes {about_bytes(weights)}, and {PARTS} nodes, over which it can be split, hold {about_bytes(PARTS * most)}"
+            f"it takes {about_bytes(weights)}, and {MAX_PARTS} nodes, over which it can be split, hold "
+            f"{about_bytes(MAX_PARTS * memory)}"
         )
         raise WorkloadError(
             f"{path}: the model '{entry.name}' fits nowhere: {why if len(runs) else 'no node is of a class in its seconds'}."

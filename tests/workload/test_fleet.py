@@ -176,8 +176,8 @@ def test_every_assignment_keeps_to_memory_links_and_nodes_and_accounts_for_every
         now = planner.plan(now_rates, up)
         placed = np.bincount(now.source, now.rate, len(now_rates))
         assert placed + now.unplaced == pytest.approx(now_rates, rel=1e-5)
-        assert (now.held(needs, len(made.names)) <= made.memory * (1 + 1e-9)).all()
-        assert (planner.sent(now, now.rate) <= 0.7001 * made.sites.bandwidth).all()
+        assert (now.weight_bytes(needs, len(made.names)) <= made.memory * (1 + 1e-9)).all()
+        assert (planner.traffic(now, now.rate) <= 0.7001 * made.sites.bandwidth).all()
         used = now.nodes[now.instance]
         assert up[used[used >= 0]].all()
         assert (now.wait > 0).all()
