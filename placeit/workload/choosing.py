@@ -1,4 +1,4 @@
-"""Choose an option for each model of a workload, by predicted latencies of the whole mix."""
+"""Choose an option for each model of a workload, by simulated latencies of all models together."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
 from placeit.simulator.arrivals import Slowdown, Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.entries import LARGEST, Entry, Workload, largest
+from placeit.workload.entries import MAX_FACTOR, Entry, Workload, search_factor
 from placeit.workload.options import Option
 
-__all__ = ["Choice", "Predictor", "Rank", "choose", "largest_factor", "longer_limits", "rank", "use"]
+__all__ = ["Choice", "Predictor", "Rank", "choose", "device_use", "largest_factor", "longer_limits", "rank"]
 
 Choice: TypeAlias = tuple[int, ...]
-"""The number of the option of each model."""
+"""The index of the option of each model."""
 Rank: TypeAlias = tuple[float, float, float]
-"""How many models do not keep their limits, by how much in sum, and the weighted latency: the least is the best."""
+"""Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
-_FEWEST, _MOST = 100, 2000  # requests of the model with the lowest rate, and of all models, in a simulation
-_RARE = 0.05  # share of a device's time that more requests of a rare model than arrive may take in a simulation
+_MIN_REQUESTS = 100  # requests of the model with the lowest rate in a simulation
+_MAX_REQUESTS = 2000  # requests of all models in a simulation
+_RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
 @dataclass(eq=False)
 class Predictor:
-    """Predicts the latencies of a mix by simulation, with the same arrivals for all choices.
+    """Predicts the latencies of all models by simulation, with the same arrivals for all choices.
 
     Args:
         workload: the models.
-        options: of each model.
-        memory: bytes of weights that each device holds, by name.
+        options: the options of each model.
+        memory: bytes of weights that each device can hold, by name.
         conflicts: pairs of names of devices that never run at the same time.
-        seed: of the arrivals.
-        now: the options that serve now, None for a model that is not served; each model that leaves its option has to save 5 %
-            of the weighted latency. None if nothing is served.
-        slowdown: by which models on different devices slow each other; None if they do not.
+        seed: seed of the arrivals.
+        now: index of the option that serves each model now, None for a model that is not served. Each model that leaves its
+            option has to save 5 % of the weighted latency. None if nothing is served.
+        slowdown: factor by which models on different devices slow each other; None if they do not.
     """
 
     workload: Workload
@@ -54,20 +55,23 @@ class Predictor:
     slowdown: Slowdown | None = None
 
     def __post_init__(self) -> None:
-        self._known: dict[Choice, tuple[OperatingPoint, ...]] = {}
+        self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
-        every = list(zip(self.workload, fastest, strict=True))
-        rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in every]
-        self._seconds = min(_FEWEST / min(rates), _MOST / sum(rates))
+        pairs = list(zip(self.workload, fastest, strict=True))
+        rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in pairs]
+        self._seconds = min(_MIN_REQUESTS / min(rates), _MAX_REQUESTS / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
-            entry.in_flight or self._arriving(entry.rate or 0.0, each, self.seed + number)
-            for number, (entry, each) in enumerate(every)
+            entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
+            for number, (entry, each) in enumerate(pairs)
         ]
 
-    def _arriving(self, rate: float, each: float, seed: int) -> NDArray[np.float64]:
-        """Return when requests arrive; a rare model gets more of them, for a small share of a device's time."""
-        wanted = min(_FEWEST / 5, _RARE * self._seconds / max(each, 1e-9))
-        count = max(_FEWEST // 20, math.ceil(max(rate * self._seconds, wanted)))
+    def _arrival_times(self, rate: float, each: float, seed: int) -> NDArray[np.float64]:
+        """Return arrival times of requests that take ``each`` seconds.
+
+        A rare model gets additional requests, so that its percentiles mean something, for a small share of a device's time.
+        """
+        wanted = min(_MIN_REQUESTS / 5, _RARE_SHARE * self._seconds / max(each, 1e-9))
+        count = max(_MIN_REQUESTS // 20, math.ceil(max(rate * self._seconds, wanted)))
         return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
 
     def chosen(self, choice: Choice) -> list[Option]:
@@ -75,29 +79,29 @@ class Predictor:
         return [own[number] for own, number in zip(self.options, choice, strict=True)]
 
     def overfull(self, choice: Choice) -> dict[str, float]:
-        """Return the bytes of weights on each device that would hold more than it can."""
+        """Return the bytes of weights on each device that cannot hold them, by name."""
         held: dict[str, float] = {}
         for option in self.chosen(choice):
-            for name, size in option.held.items():
+            for name, size in option.weight_bytes.items():
                 held[name] = held.get(name, 0.0) + size
         return {name: size for name, size in held.items() if size > self.memory.get(name, math.inf)}
 
     def __call__(self, choice: Choice) -> tuple[OperatingPoint, ...]:
         """Return the predicted latencies of each model."""
-        if choice not in self._known:
+        if choice not in self._cache:
             options = self.chosen(choice)
-            every = zip(self.workload, options, self._arrivals, self.workload.priorities, strict=True)
-            streams = [Stream(one.replicas, times, priority, entry.name) for entry, one, times, priority in every]
+            models = zip(self.workload, options, self._arrivals, self.workload.priorities, strict=True)
+            streams = [Stream(option.replicas, times, priority, entry.name) for entry, option, times, priority in models]
             flights = serve_streams(streams, until=self._seconds, conflicts=self.conflicts, slowdown=self.slowdown)
             points = []
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
-                left = int((ended > arrived[-1]).sum())
-                up = entry.rate is None or left <= most_left(in_flight, len(arrived))
+                pending = int((ended > arrived[-1]).sum())
+                up = entry.rate is None or pending <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
                 points.append(OperatingPoint.of(rate, [(ended - arrived + option.host, up)], entry.limited))
-            self._known[choice] = tuple(points)
-        return self._known[choice]
+            self._cache[choice] = tuple(points)
+        return self._cache[choice]
 
     def rank(self, choice: Choice) -> Rank:
         """Return the rank of a choice; infinite if weights do not fit."""
@@ -107,12 +111,12 @@ class Predictor:
 
     def moves(self, choice: Choice) -> list[str]:
         """Return the names of the models that leave the options that serve now."""
-        every = zip(self.workload, choice, self.now or (None,) * len(choice), strict=True)
-        return [entry.name for entry, number, now in every if now not in (None, number)]
+        models = zip(self.workload, choice, self.now or (None,) * len(choice), strict=True)
+        return [entry.name for entry, number, now in models if now not in (None, number)]
 
 
 def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -> Rank:
-    """Return the rank of latencies, predicted or measured, by which some number of models moves.
+    """Return the rank of latencies, predicted or measured, of a choice that moves some number of models.
 
     Each move has to save a share of the weighted latency (:data:`placeit.planning.moving.LEAST`).
     """
@@ -126,11 +130,11 @@ def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -
 
 
 def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf) -> Choice:
-    """Improve the best of some starts by changes of one model, and then of two, until no change is better.
+    """Find a good choice by local search: change the option of one model, or of two, until no change is better.
 
     Args:
         predict: predicts latencies.
-        starts: choices to start from; the choice of the least used devices is one in any case.
+        starts: choices to start from, besides the greedy one.
         until: time, by :func:`placeit.core.clock.now`, at which the best choice so far is returned.
     """
     best = min([*starts, _greedy(predict)], key=predict.rank)
@@ -147,19 +151,17 @@ def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf
 
 
 def _changes(predict: Predictor, choice: Choice) -> Iterator[Choice]:
-    """Yield choices that differ in the option of one model, and then of two."""
+    """Yield the choices that differ in the option of one model, and then the ones that differ in two."""
     others = [[k for k in range(len(own)) if k != number] for own, number in zip(predict.options, choice, strict=True)]
     for several in (1, 2):
         for changed in itertools.combinations(range(len(choice)), several):
             for to in itertools.product(*(others[model] for model in changed)):
-                now = list(choice)
-                for model, number in zip(changed, to, strict=True):
-                    now[model] = number
-                yield tuple(now)
+                change = dict(zip(changed, to, strict=True))
+                yield tuple(change.get(model, number) for model, number in enumerate(choice))
 
 
 def _greedy(predict: Predictor) -> Choice:
-    """Give each model, the one with the most work first, the option by which the busiest device is least busy."""
+    """Return a choice that gives each model, the busiest first, the option with which the busiest device is least busy."""
     demand = [
         (entry.rate or entry.in_flight or 1) * own[0].seconds
         for entry, own in zip(predict.workload, predict.options, strict=True)
@@ -168,19 +170,22 @@ def _greedy(predict: Predictor) -> Choice:
     choice = [0] * len(demand)
     for k in sorted(range(len(demand)), key=lambda k: -demand[k]):
         entry = predict.workload.entries[k]
-        uses = [use(option, entry) for option in predict.options[k]]
+        uses = [device_use(option, entry) for option in predict.options[k]]
 
-        def most(number: int, uses: Sequence[Mapping[str, float]] = uses) -> float:
+        def max_use(number: int, uses: Sequence[Mapping[str, float]] = uses) -> float:
             return max((busy.get(name, 0.0) + share for name, share in uses[number].items()), default=0.0)
 
-        choice[k] = min(range(len(uses)), key=most)
+        choice[k] = min(range(len(uses)), key=max_use)
         for name, share in uses[choice[k]].items():
             busy[name] = busy.get(name, 0.0) + share
     return tuple(choice)
 
 
-def use(option: Option, entry: Entry) -> dict[str, float]:
-    """Return the share of its time that each device works for a model; for requests under way, as if each took its time."""
+def device_use(option: Option, entry: Entry) -> dict[str, float]:
+    """Return the share of its time that each device works for a model, by name.
+
+    A model with a number of requests under way counts as if each took the time of a request alone.
+    """
     rate = entry.rate if entry.rate is not None else (entry.in_flight or 1) / option.seconds
     busy: dict[str, float] = {}
     speeds = [
@@ -195,19 +200,19 @@ def use(option: Option, entry: Entry) -> dict[str, float]:
 
 
 def largest_factor(predict: Predictor, choice: Choice) -> float:
-    """Return the largest factor on all rates at which all limits are kept with a choice (`largest`), at most `LARGEST`.
+    """Return the largest factor on all rates, at most `MAX_FACTOR`, at which a choice keeps all limits.
 
-    With requests under way in place of a rate, that load stays as it is.
+    Models with a number of requests under way in place of a rate keep that load.
     """
 
-    def kept(factor: float) -> bool:
+    def is_kept(factor: float) -> bool:
         return all(point.kept for point in replace(predict, workload=predict.workload.scaled(factor))(choice))
 
-    return largest(kept, LARGEST)
+    return search_factor(is_kept, MAX_FACTOR)
 
 
 def longer_limits(predict: Predictor, choice: Choice) -> dict[str, LatencyLimit]:
-    """Return longer limits, by model, with which all limits would be kept with a choice; empty if longer ones do not help."""
+    """Return longer limits, by model, with which a choice would keep all limits; empty if longer limits do not help."""
     longer: dict[str, LatencyLimit] = {}
     for entry, point in zip(predict.workload, predict(choice), strict=True):
         at = entry.limited.at(point)

@@ -1,4 +1,4 @@
-"""A workload: models that share devices, with the requests and the limits of each; and its file."""
+"""Workloads: models that share devices, the requests and the limit of each, and workload files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
 from placeit.workload.interference import Pair
 
-__all__ = ["LARGEST", "Entry", "EntryReader", "Workload", "largest"]
+__all__ = ["MAX_FACTOR", "Entry", "EntryReader", "Workload", "search_factor"]
 
 _RENAMED = {"limit": "latency_limit", "shapes": "input_shapes"}  # attributes of a model that have another key in the file
-_NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # what a server can serve (placeit.serve.served_model.is_name)
+_NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # names that a server can serve (placeit.serve.served_model.is_name)
 _SIZE = re.compile(r"\d+(\.\.\d+(@\d+)?)?", re.ASCII)
-_MOST = 64  # requests of one model that are under way
-_MODELS = 1000  # of a workload
-_BOUNDS = (1e-12, 1e12)  # of rates and weights, far beyond which sums of them are not numbers any more
-_SLOWEST = 1000.0  # factor by which a model slows another one
-LARGEST = 8.0
+_MAX_IN_FLIGHT = 64  # requests of one model that are under way
+_MAX_MODELS = 1000  # models of a workload
+_MIN_RATE, _MAX_RATE = 1e-12, 1e12  # of rates and weights; sums of much larger numbers overflow
+_MAX_SLOWDOWN = 1000.0  # factor by which a model slows another one
+MAX_FACTOR = 8.0
 """The largest factor on rates that is tried."""
 
 
@@ -40,15 +40,16 @@ class Entry:
     Attributes:
         name: unique in the workload.
         model: path of the model.
-        rate: requests per second that arrive, at random times (a Poisson process); None if ``in_flight`` is given.
-        in_flight: requests that are under way at any time, each submitted as soon as another one has ended; None with a rate.
-        limit: the limit on its latency; None without any.
-        weight: importance of its latency beside the other models'.
+        rate: requests per second that arrive at random times (a Poisson process); None if ``in_flight`` is given.
+        in_flight: number of requests under way at any time, each submitted as soon as another one has ended; None if ``rate``
+            is given.
+        limit: the limit on its latency; None for no limit.
+        weight: importance of its latency relative to the other models.
         inputs: path of a NumPy archive with its inputs; None for random inputs.
-        placement: path of its placement, which is kept; None to look for one.
+        placement: path of its placement, which is kept; None to search for one.
         devices: names of the devices that it may use; empty for all.
-        arrives_at: name of a device that it may use, or of a node, where its inputs arrive and its outputs are wanted; None if
-            it does not matter.
+        arrives_at: name of the device or node where its inputs arrive and its outputs are sent to; the model may use that
+            device, or a device of that node. None if transfers of inputs and outputs do not count.
         shapes: sizes of inputs that the model leaves open, by input name (:class:`placeit.workbench.options.Inputs`).
     """
 
@@ -72,15 +73,15 @@ class Entry:
             )
         if (self.rate is None) == (self.in_flight is None):
             raise UsageError(f"The model '{self.name}' needs either 'rate' or 'in_flight': how its requests come.")
-        if self.in_flight is not None and not 1 <= self.in_flight <= _MOST:
-            raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight:g}; it must be 1 to {_MOST}.")
+        if self.in_flight is not None and not 1 <= self.in_flight <= _MAX_IN_FLIGHT:
+            raise UsageError(f"'in_flight' of '{self.name}' is {self.in_flight:g}; it must be 1 to {_MAX_IN_FLIGHT}.")
         for what, value in (("rate", self.rate), ("weight", self.weight)):
-            if value is not None and not _BOUNDS[0] <= value <= _BOUNDS[1]:
-                raise UsageError(f"'{what}' of '{self.name}' is {value:g}; it must be from {_BOUNDS[0]:g} to {_BOUNDS[1]:g}.")
+            if value is not None and not _MIN_RATE <= value <= _MAX_RATE:
+                raise UsageError(f"'{what}' of '{self.name}' is {value:g}; it must be from {_MIN_RATE:g} to {_MAX_RATE:g}.")
 
     @property
     def limited(self) -> LatencyLimit:
-        """The limit, or one on the 95th percentile that every request keeps."""
+        """The limit; without one, an infinite limit on the 95th percentile."""
         return LatencyLimit(95, math.inf) if self.limit is None else self.limit
 
     @property
@@ -95,11 +96,11 @@ class Workload:
 
     Attributes:
         entries: the models, at least one.
-        path: the file; None if it was made otherwise.
-        slowdowns: how models slow each other, as far as that was measured when they were placed.
+        path: the file that it was read from; None if it was not read from a file.
+        slowdowns: measured factors by which pairs of models slow each other.
 
     Raises:
-        UsageError: there is no model, there are more than 1000, or two have one name.
+        UsageError: there is no model, there are more than 1000 models, or two models have the same name.
     """
 
     entries: tuple[Entry, ...]
@@ -108,8 +109,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
-        if not 1 <= len(names) <= _MODELS:
-            raise UsageError(f"A workload has 1 to {_MODELS} models; got {len(names)}.")
+        if not 1 <= len(names) <= _MAX_MODELS:
+            raise UsageError(f"A workload has 1 to {_MAX_MODELS} models; got {len(names)}.")
         if twice := [name for k, name in enumerate(names) if name in names[:k]]:
             raise UsageError(f"Two models of the workload are named '{twice[0]}': give one of them another 'name'.")
 
@@ -131,7 +132,7 @@ class Workload:
         top = reader.mapping(reader.root(), "the file", ("models", "slowdowns"), ("models",))
         slowdowns = reader.items(top["slowdowns"], "'slowdowns'") if "slowdowns" in top else ()
         pairs = tuple(reader.pair(node, f"slowdowns[{number}]") for number, node in enumerate(slowdowns))
-        keys, entries = [_RENAMED.get(one.name, one.name) for one in fields(Entry)], list[Entry]()
+        keys, entries = [_RENAMED.get(field.name, field.name) for field in fields(Entry)], list[Entry]()
         for number, node in enumerate(reader.items(top["models"], "'models'")):
             name = f"models[{number}]"
             entries.append(reader.entry(node, name, reader.mapping(node, f"'{name}'", keys, ("model",))))
@@ -141,13 +142,13 @@ class Workload:
             raise WorkloadError(f"{path}: {error}") from None
 
     @classmethod
-    def of(cls, given: Workload | str | Path) -> Workload:
-        """Return a workload that is given as such, or as the path of its file."""
-        return given if isinstance(given, Workload) else cls.load(given)
+    def of(cls, workload: Workload | str | Path) -> Workload:
+        """Return a workload as it is, or read it from the path of its file."""
+        return workload if isinstance(workload, Workload) else cls.load(workload)
 
     @property
     def priorities(self) -> list[int]:
-        """The priority of each model's server: the shorter its limit, the lower the number, and the sooner it goes; 0 at most.
+        """The priority of each model's server, 0 or less; of models with a shorter limit it is lower, and they run first.
 
         This is deadline-monotonic scheduling (Leung and Whitehead 1982).
         """
@@ -155,7 +156,7 @@ class Workload:
         return [-longest_first.index(entry.limited.seconds) for entry in self.entries]
 
     def placed(self) -> Self:
-        """Return it. Raises UsageError if a model has no placement."""
+        """Return the workload itself. Raises UsageError if a model has no placement."""
         for entry in self.entries:
             if entry.placement is None:
                 raise UsageError(
@@ -165,17 +166,18 @@ class Workload:
         return self
 
     def used(self) -> list[str]:
-        """Return the devices that its placements are on. Raises UsageError, FileError or PlacementError."""
+        """Return the names of the devices that its placements use. Raises UsageError, FileError or PlacementError."""
         counts = [Placement.load(entry.placement).counts() for entry in self.placed() if entry.placement is not None]
         return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
 
     def scaled(self, factor: float) -> Self:
-        """Return it with all rates multiplied by a factor, as far as a rate may be that high or low."""
-        low, high = _BOUNDS
-        return self.at({entry.name: min(max(factor * entry.rate, low), high) for entry in self if entry.rate is not None})
+        """Return a workload with all rates multiplied by a factor, and clipped to the range of valid rates."""
+        return self.at(
+            {entry.name: min(max(factor * entry.rate, _MIN_RATE), _MAX_RATE) for entry in self if entry.rate is not None}
+        )
 
     def at(self, rates: Mapping[str, float]) -> Self:
-        """Return it with other rates of some models, by name. Raises UsageError if there is no such model with a rate."""
+        """Return a workload with other rates, by model. Raises UsageError if it has no such model with a rate."""
         known = [entry.name for entry in self if entry.rate is not None]
         if unknown := [name for name in rates if name not in known]:
             hint = nearest(unknown[0], known) or f": it has {', '.join(known) or 'none'}"
@@ -183,77 +185,80 @@ class Workload:
         return replace(self, entries=tuple(replace(entry, rate=rates.get(entry.name, entry.rate)) for entry in self))
 
     def placements(self, path: Path) -> list[Path]:
-        """Return the files of the models' placements beside a file of the placed workload."""
+        """Return the paths of the models' placements, which are saved beside the file of the placed workload."""
         return [path.with_name(f"{path.stem}.{entry.name}.placement.json") for entry in self.entries]
 
     def files(self) -> list[Path]:
-        """Return the files that are read for it."""
-        every = [self.path, *(file for one in self.entries for file in (one.model, one.inputs, one.placement))]
-        return [file for file in every if file is not None]
+        """Return the paths of the workload file, and of all files that it names."""
+        paths = [self.path, *(path for entry in self for path in (entry.model, entry.inputs, entry.placement))]
+        return [path for path in paths if path is not None]
 
     def save(self, path: Path) -> None:
         """Write a workload file, with paths relative to its folder. Raises FileError."""
         models = []
         for entry in self.entries:
-            said = vars(entry) | {
+            values = vars(entry) | {
                 "limit": None if entry.limit is None else str(entry.limit),
                 "weight": None if entry.weight == 1 else entry.weight,
                 "devices": [*entry.devices] or None,
                 "shapes": {name: [*sizes] for name, sizes in entry.shapes.items()} or None,
             }
-            said |= {key: os.path.relpath(value, path.parent) for key, value in said.items() if isinstance(value, Path)}
-            models.append({_RENAMED.get(key, key): value for key, value in said.items() if value is not None})
+            values |= {key: os.path.relpath(value, path.parent) for key, value in values.items() if isinstance(value, Path)}
+            models.append({_RENAMED.get(key, key): value for key, value in values.items() if value is not None})
         slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
         file = {"models": models} | ({"slowdowns": slowdowns} if slowdowns else {})
         write_text(path, yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
-def largest(kept: Callable[[float], bool], most: float) -> float:
-    """Return the largest factor that is kept, to about 2 %, ``most`` at most; 0 if none above a thousandth of that is."""
-    low, high, factor = 0.0, most, most
-    while high > 1.02 * low and high > most / 1000:
-        good = kept(factor)
-        if good and factor == most:
+def search_factor(is_kept: Callable[[float], bool], max_factor: float) -> float:
+    """Search by bisection for the largest factor at which limits are kept, to about 2 %.
+
+    Returns 0 if they are kept at no factor above a thousandth of ``max_factor``.
+    """
+    low, high, factor = 0.0, max_factor, max_factor
+    while high > 1.02 * low and high > max_factor / 1000:
+        kept = is_kept(factor)
+        if kept and factor == max_factor:
             return factor
-        low, high = (factor, high) if good else (low, factor)
+        low, high = (factor, high) if kept else (low, factor)
         factor = (low * high) ** 0.5 if low > 0 else high / 2
     return low
 
 
 class EntryReader(StrictYaml):
-    """Reader of what files say of a model."""
+    """Reads models from workload files and fleet files."""
 
     error = WorkloadError
 
-    def entry(self, node: Node, name: str, given: Mapping[str, Node], **more: Any) -> Entry:
-        """Return a model.
+    def entry(self, node: Node, name: str, nodes: Mapping[str, Node], **attributes: Any) -> Entry:
+        """Read a model.
 
         Args:
-            node: what the file says of it.
-            name: of the node, in messages.
-            given: values by key, as far as they are attributes of the model.
-            more: attributes that ``given`` does not have.
+            node: the node of the model.
+            name: name of the node in messages.
+            nodes: the nodes of attributes, by their keys in the file.
+            attributes: further attributes of the model.
         """
-        read: dict[str, Callable[[Node, str], Any]] = dict.fromkeys(given, self.text)
+        read: dict[str, Callable[[Node, str], Any]] = dict.fromkeys(nodes, self.text)
         read |= dict.fromkeys(("model", "inputs", "placement"), self.file)
         read |= dict.fromkeys(("rate", "weight"), self.positive)
         read |= {"in_flight": self.whole, "devices": self.names, "input_shapes": self.shapes, "latency_limit": self.limit}
-        said = {key: read[key](value, f"'{name}.{key}'") for key, value in given.items()}
-        said |= {attribute: said.pop(key) for attribute, key in _RENAMED.items() if key in said}
-        if "model" in said:
-            said.setdefault("name", said["model"].stem)
+        values = {key: read[key](value, f"'{name}.{key}'") for key, value in nodes.items()}
+        values |= {attribute: values.pop(key) for attribute, key in _RENAMED.items() if key in values}
+        if "model" in values:
+            values.setdefault("name", values["model"].stem)
         try:
-            return Entry(**more | said)
+            return Entry(**attributes | values)
         except UsageError as error:
             self.fail(node, str(error).rstrip("."))
 
     def pair(self, node: Node, name: str) -> Pair:
         """Read a measured slowdown."""
-        given = self.mapping(node, f"'{name}'", Pair._fields, Pair._fields)
-        models, devices = (tuple(self.texts(given[key], f"'{name}.{key}'")) for key in Pair._fields[:2])
-        factors = tuple(self.positive(one, f"'{name}.slowdown'") for one in self.items(given["slowdown"], f"'{name}.slowdown'"))
-        if not len(models) == len(devices) == len(factors) == 2 or max(factors) > _SLOWEST:
-            self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_SLOWEST:g} at most")
+        nodes, entry = self.mapping(node, f"'{name}'", Pair._fields, Pair._fields), f"'{name}.slowdown'"
+        models, devices = (tuple(self.texts(nodes[key], f"'{name}.{key}'")) for key in Pair._fields[:2])
+        factors = tuple(self.positive(factor, entry) for factor in self.items(nodes["slowdown"], entry))
+        if not len(models) == len(devices) == len(factors) == 2 or max(factors) > _MAX_SLOWDOWN:
+            self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_MAX_SLOWDOWN:g} at most")
         return Pair(models, devices, factors)
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
@@ -278,11 +283,11 @@ class EntryReader(StrictYaml):
         return int(value)
 
     def file(self, node: Node, entry: str) -> Path:
-        """Read a path, which is relative to the folder of the file."""
+        """Read a path that is relative to the folder of the file."""
         return self.path.parent / self.text(node, entry)
 
     def names(self, node: Node, entry: str) -> tuple[str, ...]:
-        """Read names of devices."""
+        """Read the names of at least one device, each once."""
         names = self.texts(node, entry)
         if not names:
             self.fail(node, f"{entry} names no device")
@@ -291,7 +296,7 @@ class EntryReader(StrictYaml):
         return tuple(names)
 
     def shapes(self, node: Node, entry: str) -> dict[str, list[str]]:
-        """Read sizes of inputs."""
+        """Read the sizes of inputs, by input name."""
         shapes = {name: self.texts(sizes, f"{entry} of '{name}'") for name, sizes in self.mapping(node, entry).items()}
         for name, sizes in shapes.items():
             if wrong := next((size for size in sizes if _SIZE.fullmatch(size) is None), None):

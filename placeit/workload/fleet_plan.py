@@ -1,4 +1,4 @@
-"""Plan a fleet: which node serves which model, what cannot be served, and the nearest plan that works."""
+"""Plan a fleet: which node serves which model, which requests find no room, and which rates or limits would help."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from placeit.core.errors import WorkloadError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.units import about_bytes, milliseconds
 from placeit.workload.assigning import MAX_PARTS, Assignment, Planner
-from placeit.workload.entries import LARGEST, Workload, largest
+from placeit.workload.entries import MAX_FACTOR, Workload, search_factor
 from placeit.workload.fleet import total
 from placeit.workload.fleet_file import read_fleet
 
 __all__ = ["FleetPlan", "plan_fleet"]
 
-_SHOWN = 3  # requests that are not placed, in a sentence
+_MAX_SHOWN = 3  # sources that a sentence names
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,11 @@ class FleetPlan:
     """The result of :func:`plan_fleet`.
 
     Attributes:
-        planner: has the nodes and the models.
+        planner: the planner, which has the nodes and the models.
         rates: ``float64[Q]``, requests per second of each source.
-        assigned: the nodes of each model.
-        factor: the largest factor on all rates at which every request is placed, 8 at most; 0 if none.
-        longer: the least factor on all limits with which every request is placed, 1000 at most; None if longer ones do not
+        assigned: the assignment of models to nodes.
+        factor: the largest factor on all rates at which every request is placed, 8 at most; 0 if there is no such factor.
+        longer: the least factor on all limits with which every request is placed, 1000 at most; None if longer limits do not
             help, or are not needed.
     """
 
@@ -50,7 +50,7 @@ class FleetPlan:
 
     @cached_property
     def unplaced(self) -> list[tuple[str, str, float, str]]:
-        """The model, the site, the requests per second, and the reason, of each source that is not placed altogether."""
+        """Sources with requests that are not placed: model, site, these requests per second, and the reason."""
         demand, sites, found = self.planner.demand, self.planner.fleet.sites.names, []
         for source in np.flatnonzero(self.assigned.unplaced).tolist():
             least, entry = float(self.planner.min_seconds[source]), demand.workload.entries[demand.model[source]]
@@ -64,13 +64,13 @@ class FleetPlan:
 
     @property
     def reason(self) -> str:
-        """What is placed, and what would place the rest, in a sentence."""
+        """How many requests are placed, and which rates or limits would place the rest, in a sentence."""
         total, lacking = float(self.rates.sum()), float(self.assigned.unplaced.sum())
         used = len(np.unique(self.assigned.nodes[self.assigned.nodes >= 0]))
         if self.placed:
             return f"all {total:.4g} requests/s are placed, on {used} of {len(self.planner.fleet.names)} nodes"
-        some = [f"{model} from {site} ({why})" for model, site, _, why in self.unplaced[:_SHOWN]]
-        more = f", and {len(self.unplaced) - _SHOWN} more" if len(self.unplaced) > _SHOWN else ""
+        some = [f"{model} from {site} ({why})" for model, site, _, why in self.unplaced[:_MAX_SHOWN]]
+        more = f", and {len(self.unplaced) - _MAX_SHOWN} more" if len(self.unplaced) > _MAX_SHOWN else ""
         nearest = [f"at {self.factor:.3g} times the rates"] if self.factor > 0 else []
         nearest += [f"with limits {math.ceil(100 * self.longer) / 100:.4g} times as long"] if self.longer is not None else []
         remedy = f"all would be placed {', or '.join(nearest)}" if nearest else "neither lower rates nor longer limits help"
@@ -93,16 +93,16 @@ class FleetPlan:
         )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return each node with what it serves; see ``placeit schema plan``."""
+        """Return each node with the models that it serves; ``placeit schema plan`` describes the fields."""
         fleet, now, entries = self.planner.fleet, self.assigned, self.planner.demand.workload.entries
         busy, held = now.load(len(fleet.names)), now.weight_bytes(self.planner.demand, len(fleet.names))
         serves: dict[int, list[dict[str, Any]]] = {}
         rates = total(now.instance, now.rate, len(now.model))
         for instance, nodes in enumerate(now.nodes.tolist()):
-            place = [node for node in nodes if node >= 0]
-            for part, node in enumerate(place):
-                said = {"name": entries[now.model[instance]].name, "rate_per_s": float(rates[instance])}
-                serves.setdefault(node, []).append(said | {"part": part + 1, "parts": len(place)})
+            used = [node for node in nodes if node >= 0]
+            for part, node in enumerate(used, 1):
+                model = {"name": entries[now.model[instance]].name, "rate_per_s": float(rates[instance])}
+                serves.setdefault(node, []).append(model | {"part": part, "parts": len(used)})
         return [
             {
                 "name": name,
@@ -116,7 +116,7 @@ class FleetPlan:
         ]
 
     def models(self) -> list[dict[str, Any]]:
-        """Return each model with the requests that are placed, and how many of them are in time by prediction."""
+        """Return each model with its placed requests, and the predicted share of all its requests that is in time."""
         demand, now, count = self.planner.demand, self.assigned, len(self.planner.demand.seconds)
         rate, lacking = (total(demand.model, each, count) for each in (self.rates, now.unplaced))
         model = demand.model[now.source]
@@ -143,21 +143,22 @@ def plan_fleet(path: str | Path) -> FleetPlan:
         WorkloadError: the file has an error, or a model fits on no node.
     """
     fleet, demand, rates = read_fleet(path)
-    planner, every = Planner(fleet, demand, rates), np.ones(len(fleet.names), bool)
+    planner, alive = Planner(fleet, demand, rates), np.ones(len(fleet.names), bool)
     _check_fits(Path(path), planner)
-    now = planner.plan(rates, every)
+    now = planner.plan(rates, alive)
 
-    def placed(factor: float = 1.0, longer: float = 1.0) -> bool:
+    def all_placed(factor: float = 1.0, longer: float = 1.0) -> bool:
         other = replace(demand, workload=_longer(demand.workload, longer))
-        return not Planner(fleet, other, factor * rates).plan(factor * rates, every).unplaced.any()
+        return not Planner(fleet, other, factor * rates).plan(factor * rates, alive).unplaced.any()
 
-    reached = (planner.min_seconds < demand.limits[demand.model]).all()
-    factor = largest(placed, min(LARGEST, planner.factor)) if reached else 0.0
-    shorter = largest(lambda share: placed(longer=1 / share), 1.0) if now.unplaced.any() else 0.0
+    reachable = (planner.min_seconds < demand.limits[demand.model]).all()
+    factor = search_factor(all_placed, min(MAX_FACTOR, planner.factor)) if reachable else 0.0
+    shorter = search_factor(lambda share: all_placed(longer=1 / share), 1.0) if now.unplaced.any() else 0.0
     return FleetPlan(planner, rates, now, factor, 1 / shorter if shorter else None)
 
 
 def _check_fits(path: Path, planner: Planner) -> None:
+    """Raise WorkloadError if a model fits on no node, nor on as many as it may be split over."""
     fleet, demand = planner.fleet, planner.demand
     there = np.isin(np.arange(len(fleet.classes)), fleet.node_class)
     for entry, able, seconds, weights in zip(demand.workload, planner.able, demand.seconds, demand.weights, strict=True):
@@ -176,6 +177,5 @@ def _check_fits(path: Path, planner: Planner) -> None:
 
 def _longer(workload: Workload, factor: float) -> Workload:
     """Return a workload with all limits multiplied by a factor."""
-    limits = (None if one.limit is None else replace(one.limit, seconds=factor * one.limit.seconds) for one in workload)
-    entries = (replace(one, limit=limit) for one, limit in zip(workload, limits, strict=True))
-    return replace(workload, entries=tuple(entries))
+    limits = (entry.limit and replace(entry.limit, seconds=factor * entry.limit.seconds) for entry in workload)
+    return replace(workload, entries=tuple(replace(entry, limit=limit) for entry, limit in zip(workload, limits, strict=True)))

@@ -14,7 +14,7 @@ from placeit.core.errors import ClusterError
 from placeit.core.problem import Problem
 from placeit.simulator.arrivals import SimulatedReplica, Stream, serve_streams
 from placeit.simulator.simulate import simulate
-from placeit.workload.arriving import arriving, resolved
+from placeit.workload.arriving import arrival_device, with_arrivals
 from placeit.workload.entries import Workload
 from placeit.workload.optimize import optimize_workload
 from tests.workload.nets import described, net, write_workload
@@ -33,21 +33,21 @@ def replica(device: str, scale: float = 1.0) -> SimulatedReplica:
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_a_request_takes_the_links_there_and_back(scale: float) -> None:
     for device, way in (("near", 0.0), ("far", 2 * 0.001 * scale + 0.003 + 0.001)):
-        made = arriving(replica(device, scale), "near", cluster(0.001), sent=3000, answered=1000)
+        made = with_arrivals(replica(device, scale), "near", cluster(0.001), input_bytes=3000, output_bytes=1000)
         assert scale * float(simulate(made.problem, made.placement)[0]) == pytest.approx(0.010 * scale + way)
 
 
 def test_a_node_is_the_one_of_its_devices_by_any_name() -> None:
     board = Device("board", "CPU", address=Address("CPU", (0,), node="edge1"))
     found = Cluster((*described(near=1e6).devices, board, replace(board, name="edge2/CPU", address=None)))
-    assert [resolved(at, found) for at in ("edge1", "edge2", "near", "board")] == ["board", "edge2/CPU", "near", "board"]
+    assert [arrival_device(at, found) for at in ("edge1", "edge2", "near", "board")] == ["board", "edge2/CPU", "near", "board"]
     with pytest.raises(ClusterError, match="'edge3'"):
-        resolved("edge3", found)
+        arrival_device("edge3", found)
 
 
 def test_what_arrives_does_not_wait_for_the_device_there_but_for_its_link() -> None:
     busy = Stream([replica("near", scale=100.0)], np.array([0.0]))  # for a second
-    slow = arriving(replica("far"), "near", cluster(0.0), sent=50_000, answered=0)  # 50 ms on the link
+    slow = with_arrivals(replica("far"), "near", cluster(0.0), input_bytes=50_000, output_bytes=0)  # 50 ms on the link
     (_, one, other) = serve_streams([busy, Stream([slow], np.array([0.0])), Stream([slow], np.array([0.0]))])
     assert sorted([one.ended[0], other.ended[0]]) == pytest.approx([0.060, 0.110])
 

@@ -132,7 +132,7 @@ def test_models_that_do_not_fit_are_named(models: Path) -> None:
     ):
         optimize_workload(path, described(only=1e6, memory=115e3), budget=2, cache=None)
     found = optimize_workload(path, described(one=1e6, two=1e6, memory=115e3), budget=2, cache=None)
-    assert all(sum(option.held.get(name, 0) for option in found.best.options) <= 115e3 for name in ("one", "two"))
+    assert all(sum(option.weight_bytes.get(name, 0) for option in found.best.options) <= 115e3 for name in ("one", "two"))
     with pytest.raises(InfeasibleError, match="The model 'big' of the workload: "):
         optimize_workload(path, described(only=1e6, memory=1e3), budget=2, cache=None)
 
