@@ -135,7 +135,7 @@ def _show_interference(console: Console, found: PlacedWorkload) -> None:
     rows = [
         [*(f"{name} on {device}" for name, device in places), f"{factor:.2f}"]
         for pair in found.interference.pairs
-        for *places, factor in pair.each
+        for *places, factor in pair.both_ways
     ]
     console.print()
     text.tables(console, ["model", "beside", "slowdown"], {"slowdown of models on different devices": rows}, left=2)

@@ -1,4 +1,4 @@
-"""Several models on the same devices: read what each has to serve, place all of them together, measure them together.
+"""Several models on the same devices: read their rates and limits, place them together, and measure them together.
 
 May import ``tuning`` and all below it. Read :mod:`placeit.workload.entries` first, then :mod:`placeit.workload.optimize`;
 for many nodes, :mod:`placeit.workload.fleet`, then :mod:`placeit.workload.assigning`.

@@ -1,4 +1,4 @@
-"""A fleet: many nodes of few classes, at sites that a tree of links joins; and the requests that arrive at its sites."""
+"""Fleets: many nodes of few classes at sites that a tree of links joins, and the requests that arrive at the sites."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ __all__ = ["Demand", "Fleet", "Sites", "total"]
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Sites, and the links that join each to its parent: a star, a tree, or one site.
+    """Sites, and the links that join each of them to its parent: a star, a tree, or a single site.
 
     Attributes:
-        names: of the sites.
-        parent: ``int32[S]``, the site at the other end of each site's link; -1 for the one without a link.
+        names: names of the sites.
+        parent: ``int32[S]``, the site at the other end of each site's link; -1 for the root, which has no link.
         latency: ``float64[S]``, seconds from one end of the link to the other.
-        bandwidth: ``float64[S]``, bytes per second.
+        bandwidth: ``float64[S]``, bytes per second of the link.
+        depth: ``int32[S]``, number of links between each site and the root.
 
     Raises:
-        WorkloadError: two sites have one name, or the links do not form a tree.
+        WorkloadError: two sites have the same name, or the links do not form a tree.
     """
 
     names: Sequence[str]
@@ -39,12 +40,12 @@ class Sites:
     def __post_init__(self) -> None:
         _check_unique(self.names, "site")
         count = len(self.names)
-        depth, above = np.zeros(count, np.int32), self.parent
+        depth, ancestor = np.zeros(count, np.int32), self.parent
         for _ in range(count):
-            depth += above >= 0
-            above = np.where(above < 0, -1, self.parent[above])
-        if (above >= 0).any():
-            circle = ", ".join(self.names[one] for one in np.flatnonzero(above >= 0)[:5])
+            depth += ancestor >= 0
+            ancestor = np.where(ancestor < 0, -1, self.parent[ancestor])
+        if (ancestor >= 0).any():
+            circle = ", ".join(self.names[site] for site in np.flatnonzero(ancestor >= 0)[:5])
             raise WorkloadError(f"The links of the sites form a circle ({circle}): let one of them have no parent.")
         if len(roots := np.flatnonzero(self.parent < 0)) > 1:
             one, other = (self.names[root] for root in roots[:2])
@@ -52,19 +53,21 @@ class Sites:
         object.__setattr__(self, "depth", depth)
 
     def links(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the links between sites, each as the site below it, ``int32[K, L]`` with -1 where there are fewer.
+        """Return the links on the way between pairs of sites, ``int32[K, L]`` with -1 where there are fewer.
+
+        A link has the number of the site below it.
 
         Args:
-            one: ``int32[K]``, sites.
-            other: ``int32[K]``, other sites.
+            one: ``int32[K]``, the first site of each pair.
+            other: ``int32[K]``, the second site of each pair.
         """
-        found = []
+        links = []
         while (apart := one != other).any():
             up = apart & (self.depth[one] >= self.depth[other])
             down = apart & ~up
-            found.append(np.where(up, one, np.where(down, other, -1)))
+            links.append(np.where(up, one, np.where(down, other, -1)))
             one, other = np.where(up, self.parent[one], one), np.where(down, self.parent[other], other)
-        return np.stack(found, axis=1) if found else np.full((len(one), 1), -1, np.int32)
+        return np.stack(links, axis=1) if links else np.full((len(one), 1), -1, np.int32)
 
     def inner(self) -> NDArray[np.intp]:
         """Return the sites that other sites have as their parent."""
@@ -73,18 +76,18 @@ class Sites:
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """Nodes, each of which serves one request at a time, of the models that it holds.
+    """Nodes, each of which serves one request at a time, for the models that it holds.
 
     Attributes:
-        sites: where they are.
-        names: of the nodes.
+        sites: the sites of the nodes.
+        names: names of the nodes.
         site: ``int32[N]``, the site of each node.
         classes: names of the classes of nodes.
         node_class: ``int32[N]``, the class of each node.
         memory: ``float64[N]``, bytes of weights that each node can hold.
 
     Raises:
-        WorkloadError: two nodes have one name.
+        WorkloadError: two nodes have the same name.
     """
 
     sites: Sites
@@ -100,20 +103,20 @@ class Fleet:
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What a fleet has to serve: for each model its costs, and its *sources*, the sites where its requests arrive.
+    """The models that a fleet serves, their costs, and their *sources*: the sites where requests of a model arrive.
 
     Attributes:
-        workload: the models, with their limits and weights; rates are given for each source instead.
+        workload: the models, with their limits and weights. Their rates are not used: each source has a rate.
         seconds: ``float64[M, C]``, seconds of a request on a node of each class; infinite where a model cannot run.
         weights: ``float64[M]``, bytes of weights.
         sent: ``float64[M]``, bytes of a request's inputs and outputs.
-        between: ``float64[M]``, bytes that cross from part to part if a model is split.
+        between: ``float64[M]``, bytes that are sent from one part to the next if a model is split.
         model: ``int32[Q]``, the model of each source.
         site: ``int32[Q]``, the site of each source.
         hop: seconds of latency, and bytes per second, between nodes of one site.
 
     Raises:
-        WorkloadError: a model has requests under way in place of a rate.
+        WorkloadError: a model has a number of requests under way in place of a rate.
     """
 
     workload: Workload
@@ -132,12 +135,12 @@ class Demand:
 
     @property
     def limits(self) -> NDArray[np.float64]:
-        """The limits on latencies, ``float64[M]`` seconds."""
+        """The limits on latency, ``float64[M]`` seconds; infinite without a limit."""
         return np.array([entry.limited.seconds for entry in self.workload])
 
     @property
     def late(self) -> float:
-        """The least share of requests that the limit of a model lets be late."""
+        """The share of requests that may be late by the strictest limit."""
         return min(1.0 - entry.limited.percentile / 100 for entry in self.workload)
 
 
@@ -148,5 +151,5 @@ def _check_unique(names: Sequence[str], what: str) -> None:
 
 
 def total(index: NDArray[Any], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Return the sum of the values of each of ``count`` indices, ``float64[count]``, of no values as well."""
+    """Return the sum of the values with each index below ``count``, ``float64[count]``; 0 for an index without values."""
     return np.bincount(index, values, count).astype(np.float64)

@@ -1,6 +1,8 @@
-"""What no assignment of a fleet can exceed: a bound by the time of nodes alone."""
+"""An upper bound on the rates that a fleet can serve, by the time of its nodes alone."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +11,15 @@ from placeit.workload.fleet import Demand, Fleet
 
 __all__ = ["capacity"]
 
-_STEPS = (4.0, 2.0, 1.4, 1.1, 1.02)  # factors by which prices are changed
+_STEPS = (4.0, 2.0, 1.4, 1.1, 1.02)  # factors by which the search changes a price, one after the other
 
 
 def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Bound the factor on all rates at which a fleet could serve every request.
 
     For any prices of a second of each class of nodes, a request costs at least its price on the class where it is cheapest. So
-    the factor is at most the price of all nodes, divided by the price of all requests. Prices are sought that make this least;
-    they solve the dual of a linear program without memory, links and waiting.
+    the factor is at most the price of all nodes, divided by the price of all requests. The search minimises this bound over the
+    prices. They are the dual solution of a linear program that ignores memory, links and waiting.
 
     Args:
         fleet: the nodes.
@@ -36,16 +38,15 @@ def capacity(fleet: Fleet, demand: Demand, rates: NDArray[np.float64]) -> tuple[
         work = float(total @ (price * seconds).min(axis=1))
         return float(price @ count) / work if work > 0 else np.inf
 
-    price = (1 / seconds).sum(axis=0) + 1e-12  # none is 0, so that no class is free
+    price = (1 / seconds).sum(axis=0) + 1e-12  # above 0, so that no class is free
     best = factor(price)
     for step in _STEPS:
         better = True
         while better:
             better = False
-            for each in range(len(price)):
-                for times in (step, 1 / step):
-                    tried = price.copy()
-                    tried[each] *= times
-                    if (found := factor(tried)) < best * (1 - 1e-9):
-                        price, best, better = tried, found, True
+            for c, change in itertools.product(range(len(price)), (step, 1 / step)):
+                candidate = price.copy()
+                candidate[c] *= change
+                if (bound := factor(candidate)) < best * (1 - 1e-9):
+                    price, best, better = candidate, bound, True
     return best, price / price.max(initial=1e-300)

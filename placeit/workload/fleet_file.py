@@ -1,10 +1,10 @@
-"""Fleet files: sites, classes of nodes, nodes, and models with their requests, as YAML. See ``docs/scale.md``."""
+"""Read fleet files: sites, classes of nodes, nodes, and models with their rates, as YAML. See ``docs/scale.md``."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +21,17 @@ __all__ = ["read_fleet"]
 
 _LINK = ("latency", "bandwidth")
 _SITE_LINK = (1e-4, 1e9 / 8)  # seconds, and bytes per second, between nodes of one site: Gigabit Ethernet
-_NODES = 100_000  # of a fleet
+_MAX_NODES = 100_000  # nodes of a fleet
 _PARTS = ("sites", "classes", "nodes", "models")
 _MODEL = ("name", "seconds", "memory", "request", "rates")
 _SHARED = ("latency_limit", "weight")  # keys of a model that workloads have as well
 
 
 def read_fleet(path: str | Path) -> tuple[Fleet, Demand, NDArray[np.float64]]:
-    """Read a fleet file; files of measured seconds are relative to its folder.
+    """Read a fleet file. Files with measured seconds are relative to its folder.
 
     Returns:
-        The nodes; the models, and where their requests arrive; and the requests per second of each source, ``float64[Q]``.
+        The fleet, the demand, and the requests per second of each source, ``float64[Q]``.
 
     Raises:
         FileError: a file cannot be read.
@@ -47,52 +47,58 @@ def read_fleet(path: str | Path) -> tuple[Fleet, Demand, NDArray[np.float64]]:
 
 
 class _Reader(EntryReader):
-    def filled(self, node: Node, entry: str, known: Collection[str] | None = None) -> dict[str, Node]:
-        """Return values by key, at least one."""
-        found = self.mapping(node, entry, None if known is None else [*known])
-        if not found:
-            self.fail(node, f"{entry} is empty")
-        return found
+    """Reads the parts of a fleet file."""
 
-    def one_of(self, node: Node, entry: str, names: Collection[str]) -> int:
-        """Return the number of a name among others."""
+    def filled(self, node: Node, entry: str, known: Sequence[str] | None = None) -> dict[str, Node]:
+        """Return the values of a mapping that is not empty, by key."""
+        values = self.mapping(node, entry, known)
+        if not values:
+            self.fail(node, f"{entry} is empty")
+        return values
+
+    def index_of(self, node: Node, entry: str, names: Collection[str]) -> int:
+        """Read a name, and return its index among the known names."""
         name = self.text(node, entry)
         if name not in names:
             self.fail(node, f"{entry} is '{name}', which the file does not describe{nearest(name, names)}")
         return [*names].index(name)
 
     def link(self, fields: Mapping[str, Node], entry: str) -> tuple[float, float]:
+        """Read the latency and the bandwidth of a link."""
         latency = self.quantity(fields["latency"], f"'{entry}.latency'", "time")
         return latency, self.quantity(fields["bandwidth"], f"'{entry}.bandwidth'", "bandwidth")
 
     def fleet(self, sites: Mapping[str, Node], classes: Mapping[str, Node], nodes: Mapping[str, Node]) -> Fleet:
+        """Read the sites, the classes and the nodes."""
         memory = []
         for name, node in classes.items():
             fields = self.mapping(node, f"'classes.{name}'", ("memory",), ("memory",))
             memory.append(self.quantity(fields["memory"], f"'classes.{name}.memory'", "memory"))
-        names, site, of = list[str](), list[int](), list[int]()
+        names, site, class_of = list[str](), list[int](), list[int]()
         for name, node in nodes.items():
             fields = self.mapping(node, f"'nodes.{name}'", ("site", "class", "count"), ("site", "class"))
             count = self.whole(fields["count"], f"'nodes.{name}.count'") if "count" in fields else 1
-            if not 1 <= count <= _NODES - len(names):
-                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has 1 to {_NODES} nodes")
+            if not 1 <= count <= _MAX_NODES - len(names):
+                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has 1 to {_MAX_NODES} nodes")
             names += [f"{name}-{number + 1}" for number in range(count)] if "count" in fields else [name]
-            site += [self.one_of(fields["site"], f"'nodes.{name}.site'", sites)] * count
-            of += [self.one_of(fields["class"], f"'nodes.{name}.class'", classes)] * count
-        where = np.array(of, np.int32)
-        return Fleet(self.sites(sites), names, np.array(site, np.int32), [*classes], where, np.array(memory)[where])
+            site += [self.index_of(fields["site"], f"'nodes.{name}.site'", sites)] * count
+            class_of += [self.index_of(fields["class"], f"'nodes.{name}.class'", classes)] * count
+        node_class = np.array(class_of, np.int32)
+        return Fleet(self.sites(sites), names, np.array(site, np.int32), [*classes], node_class, np.array(memory)[node_class])
 
     def sites(self, nodes: Mapping[str, Node]) -> Sites:
+        """Read the sites, and the link of each to its parent; a site without keys is the root."""
         parent, links = list[int](), list[tuple[float, float]]()
         for name, node in nodes.items():
-            up = ("parent", *_LINK)
-            fields = self.mapping(node, f"'sites.{name}'", up, up if self.mapping(node, f"'sites.{name}'") else ())
-            parent.append(self.one_of(fields["parent"], f"'sites.{name}.parent'", nodes) if fields else -1)
+            keys = ("parent", *_LINK)
+            fields = self.mapping(node, f"'sites.{name}'", keys, keys if self.mapping(node, f"'sites.{name}'") else ())
+            parent.append(self.index_of(fields["parent"], f"'sites.{name}.parent'", nodes) if fields else -1)
             links.append(self.link(fields, f"sites.{name}") if fields else (0.0, math.inf))
         latency, bandwidth = np.array(links).T
         return Sites([*nodes], np.array(parent, np.int32), latency, bandwidth)
 
     def demand(self, models: Node, link: Node | None, fleet: Fleet) -> tuple[Demand, NDArray[np.float64]]:
+        """Read the models, and return them with the requests per second of each source, ``float64[Q]``."""
         hop = _SITE_LINK if link is None else self.link(self.mapping(link, "'site_link'", _LINK, _LINK), "site_link")
         entries, sizes = list[Entry](), list[list[float]]()
         nodes, sources = self.items(models, "'models'"), list[tuple[int, int, float]]()
@@ -113,15 +119,15 @@ class _Reader(EntryReader):
             sources += zip([number] * len(own), map(fleet.sites.names.index, own), rates, strict=True)
             given = {key: value for key, value in fields.items() if key in ("name", *_SHARED)}
             entries.append(self.entry(node, entry, given, model=Path(), rate=sum(rates)))
-        model, site, every = (np.array(column) for column in zip(*sources, strict=True))
+        model, site, source_rates = (np.array(column) for column in zip(*sources, strict=True))
         weights, sent, between = np.array(sizes).T
-        return Demand(Workload(tuple(entries)), seconds, weights, sent, between, model, site, hop), every
+        return Demand(Workload(tuple(entries)), seconds, weights, sent, between, model, site, hop), source_rates
 
     def seconds(self, node: Node, entry: str) -> float:
-        """Read the seconds of a request: a time, or a file of a measured one."""
-        said = self.text(node, entry)
-        if said.endswith(".json"):
-            return _measured(self.path.parent / said)
+        """Read the seconds of a request: a time, or the path of a file with a measured time."""
+        text = self.text(node, entry)
+        if text.endswith(".json"):
+            return _measured(self.path.parent / text)
         value = self.quantity(node, entry, "time")
         if value == 0:
             self.fail(node, f"{entry} is zero; it must be positive. Leave out a class that cannot run the model")
@@ -129,12 +135,12 @@ class _Reader(EntryReader):
 
 
 def _measured(path: Path) -> float:
-    """Return the seconds of a request in what ``placeit run --json`` or ``placeit profile --json`` has printed."""
+    """Read the seconds of a request from the output of ``placeit run --json`` or ``placeit profile --json``."""
     try:
         data = json.loads(read_text(path))
-        found = [one["whole_model_s"] for one in data["devices"]] if "groups" in data else [data["latency_s"]["median"]]
-        if len(found) == 1 and data.get("failed") is None and 0 < float(found[0]) < math.inf:
-            return float(found[0])
+        times = [device["whole_model_s"] for device in data["devices"]] if "groups" in data else [data["latency_s"]["median"]]
+        if len(times) == 1 and data.get("failed") is None and 0 < float(times[0]) < math.inf:
+            return float(times[0])
     except (ValueError, LookupError, TypeError, AttributeError):
         pass
     raise WorkloadError(

@@ -1,4 +1,4 @@
-"""Slowdown of models that run at the same time on different devices of a machine: measured for some, fitted for others."""
+"""Slowdown of models that run at the same time on different devices of a machine: measured for some pairs, else fitted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 __all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
 
 Place: TypeAlias = tuple[str, str]
-"""The names of a model of the workload, and of a device that runs it."""
+"""The name of a model of the workload, and the name of a device that runs it."""
 
 
 class Pair(NamedTuple):
-    """A measured pair: two models on two devices, and the factor on the latency of each while the other one runs."""
+    """A measured pair: two models, their devices, and the factor on the latency of each while the other one runs."""
 
     models: tuple[str, str]
     devices: tuple[str, str]
     slowdown: tuple[float, float]
 
     @property
-    def each(self) -> tuple[tuple[Place, Place, float], ...]:
-        """The model that is slowed, the model that slows it, and the factor; both ways."""
+    def both_ways(self) -> tuple[tuple[Place, Place, float], ...]:
+        """The place that is slowed, the place that slows it, and the factor; for each of the two."""
         one, other = zip(self.models, self.devices, strict=True)
         return (one, other, self.slowdown[0]), (other, one, self.slowdown[1])
 
@@ -35,12 +35,12 @@ class Pair(NamedTuple):
 class Interference:
     """The factor by which models on different devices of a machine slow each other.
 
-    A pair that was measured has its measured factor. For others the factor is ``1 + c x``. The coefficient ``c`` is found by
-    least squares over the measured pairs, and is 0 at least. The regressor ``x`` is 1, or the product of the bytes per second
-    of both models, whichever has the smaller `error`.
+    A measured pair has its measured factor. For other pairs the factor is ``1 + c x``. The coefficient ``c`` is found by least
+    squares over the measured pairs, and is at least 0. The regressor ``x`` is 1, or the product of the bytes per second of both
+    models, whichever has the smaller `error`.
 
     Args:
-        pairs: measured pairs.
+        pairs: the measured pairs.
         machines: the machine of each device, by name; devices of different machines do not slow each other.
         traffic: bytes of weights and tensors per second that each model reads and writes on each device, alone.
     """
@@ -50,11 +50,11 @@ class Interference:
     traffic: Mapping[Place, float] = field(default_factory=dict)
 
     def __call__(self, one: Place, other: Place) -> float:
-        """Return the factor on the time of a model on a device, 1 at least, while another one runs; 1 between machines."""
+        """Return the factor, at least 1, on the time of a model on a device while another model runs on another device."""
         here, there = (self.machines.get(device, device) for _, device in (one, other))
         if one[1] == other[1] or here != there:
             return 1.0
-        return max(1.0, self._known.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
+        return max(1.0, self._measured.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
 
     @property
     def error(self) -> float | None:
@@ -65,8 +65,8 @@ class Interference:
         return None if len(self.pairs) <= 1 else self._error(self._by_traffic)
 
     @cached_property
-    def _known(self) -> dict[tuple[Place, Place], float]:
-        return {(one, other): factor for pair in self.pairs for one, other, factor in pair.each}
+    def _measured(self) -> dict[tuple[Place, Place], float]:
+        return {(one, other): factor for pair in self.pairs for one, other, factor in pair.both_ways}
 
     @cached_property
     def _by_traffic(self) -> bool:
@@ -74,21 +74,21 @@ class Interference:
 
     @cached_property
     def _coefficient(self) -> float:
-        return self._fitted(self.pairs, self._by_traffic)
+        return self._fit(self.pairs, self._by_traffic)
 
     def _x(self, one: Place, other: Place, by_traffic: bool) -> float:
         return self.traffic.get(one, 0.0) * self.traffic.get(other, 0.0) if by_traffic else 1.0
 
-    def _fitted(self, pairs: Sequence[Pair], by_traffic: bool) -> float:
-        rows = [(self._x(one, other, by_traffic), factor - 1.0) for pair in pairs for one, other, factor in pair.each]
+    def _fit(self, pairs: Sequence[Pair], by_traffic: bool) -> float:
+        rows = [(self._x(one, other, by_traffic), factor - 1.0) for pair in pairs for one, other, factor in pair.both_ways]
         squares = sum(x * x for x, _ in rows)
-        return max(0.0, sum(x * more for x, more in rows) / squares) if squares > 0 else 0.0
+        return max(0.0, sum(x * y for x, y in rows) / squares) if squares > 0 else 0.0
 
     def _error(self, by_traffic: bool) -> float:
         errors = []
         for left_out in self.pairs:
-            c = self._fitted([pair for pair in self.pairs if pair is not left_out], by_traffic)
-            errors += [abs((1 + c * self._x(one, other, by_traffic)) / factor - 1) for one, other, factor in left_out.each]
+            c = self._fit([pair for pair in self.pairs if pair is not left_out], by_traffic)
+            errors += [abs((1 + c * self._x(one, other, by_traffic)) / factor - 1) for one, other, factor in left_out.both_ways]
         return float(np.median(errors))
 
 
@@ -97,7 +97,8 @@ def pairs_by_load(
 ) -> list[tuple[Place, Place]]:
     """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
 
-    Each pair of models comes once, then each model beside a replica, and then they come on further pairs of devices.
+    First comes one pair of devices for each pair of different models, then each model beside a replica of itself, and then
+    further pairs of devices.
 
     Args:
         busy: share of its time that each device works for a model; pairs with the largest products come first.
@@ -111,8 +112,8 @@ def pairs_by_load(
         if one[1] != other[1] and machines[one[1]] == machines[other[1]] and frozenset((one[1], other[1])) not in apart
     ]
     able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
-    turns, order = Counter[tuple[str, str]](), []
+    counts, order = Counter[tuple[str, str]](), []
     for (one, _), (other, _) in able:
-        turns[one, other] += 1
-        order.append((turns[one, other], one == other))
+        counts[one, other] += 1
+        order.append((counts[one, other], one == other))
     return [able[k] for k in sorted(range(len(able)), key=order.__getitem__)]

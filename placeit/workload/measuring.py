@@ -1,4 +1,4 @@
-"""Measure ways to place a workload against each other, by requests to all of its models at once."""
+"""Measure choices for a workload against each other, by requests to all of its models at once."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from placeit.workload.entries import Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
 
-__all__ = ["measured", "slowdowns"]
+__all__ = ["measure_choices", "measure_slowdowns"]
 
-_PAIR_TURNS = 3  # in which a pair of models is measured alone and together, at least
-_PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn, unless there would be fewer than 5 requests
-_TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget has them and there are too few requests
-_REQUESTS = (5, 100)  # fewest, as far as the seconds allow, and most requests of the model with the lowest rate in one turn
-_MOST = 20_000  # requests of a model in one turn
+_PAIR_TURNS = 3  # turns in which a pair of models is measured alone and together
+_PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn; more if fewer than 5 requests would fit
+_TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget allows and there would be too few requests
+_REQUESTS = (5, 100)  # least (if the budget allows) and most requests of the model with the lowest rate in a turn
+_MAX_REQUESTS = 20_000  # requests of a model in a turn
 
 Turn = tuple[NDArray[np.float64], bool, float]
-"""Latencies of a model's requests, whether its server kept up, and the requests per second that it served."""
+"""Latencies of a model's requests in seconds, whether its server kept up, and the requests per second that it served."""
 
 
-def measured(
+def measure_choices(
     sessions: Sequence[Session],
     workload: Workload,
     options: Sequence[Sequence[Option]],
@@ -47,25 +47,25 @@ def measured(
     seed: int,
     progress: Progress | None,
 ) -> tuple[dict[str, tuple[OperatingPoint, ...]], int, bool]:
-    """Offer the whole workload to each choice in turns.
+    """Measure the latencies of all models with each choice, in turns.
 
-    In one process, each model has a server for each option that some choice uses. Rounds are shuffled, so that a machine that
-    slows down slows all choices down.
+    Each model has a server for each option that some choice uses, all in this process. The order of choices is random in each
+    round, so that a machine that slows down slows all choices down.
 
     Args:
-        sessions: of each model.
-        workload: what arrives.
-        options: of each model.
+        sessions: the session of each model.
+        workload: the models, with their rates and limits.
+        options: the options of each model.
         choices: the choices to measure, by name.
         until: when to end, by :func:`placeit.core.clock.now`; each choice has six turns in any case.
-        seed: of the order and the arrivals.
-        progress: told how far it is.
+        seed: seed of the order and of the arrivals.
+        progress: called with the current step and the share of it that is done.
 
     Returns:
         The latencies of each model by choice, the number of turns, and whether Ctrl-C ended them early.
 
     Raises:
-        ExecutionError: requests fail.
+        ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C in the first turn.
     """
     rng = np.random.default_rng(seed)
@@ -81,20 +81,20 @@ def measured(
                     servers[model, number] = stack.enter_context(server)
         inputs = [session.model.sample_inputs() for session in sessions]
         rates = [entry.rate for entry in workload if entry.rate is not None]
-        fewest, most = (number / min(rates, default=math.inf) for number in _REQUESTS)
-        left = (until - clock.now()) / (FEWEST * len(choices))
-        window = float(np.clip(left, max(_TURN_S[0], min(_TURN_S[1], fewest)), max(min(_TURN_S[1], most), fewest, _TURN_S[0])))
-        count = max(FEWEST, int((until - clock.now()) / (window * len(choices))))
+        few_s, many_s = (number / min(rates, default=math.inf) for number in _REQUESTS)
+        share = (until - clock.now()) / (FEWEST * len(choices))
+        turn_s = float(np.clip(share, max(_TURN_S[0], min(_TURN_S[1], few_s)), max(min(_TURN_S[1], many_s), few_s, _TURN_S[0])))
+        count = max(FEWEST, int((until - clock.now()) / (turn_s * len(choices))))
         for turn in range(count):
             for name in rng.permutation(list(choices)):
-                own = [servers[model, number] for model, number in enumerate(choices[name])]
-                found = _turn(workload, own, inputs, window, rng)
+                chosen = [servers[model, number] for model, number in enumerate(choices[name])]
+                found = _turn(workload, chosen, inputs, turn_s, rng)
                 if found is None:
                     if turn == 0:
                         raise KeyboardInterrupt
                     return _summed_up(workload, turns), turn, True
-                ways = [options[model][number].way for model, number in enumerate(choices[name])]
-                turns[name].append([(each + way, up, rate) for (each, up, rate), way in zip(found, ways, strict=True)])
+                transfers = [options[model][number].transfer_s for model, number in enumerate(choices[name])]
+                turns[name].append([(each + more, up, rate) for (each, up, rate), more in zip(found, transfers, strict=True)])
             if progress is not None:
                 progress("offering requests to all models", (turn + 1) / count)
             if turn + 1 >= FEWEST and clock.now() > until:
@@ -103,7 +103,7 @@ def measured(
     return _summed_up(workload, turns), count, False
 
 
-def slowdowns(
+def measure_slowdowns(
     sessions: Mapping[str, Session],
     options: Mapping[Place, Option],
     pairs: Sequence[tuple[Place, Place]],
@@ -111,26 +111,28 @@ def slowdowns(
     until: float,
     progress: Progress | None,
 ) -> list[Pair]:
-    """Measure by which factor models that run on different devices slow each other, until the time is over.
+    """Measure the factors by which models on different devices slow each other, for as many pairs as there is time for.
 
-    Both models of a pair have one request in flight at any time. Each runs alone, and then both run together, in turns. The
-    factor of a model is the mean of its latencies together, divided by the mean alone, and of these the median over turns.
+    Both models of a pair have one request in flight at any time. In each turn, each model runs alone, and then both run
+    together. The factor of a model in a turn is the mean of its latencies together, divided by the mean alone. The result is
+    the median over turns.
 
     Args:
-        sessions: of each model, by name.
+        sessions: the session of each model, by name.
         options: the option that runs each model on a single device.
-        pairs: what to measure, the most important first.
-        until: when to end, by :func:`placeit.core.clock.now`; a pair that has begun has three turns.
-        progress: told how far it is.
+        pairs: the pairs to measure, the most important first.
+        until: when to end, by :func:`placeit.core.clock.now`; a pair that was started has all of its turns.
+        progress: called with the current step and the share of it that is done.
 
     Raises:
-        ExecutionError: requests fail.
+        ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C.
     """
+    loads = [Entry(f"{k}", Path(), in_flight=1) for k in range(2)]
     found: list[Pair] = []
-    while len(found) < len(pairs) and (begin := clock.now()) < until:
-        pair = pairs[len(found)]
-        loads = [Entry(f"{k}", Path(), in_flight=1) for k in range(2)]
+    for pair in pairs:
+        if (begin := clock.now()) >= until:
+            break
         seconds = float(np.clip((until - begin) / 30, *_PAIR_S))
         seconds = max(seconds, _REQUESTS[0] * max(options[place].seconds for place in pair))
         ratios = []
@@ -138,14 +140,14 @@ def slowdowns(
             servers = [stack.enter_context(sessions[place[0]].serve(options[place].placement)) for place in pair]
             inputs = [sessions[name].model.sample_inputs() for name, _ in pair]
             for _ in range(_PAIR_TURNS):
-                turns = []
-                for both in ([0], [1], [0, 1]):
-                    some = Workload(tuple(loads[k] for k in both))
-                    turn = _turn(some, [servers[k] for k in both], [inputs[k] for k in both], seconds, np.random.default_rng(0))
+                means = []
+                for run in ([0], [1], [0, 1]):
+                    some = Workload(tuple(loads[k] for k in run))
+                    turn = _turn(some, [servers[k] for k in run], [inputs[k] for k in run], seconds, np.random.default_rng(0))
                     if turn is None:
                         raise KeyboardInterrupt
-                    turns += [float(np.mean(latencies)) for latencies, *_ in turn]
-                ratios.append((turns[2] / turns[0], turns[3] / turns[1]))
+                    means += [float(np.mean(latencies)) for latencies, *_ in turn]
+                ratios.append((means[2] / means[0], means[3] / means[1]))
         first, second = np.median(ratios, axis=0).tolist()
         names, devices = zip(*pair, strict=True)
         found.append(Pair(names, devices, (first, second)))
@@ -155,13 +157,13 @@ def slowdowns(
 
 
 def _turn(
-    workload: Workload,
-    servers: Sequence[Server],
-    inputs: Sequence[Arrays],
-    seconds: float,
-    rng: np.random.Generator,
+    workload: Workload, servers: Sequence[Server], inputs: Sequence[Arrays], seconds: float, rng: np.random.Generator
 ) -> list[Turn] | None:
-    """Offer the workload for a while; return what each model's server did, None if Ctrl-C ended it."""
+    """Send the requests of a workload to its servers for some seconds; return None if Ctrl-C ended them early.
+
+    Raises:
+        ExecutionError: a request failed.
+    """
     seeds = rng.integers(1 << 31, size=len(workload))
     arriving = [k for k, entry in enumerate(workload) if entry.rate is not None]
     served: dict[int, Served] = {}
@@ -174,7 +176,7 @@ def _turn(
         offers = []
         for k in arriving:
             rate = workload.entries[k].rate or 0.0
-            times = poisson_arrivals(rate, min(max(1, math.ceil(rate * seconds)), _MOST), seed=int(seeds[k]))
+            times = poisson_arrivals(rate, min(max(1, math.ceil(rate * seconds)), _MAX_REQUESTS), seed=int(seeds[k]))
             offers.append((servers[k], inputs[k], times))
         served |= zip(arriving, offer_all(offers) if offers else (), strict=True)
         served |= {k: future.result() for k, future in busy.items()}
@@ -192,11 +194,12 @@ def _turn(
 
 
 def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]) -> dict[str, tuple[OperatingPoint, ...]]:
+    """Return the latencies of each model over all turns, by choice."""
     found = {}
-    for name, every in turns.items():
+    for name, of_choice in turns.items():
         points = []
-        for entry, own in zip(workload, zip(*every, strict=True), strict=True):
-            rate = entry.rate if entry.rate is not None else float(np.median([served for *_, served in own]))
-            points.append(OperatingPoint.of(rate, [(latencies, up) for latencies, up, _ in own], entry.limited))
+        for entry, of_model in zip(workload, zip(*of_choice, strict=True), strict=True):
+            rate = entry.rate if entry.rate is not None else float(np.median([served for *_, served in of_model]))
+            points.append(OperatingPoint.of(rate, [(latencies, up) for latencies, up, _ in of_model], entry.limited))
         found[name] = tuple(points)
     return found

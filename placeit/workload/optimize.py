@@ -25,33 +25,33 @@ from placeit.serving.latency import LatencyLimit, OperatingPoint
 from placeit.session import Session
 from placeit.workbench.options import Constraints, Policy
 from placeit.workload.arriving import node_of
-from placeit.workload.choosing import Choice, Predictor, choose, largest_factor, longer_limits, rank, use
+from placeit.workload.choosing import Choice, Predictor, choose, device_use, largest_factor, longer_limits, rank
 from placeit.workload.entries import Workload
 from placeit.workload.interference import Interference, Place, pairs_by_load
-from placeit.workload.measuring import measured, slowdowns
+from placeit.workload.measuring import measure_choices, measure_slowdowns
 from placeit.workload.options import Option, naming, open_entry, options_of
 
 __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
-_SEARCH = 0.5  # share of the budget for the searches of the models
-_PAIRS = 0.1  # share of the budget for measuring how models slow each other
-_CHOICE = 0.1  # share of the budget for the choice of an option for each model
-_MODELS = 64  # of a workload that is placed by measuring
+_SEARCH_SHARE = 0.5  # share of the budget for the searches of the models
+_PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
+_CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
+_MAX_MODELS = 64  # models of a workload that is placed by measuring
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """A way to place all models of a workload.
+    """A placement of all models of a workload.
 
     Attributes:
         name: ``joint`` for the answer of the joint search; ``each alone`` if each model is where a search for it alone puts it;
             ``plain`` if each model uses the whole CPU as it does without placeit; ``now`` for the plan that serves now. Several
-            names if these are the same.
-        options: of each model.
-        predicted: simulated latencies of each model, with the whole workload.
-        measured: latencies of each model in the same mix; None if nothing was measured.
-        moves: the models that it moves from where they serve now.
+            names, separated by commas, if these are the same.
+        options: the option of each model.
+        predicted: simulated latencies of each model, with requests to all models.
+        measured: measured latencies of each model, with requests to all models; None if nothing was measured.
+        moves: names of the models that leave the placement that serves them now.
     """
 
     name: str
@@ -77,18 +77,17 @@ class PlacedWorkload:
 
     Attributes:
         workload: the workload.
-        every: the ways that were compared, the best first.
-        chosen: the best one that keeps all limits; None if none does.
-        factor: the largest factor on all rates at which the joint placement keeps all limits, by prediction; 8 at most.
-        too_tight: for models without an option that keeps the limit even for a single request: the least that it would take,
-            seconds, by name.
-        longer: limits, by model, with which the joint placement would keep all limits, by prediction; empty if it keeps them
-            anyway, or longer ones do not help.
-        turns: turns in which each way was measured; 0 if nothing was.
+        every: the placements that were compared, the best first.
+        chosen: the best placement that keeps all limits; None if no placement does.
+        factor: the largest factor on all rates, 8 at most, at which the joint placement is predicted to keep all limits.
+        too_tight: least seconds of a single request, by name, of models whose limit is shorter than that with every option.
+        longer: longer limits, by model, with which the joint placement is predicted to keep all limits; empty if it keeps them
+            anyway, or longer limits do not help.
+        turns: number of turns in which each placement was measured; 0 if nothing was measured.
         cluster: the devices.
         interrupted: whether Ctrl-C ended the measurement early.
-        start: the plan that serves now; None without one.
-        interference: how models on different devices slow each other.
+        start: the plan that serves now; None if nothing serves.
+        interference: the factors by which models on different devices slow each other.
     """
 
     workload: Workload
@@ -108,7 +107,7 @@ class PlacedWorkload:
 
     @property
     def reason(self) -> str:
-        """Why this way was chosen, or what does not fit, in a sentence."""
+        """Why this placement was chosen, or which limits cannot be kept, in a sentence."""
         how = "measured" if self.turns else "predicted"
         if self.chosen is not None:
             least = rank(self.workload, self.chosen.points)[2]
@@ -132,11 +131,11 @@ class PlacedWorkload:
 
     @property
     def best(self) -> Together:
-        """The chosen way, or the best one that does not keep the limits."""
+        """The chosen placement, or the best one that does not keep the limits."""
         return self.every[0] if self.chosen is None else self.chosen
 
     def save(self, path: str | Path) -> None:
-        """Write the workload with its placements, which ``placeit serve`` takes, and the placements beside it.
+        """Write the workload with its placements as a file for ``placeit serve``, and the placements beside it.
 
         Raises:
             FileError: a file cannot be written.
@@ -148,7 +147,7 @@ class PlacedWorkload:
         replace(self.workload, entries=tuple(entries), slowdowns=self.interference.pairs).save(Path(path))
 
     def error(self, way: Together, model: int) -> float | None:
-        """Return the error of the predicted percentile of a model, as a share of the measured one; None if not measured."""
+        """Return the relative error of the predicted percentile of a model; None if it was not measured."""
         if way.measured is None:
             return None
         limit = self.workload.entries[model].limited
@@ -220,18 +219,19 @@ def optimize_workload(
     (:class:`placeit.workload.interference.Interference`). That is measured in a tenth of the budget, or else known from the
     file of the workload, or from ``start``. The search among choices takes at most another tenth. The best choice is then
     measured by requests to all models at once, against each model where a search for it alone puts it, and against each model
-    on the whole CPU as its runtime uses that by itself. The measurement decides.
+    on the whole CPU as its runtime uses it without placeit. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
         devices: device names, the path of a cluster file, a cluster, or None to discover.
         budget: seconds, or a text such as ``2m``.
-        seed: of the searches and the arrivals.
+        seed: seed of the searches and of the arrivals.
         start: the placed workload that serves now, or its file: it is measured as well, and a model moves only if that keeps
             more limits, or saves 5 % of the weighted latency for each model that moves. If it is the file of the workload
             itself, its placements are not kept, but where to start from. None if nothing serves.
-        measure: whether to measure the mix; if not, as while something else uses the devices, the prediction decides.
-        progress: told the current activity, and how far it is.
+        measure: whether to measure with requests to all models; if not, as while something else uses the devices, the
+            prediction decides.
+        progress: called with the current step and the share of it that is done.
         precision: inference precision of every device.
         constraints: rules for the placements of each model; the memory of a device holds for the sum of all models.
         cache: where measured costs are kept; None to measure afresh and keep nothing.
@@ -243,51 +243,59 @@ def optimize_workload(
     Raises:
         WorkloadError: the file is wrong, there are more than 64 models, or their weights do not fit on the devices together.
         PlaceitError: an error of :func:`placeit.optimize` for a model, which it names.
-        KeyboardInterrupt: Ctrl-C before every way had had its first turn; afterwards it ends the measurement.
+        KeyboardInterrupt: Ctrl-C before each placement has had its first turn. A later Ctrl-C ends the measurement.
     """
     workload = Workload.of(workload)
     before = None if start is None else Workload.of(start).placed()
-    if before is not None and before.path is not None and before.path == workload.path:
+    if before is not None and _same_file(before.path, workload.path):
         workload = replace(workload, entries=tuple(replace(entry, placement=None) for entry in workload))
     served = {} if before is None else {entry.name: entry.placement for entry in before}
-    if len(workload) > _MODELS:
-        raise WorkloadError(f"{_MODELS} models at most are placed by measuring; the workload has {len(workload)}. Divide it.")
+    if len(workload) > _MAX_MODELS:
+        raise WorkloadError(
+            f"{_MAX_MODELS} models at most are placed by measuring; the workload has {len(workload)}. Divide it."
+        )
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     begin, cluster = clock.now(), discover(devices, precision=precision)
-    told: dict[str, Any] = {"precision": precision, "constraints": constraints, "cache": cache, "policy": policy}
+    session_options: dict[str, Any] = {
+        "precision": precision,
+        "constraints": constraints,
+        "cache": cache,
+        "policy": policy,
+    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(shared_devices())
         sessions: list[Session] = []
         for entry in workload:
             with naming(entry):
-                sessions.append(stack.enter_context(open_entry(entry, cluster, served.get(entry.name), **told)))
+                sessions.append(stack.enter_context(open_entry(entry, cluster, served.get(entry.name), **session_options)))
         options, now = [], []
         for entry, session in zip(workload, sessions, strict=True):
             with naming(entry):
-                each = _SEARCH * seconds / len(workload)
-                own, number = options_of(session, entry, each, seed, progress, served.get(entry.name))
-            options.append(own)
-            now.append(number)
+                share_s = _SEARCH_SHARE * seconds / len(workload)
+                of_model, index = options_of(session, entry, share_s, seed, progress, served.get(entry.name))
+            options.append(of_model)
+            now.append(index)
         every_device = _devices(sessions)
-        conflicts = _conflicts(every_device)
+        names = every_device.names
+        conflicts = {(names[a], names[b]) for a, b in np.argwhere(every_device.conflicts()) if a < b}
         memory = {device.name: device.memory_bytes for device in every_device.devices}
-        until = clock.now() + _PAIRS * seconds if cluster.executable and measure else 0.0
-        slowdown = _interference(sessions, workload, options, every_device, conflicts, until, progress)
-        if not slowdown.pairs:
-            names = {entry.name for entry in workload}
+        until = clock.now() + _PAIRS_SHARE * seconds if cluster.executable and measure else 0.0
+        interference = _interference(sessions, workload, options, every_device, conflicts, until, progress)
+        if not interference.pairs:
+            models = {entry.name for entry in workload}
             known = workload.slowdowns or (() if before is None else before.slowdowns)
-            slowdown = replace(slowdown, pairs=tuple(pair for pair in known if names.issuperset(pair.models)))
-        predict = Predictor(
-            workload, options, memory, conflicts, seed, now if served else None, slowdown if slowdown.pairs else None
-        )
-        ways = _ways(predict, clock.now() + _CHOICE * seconds)
+            interference = replace(interference, pairs=tuple(pair for pair in known if models.issuperset(pair.models)))
+        slowdown = interference if interference.pairs else None
+        predict = Predictor(workload, options, memory, conflicts, seed, now if served else None, slowdown)
+        ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
         joint = next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False
         if cluster.executable and measure:
-            until = begin + seconds
-            points, turns, interrupted = measured(sessions, workload, options, ways, until=until, seed=seed, progress=progress)
+            points, turns, interrupted = measure_choices(
+                sessions, workload, options, ways, until=begin + seconds, seed=seed, progress=progress
+            )
         every = [
             Together(name, tuple(predict.chosen(choice)), predict(choice), points.get(name), tuple(predict.moves(choice)))
             for name, choice in ways.items()
@@ -304,25 +312,29 @@ def optimize_workload(
             cluster,
             interrupted,
             before,
-            slowdown,
+            interference,
         )
 
 
+def _same_file(one: Path | None, other: Path | None) -> bool:
+    return one is not None and other is not None and one.resolve() == other.resolve()
+
+
 def _ways(predict: Predictor, until: float) -> dict[str, Choice]:
-    """Return the choices to compare, by name, the joint one first; without others that do not fit, and each once."""
+    """Return the choices to compare, by name, the joint one first. Others are left out if their weights do not fit."""
     alone: Choice = (0,) * len(predict.options)
     now = tuple(number or 0 for number in predict.now or alone)
     ways = {_JOINT: choose(predict, [alone, now], until), _ALONE: alone}
     if predict.now is not None:
         ways[_NOW] = now
-    # a model that may only use one device has no other plain way than that
+    # for a model that may use one device only, its first option is the plain one
     plain = [
-        next((k for k, one in enumerate(own) if one.plain), 0 if len(entry.devices) == 1 else None)
+        next((k for k, option in enumerate(own) if option.plain), 0 if len(entry.devices) == 1 else None)
         for own, entry in zip(predict.options, predict.workload, strict=True)
     ]
-    whole = tuple(k for k in plain if k is not None)
-    if len(whole) == len(plain):
-        ways[_PLAIN] = whole
+    found = tuple(k for k in plain if k is not None)
+    if len(found) == len(plain):
+        ways[_PLAIN] = found
     names: dict[Choice, list[str]] = {}
     for name, choice in ways.items():
         if name == _JOINT or not predict.overfull(choice):
@@ -346,48 +358,43 @@ def _interference(
     for entry, session, own in zip(workload, sessions, options, strict=True):
         graph = session.model.graph
         for option in own:
-            used = {name: share for name, share in use(option, entry).items() if share > 0}  # not where requests arrive
+            used = {name: share for name, share in device_use(option, entry).items() if share > 0}  # not where inputs arrive
             if len(used) == 1 and not option.plain:
                 place = entry.name, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]
                 traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
     machines = {device.name: node_of(device) for device in cluster.devices}
-    named = {entry.name: session for entry, session in zip(workload, sessions, strict=True)}
-    order = pairs_by_load(busy, machines, conflicts)
-    return Interference(tuple(slowdowns(named, single, order, until=until, progress=progress)), machines, traffic)
+    by_name = {entry.name: session for entry, session in zip(workload, sessions, strict=True)}
+    pairs = pairs_by_load(busy, machines, conflicts)
+    return Interference(tuple(measure_slowdowns(by_name, single, pairs, until=until, progress=progress)), machines, traffic)
 
 
 def _devices(sessions: Sequence[Session]) -> Cluster:
-    """Return the devices that models may be placed on, without links."""
+    """Return a cluster of all devices that models may be placed on, without links."""
     clusters = (cluster for session in sessions for cluster in (*session.setup.elsewhere, session.cluster))
     return Cluster(tuple({device.name: device for cluster in clusters for device in cluster.devices}.values()))
 
 
-def _conflicts(cluster: Cluster) -> set[tuple[str, str]]:
-    """Return the pairs of devices that share hardware."""
-    return {(cluster.names[a], cluster.names[b]) for a, b in np.argwhere(cluster.conflicts()) if a < b}
-
-
 def _check_fits(predict: Predictor, choice: Choice) -> None:
-    """Raise WorkloadError if the weights of a choice do not fit, which is the best there is."""
+    """Raise WorkloadError if the weights of the best choice do not fit on its devices."""
     over = predict.overfull(choice)
     if not over:
         return
     device, size = next(iter(over.items()))
     held = {
-        entry.name: one.held[device]
-        for entry, one in zip(predict.workload, predict.chosen(choice), strict=True)
-        if device in one.held
+        entry.name: option.weight_bytes[device]
+        for entry, option in zip(predict.workload, predict.chosen(choice), strict=True)
+        if device in option.weight_bytes
     }
-    lack = size - predict.memory[device]
-    out = min((name for name, each in held.items() if each >= lack), key=held.__getitem__, default="some of them")
+    lacking = size - predict.memory[device]
+    out = min((name for name, each in held.items() if each >= lacking), key=held.__getitem__, default="some of them")
     raise WorkloadError(
         f"The models do not fit together: {', '.join(held)} would have {about_bytes(size)} of weights on {device}, which may "
-        f"hold {about_bytes(predict.memory[device])}. Give it {about_bytes(lack)} more, add a device, or leave out {out}."
+        f"hold {about_bytes(predict.memory[device])}. Give it {about_bytes(lacking)} more, add a device, or leave out {out}."
     )
 
 
 def _too_tight(workload: Workload, options: Sequence[Sequence[Option]]) -> dict[str, float]:
-    """Return the least seconds of models whose limit no option keeps, even for a single request."""
-    least = {entry.name: min(one.seconds for one in own) for entry, own in zip(workload, options, strict=True)}
+    """Return the least seconds of a single request, by name, of models whose limit is shorter than that."""
+    least = {entry.name: min(option.seconds for option in own) for entry, own in zip(workload, options, strict=True)}
     return {entry.name: least[entry.name] for entry in workload if least[entry.name] > entry.limited.seconds < math.inf}

@@ -73,6 +73,20 @@ def test_what_serves_now_is_left_only_for_what_pays(models: Path) -> None:
         optimize_workload(path, cluster, budget=2, start=path)
 
 
+def test_a_placed_workload_that_serves_may_move_by_whatever_path_it_is_named(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = described(fast=1e6, slow=2e5)
+    path = write_workload(models, "model: big/model.onnx, name: big, rate: 1, devices: [slow]")
+    optimize_workload(path, cluster, budget=2, cache=None).save(models / "placed.yaml")
+    placed = Workload.load(models / "placed.yaml")
+    replace(placed, entries=(replace(placed.entries[0], devices=()),)).save(models / "placed.yaml")
+    monkeypatch.chdir(models)
+    found = optimize_workload(models / "placed.yaml", cluster, budget=3, cache=None, start="placed.yaml")
+    assert found.chosen is not None
+    assert found.chosen.moves == ("big",)
+
+
 def test_slowdowns_that_were_measured_before_count_where_nothing_is_measured(models: Path) -> None:
     big, small = (
         f"model: {name}/model.onnx, name: {name}, rate: 3, devices: [{on}]" for name, on in (("big", "fast"), ("small", "slow"))
