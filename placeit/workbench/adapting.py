@@ -1,4 +1,4 @@
-"""Adapting a server: it uses devices that come back, and leaves devices that become slow, once that is worth the move.
+"""Adapt a server to its devices: use devices that come back, and leave devices that become slow, if that pays for the move.
 
 After a loss, the model is placed anew at once (:data:`placeit.serving.server.Replace`). The moves of this module can wait.
 """
@@ -27,18 +27,18 @@ from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.attendant import Attendant
 from placeit.serving.replica import Replacement
 from placeit.serving.server import Server
-from placeit.workbench.recovery import Better, Recovery, Said
+from placeit.workbench.recovery import Better, ExpectedTimes, Recovery
 
 __all__ = ["Adapter", "Pace"]
 
 _LOG = logging.getLogger("placeit")
 
-_LOOK_S = 1.0
-_LOOKS, _FEWEST = 3, 5  # looks for which a pace has to persist, and fewest requests of each look
+_LOOK_S = 1.0  # seconds between looks at the devices
+_LOOKS, _MIN_REQUESTS = 3, 5  # looks for which a pace has to persist, and least requests of each look
 _SLOW = 2.0  # factor by which the pace of a device has to change; less may come from other devices that are busy
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # first and longest pause before lost devices are looked for again
-_AGAIN_S, _LATEST_S = 30.0, 600.0  # first and longest wait before a slow device that is not used is tried again
-_CALM_S = 600.0  # time without a loss after which the first pause applies again
+_PAUSE_S, _MAX_PAUSE_S = 2.0, 60.0  # first and longest pause between searches for lost devices
+_RETRY_S, _MAX_RETRY_S = 30.0, 600.0  # first and longest wait before a slow device that is not used is tried again
+_CALM_S = 600.0  # seconds without a loss after which the first pause applies again
 
 
 class Pace:
@@ -53,14 +53,14 @@ class Pace:
         self._new.setdefault(name, []).append(ratio)
 
     def look(self, known: Mapping[str, float]) -> dict[str, float]:
-        """Return the devices that take twice or half as long as ``known`` says at three looks in a row, with their new ratios.
+        """Return the new ratios of devices that took twice or half as long as their ``known`` ratios at three looks in a row.
 
         A look counts for a device once it has five new requests, by the median of their ratios. The new ratio is the median of
         the three looks, and at least 1.
         """
         changed = {}
         for name, ratios in self._new.items():
-            if len(ratios) < _FEWEST:
+            if len(ratios) < _MIN_REQUESTS:
                 continue
             seen, before = self._seen.setdefault(name, deque(maxlen=_LOOKS)), known.get(name, 1.0)
             seen.append(float(np.median(ratios)))
@@ -77,7 +77,7 @@ class Pace:
 
 
 class Adapter(Attendant):
-    """Adapts a server, on a separate thread. One more thread looks for lost devices, as that may hang.
+    """Adapts a server, on a separate thread. Another thread searches for lost devices, as that may hang.
 
     Args:
         server: the server to adapt.
@@ -88,16 +88,17 @@ class Adapter(Attendant):
         super().__init__("placeit adapting")
         self._server, self._planning = server, planning
         self._pace, self._moves = Pace(), Moves()
-        self._sayings: weakref.WeakKeyDictionary[Plan, Said] = weakref.WeakKeyDictionary()
+        self._expected: weakref.WeakKeyDictionary[Plan, ExpectedTimes] = weakref.WeakKeyDictionary()
         self._news: dict[str, str] = {}  # by device; a move has to involve one of these devices
-        self._again: dict[str, tuple[float, float]] = {}  # when to try a slow device again, and the wait until then
-        self._asked: object = None  # the state of devices and executors at the last search
-        self._found: tuple[PlanExecutor | None, Better] | None = None
+        self._retries: dict[str, tuple[float, float]] = {}  # by slow device: when to try it again, and the wait until then
+        self._searched: object = None  # state of devices and executors for which the last move was searched
+        self._next_move: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
         # how many looks in a row have found a segment of an executor at work in a slot while its lane began nothing else
         self._at_work: dict[tuple[PlanExecutor, tuple[int, int, int]], int] = {}
-        self._looking: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
-        self._pause, self._next, self._back = _PAUSE_S, math.inf, -math.inf
+        self._reopened: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
+        self._pause = _PAUSE_S  # seconds until the next search for lost devices
+        self._next_search, self._last_return = math.inf, -math.inf  # when to search, and when a device last came back
 
     def attend(self) -> None:
         """Look at the devices once a second, until the adapter is closed."""
@@ -109,108 +110,109 @@ class Adapter(Attendant):
         self._planning.suspect(executor, error)
 
     def failed(self, error: BaseException) -> None:
-        """Warn that the server adapts no more, and why."""
+        """Log a warning that the server no longer adapts, and why."""
         _LOG.warning("The server adapts no more: %s", error)
 
     def _look(self, now: float) -> None:
-        self._leave_hung()
+        """Record what has happened to devices, and move if that pays."""
+        self._abandon_hung()
         lost = frozenset(self._planning.lost())
-        self._look_for(lost, now)
-        self._learn(now)
+        self._update_lost(lost, now)
+        self._update_pace(now)
         for name in (name for names in lost if len(names) == 1 for name in names):
             self._news.pop(name, None)
         executors = tuple(self._server.executors)
-        asked = lost, dict(self._planning.slow), dict(self._news), executors
-        if asked != self._asked:
-            self._asked, self._found = asked, self._best(executors)
+        state = lost, dict(self._planning.slow), dict(self._news), executors
+        if state != self._searched:
+            self._searched, self._next_move = state, self._find_move(executors)
             self._moves.stay()
-        if self._found is not None and self._moves.due(now, self._found[1].saved, self._found[1].price):
-            self._move(*self._found)
+        if self._next_move is not None and self._moves.due(now, self._next_move[1].saved, self._next_move[1].price):
+            self._move(*self._next_move)
 
-    def _leave_hung(self) -> None:
-        """Declare devices lost on which a segment hangs. Looks are counted, as time may pass while this process is stopped."""
+    def _abandon_hung(self) -> None:
+        """Declare devices lost on which a segment hangs.
+
+        Looks are counted in place of seconds, which also pass while this process is stopped.
+        """
         before, self._at_work = self._at_work, {}
         for executor in self._server.executors:
-            said = self._said(executor.plan)
-            for work in executor.at_work() if said else ():
+            expected = self._expected_times(executor.plan)
+            for work in executor.at_work() if expected else ():
                 looks = self._at_work[executor, work] = before.get((executor, work), 0) + 1
-                name, seconds = said[work[0]]
-                if looks * _LOOK_S > self._planning.patience(name, seconds):
-                    self._planning.leave(executor, name, looks * _LOOK_S)
+                name, seconds = expected[work[0]]
+                if looks * _LOOK_S > self._planning.timeout(name, seconds):
+                    self._planning.abandon(executor, name, looks * _LOOK_S)
 
     # -- news ------------------------------------------------------------------------------------------------------------
 
-    def _look_for(self, lost: frozenset[frozenset[str]], now: float) -> None:
+    def _update_lost(self, lost: frozenset[frozenset[str]], now: float) -> None:
         """Record devices and links that are back, and start a search for lost ones when it is due."""
         for names in self._lost - lost:
             what = " and ".join(sorted(names))
             for name in names:
-                self._set(name, 1.0, f"{what} is back." if len(names) == 1 else f"The link between {what} is back.")
-            # devices that are lost again and again are looked for ever more rarely
-            self._pause, self._back = min(2 * self._pause, _LONGEST_PAUSE_S), now
+                self._set_ratio(name, 1.0, f"{what} is back." if len(names) == 1 else f"The link between {what} is back.")
+            # each return makes searches rarer, so that a device that is lost again and again costs little
+            self._pause, self._last_return = min(2 * self._pause, _MAX_PAUSE_S), now
         self._lost = lost
-        if self._looking is not None:
-            if self._looking.is_open:
-                self._looking, self._next = None, now + self._pause
+        if self._reopened is not None:
+            if self._reopened.is_open:
+                self._reopened, self._next_search = None, now + self._pause
         elif not lost:
-            self._next = math.inf
-            if now >= self._back + _CALM_S:
+            self._next_search = math.inf
+            if now >= self._last_return + _CALM_S:
                 self._pause = _PAUSE_S
-        elif math.isinf(self._next):
-            self._next = now + self._pause
-        elif now >= self._next:
-            worker, self._looking = Worker("placeit looking"), Gate()
-            worker.submit(functools.partial(self._reopen, self._looking))
+        elif math.isinf(self._next_search):
+            self._next_search = now + self._pause
+        elif now >= self._next_search:
+            worker, self._reopened = Worker("placeit looking"), Gate()
+            worker.submit(functools.partial(self._reopen, self._reopened))
             worker.submit(worker.close)
 
-    def _reopen(self, over: Gate) -> None:
+    def _reopen(self, ended: Gate) -> None:
+        """Reopen the lost devices that are there again, then open a gate."""
         try:
             self._planning.reopen()
         except FAILURES as error:
             _LOG.warning("Lost devices could not be looked for: %s", error)
         finally:
-            over.open()
+            ended.open()
 
-    def _learn(self, now: float) -> None:
+    def _update_pace(self, now: float) -> None:
         """Record the pace of devices in the last requests, and the slow devices that are due to be tried again."""
         for request in self.heard():
-            self._count(request.plan, {s: finish - start for s, start, finish in request.ran})
+            for name, ratio in self._ratios(request.plan, {s: finish - start for s, start, finish in request.ran}).items():
+                self._pace.add(name, ratio)
         for name, ratio in self._pace.look(self._planning.slow).items():
-            self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
-        used = {name for executor in self._server.executors for name, _ in self._said(executor.plan)}
-        for name, (when, _) in [*self._again.items()]:
+            self._set_ratio(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
+        used = {name for executor in self._server.executors for name, _ in self._expected_times(executor.plan)}
+        for name, (when, _) in [*self._retries.items()]:
             if name not in used and now >= when and self._planning.slow.get(name, 1.0) > 1:
-                self._set(name, 1.0, f"{name}, which was slow, was tried again.")
+                self._set_ratio(name, 1.0, f"{name}, which was slow, was tried again.")
 
-    def _count(self, plan: Plan, took: Mapping[int, float]) -> None:
-        """Add the seconds of segments of a plan, by segment number, to the pace of their devices."""
-        for name, ratio in self._ratios(plan, took).items():
-            self._pace.add(name, ratio)
+    def _ratios(self, plan: Plan, measured: Mapping[int, float]) -> dict[str, float]:
+        """Return, by device, the ratio of the measured seconds of segments, by segment number, to the expected seconds."""
+        measured_sum, expected_sum = dict[str, float](), dict[str, float]()
+        expected = self._expected_times(plan)
+        for s, seconds in measured.items() if expected else ():
+            name, expected_s = expected[s]
+            if expected_s > 0 and seconds > 0:
+                measured_sum[name] = measured_sum.get(name, 0.0) + seconds
+                expected_sum[name] = expected_sum.get(name, 0.0) + expected_s
+        return {name: seconds / expected_sum[name] for name, seconds in measured_sum.items()}
 
-    def _ratios(self, plan: Plan, took: Mapping[int, float]) -> dict[str, float]:
-        """Return, by device, the seconds that segments took over the seconds that the costs say."""
-        spent, expected = dict[str, float](), dict[str, float]()
-        said = self._said(plan)
-        for s, seconds in took.items() if said else ():
-            name, wanted = said[s]
-            if wanted > 0 and seconds > 0:
-                spent[name] = spent.get(name, 0.0) + seconds
-                expected[name] = expected.get(name, 0.0) + wanted
-        return {name: seconds / expected[name] for name, seconds in spent.items()}
+    def _expected_times(self, plan: Plan) -> ExpectedTimes:
+        if plan not in self._expected:
+            self._expected[plan] = self._planning.expected_times(plan)
+        return self._expected[plan]
 
-    def _said(self, plan: Plan) -> Said:
-        if plan not in self._sayings:
-            self._sayings[plan] = self._planning.said(plan)
-        return self._sayings[plan]
-
-    def _set(self, name: str, ratio: float, news: str) -> None:
+    def _set_ratio(self, name: str, ratio: float, news: str) -> None:
         """Record the ratio of a device, and the change as news."""
         slow, now = {**self._planning.slow, name: ratio}, time.monotonic()
         if ratio > 1:
             _LOG.warning("%s", news)
-            _, waited = self._again.get(name, (0.0, _AGAIN_S / 2))
-            waited = min(2 * waited, _LATEST_S)
-            self._again[name] = now + waited, waited
+            _, wait = self._retries.get(name, (0.0, _RETRY_S / 2))
+            wait = min(2 * wait, _MAX_RETRY_S)
+            self._retries[name] = now + wait, wait
         else:
             _LOG.info("%s", news)
             del slow[name]
@@ -221,27 +223,27 @@ class Adapter(Attendant):
 
     # -- moves -----------------------------------------------------------------------------------------------------------
 
-    def _best(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
+    def _find_move(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
         """Return the move that saves most among the moves that involve a device with news; None if there is no such move."""
         found: list[tuple[PlanExecutor | None, Better]] = []
-        asked: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
-        for executor in asked if self._news else []:
+        places: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
+        for executor in places if self._news else []:
             with contextlib.suppress(PlaceitError):  # no free devices can run it
                 better = self._planning.better(executor, [one for one in executors if one is not executor])
                 if better is not None:
-                    said = f"{', '.join(better.devices)} would save {percentage(better.saved)}, and moving there takes "
-                    said += f"{better.price:.1f} s."
-                    self._server.history.happened("decision", said, seconds=better.decided_s)
-                here = [] if executor is None else [name for name, _ in self._said(executor.plan)]
+                    decision = f"{', '.join(better.devices)} would save {percentage(better.saved)}, and moving there takes "
+                    decision += f"{better.price:.1f} s."
+                    self._server.history.happened("decision", decision, seconds=better.decided_s)
+                here = [] if executor is None else [name for name, _ in self._expected_times(executor.plan)]
                 if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):
                     found.append((executor, better))
         return max(found, key=lambda one: one[1].saved, default=None)
 
     def _move(self, leaving: PlanExecutor | None, better: Better) -> None:
-        """Compile a better placement, and have it serve unless its devices turn out to be slow."""
-        begin, self._found = perf_counter(), None
-        left = [] if leaving is None else [leaving]
-        here = [name for one in left for name, _ in self._said(one.plan)]
+        """Compile a better placement, and let it serve unless its devices turn out to be slow."""
+        begin, self._next_move = perf_counter(), None
+        old = [] if leaving is None else [leaving]
+        here = [name for one in old for name, _ in self._expected_times(one.plan)]
         why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
         try:
             executor = self._planning.open(better.plan, better.priority)
@@ -253,9 +255,9 @@ class Adapter(Attendant):
         ratios = self._ratios(better.plan, dict(enumerate(executor.segment_seconds().tolist())))
         slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * known.get(name, 1.0)}
         for name, ratio in slower.items():
-            self._set(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
+            self._set_ratio(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
         replacement = Replacement(why, better.devices, 0.0, better.decided_s, perf_counter() - begin)
-        if slower or not self._server.exchange(left, [executor], replacement):
+        if slower or not self._server.exchange(old, [executor], replacement):
             executor.close()
             return
         self._moves.moved(time.monotonic())

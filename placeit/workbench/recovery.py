@@ -1,4 +1,4 @@
-"""New placements for a model that is being served, when devices are lost, come back or become slow."""
+"""Place a model that is being served anew when devices are lost, come back or become slow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from placeit.runtime.reopening import Losable
 from placeit.runtime.runtime import SERVING_PRIORITY, Runtime
 from placeit.serving.replica import Replacement
 
-__all__ = ["Better", "Recovery", "Said"]
+__all__ = ["Better", "ExpectedTimes", "Recovery"]
 
 _LOG = logging.getLogger("placeit")
 
-_DECIDES_S, _STEPS = 0.5, 600
-_TRIES, _TRIES_S = 5, 60.0  # runs of a new executor before it serves, and the time-out of all of them
-_MIN_PRICE_S = 1.0
-_TIMEOUT_S, _PATIENCE_TIMES = 30.0, 100.0  # a segment hangs that takes more than both: seconds, and times its costs
+_DECISION_S, _STEPS = 0.5, 600  # seconds of a decision, and steps of its search
+_TRIAL_RUNS, _TRIAL_TIMEOUT_S = 5, 60.0  # runs of a new executor before it serves, and the timeout of all of them
+_MIN_PRICE_S = 1.0  # least seconds that a move is expected to take
+_TIMEOUT_S, _TIMEOUT_FACTOR = 30.0, 100.0  # a segment hangs if it takes more seconds, and more times its expected seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class Better:
         devices: devices that it uses.
         saved: predicted share of the time of a request that it would save.
         price: expected seconds to compile and load the segments that are missing.
-        decided_s: seconds to find it.
-        priority: of the executor in whose place it could run, or of the others beside it.
+        decided_s: seconds that the search took.
+        priority: priority of the executor that it would replace, or of the executors beside it.
     """
 
     plan: Plan
@@ -57,7 +57,7 @@ class Better:
     priority: int
 
 
-Said: TypeAlias = Sequence[tuple[str, float]]
+ExpectedTimes: TypeAlias = Sequence[tuple[str, float]]
 """For each segment of a plan, its device, and its seconds there by the costs."""
 
 
@@ -69,24 +69,24 @@ class Recovery:
     link. A decision takes half a second. If a device then cannot load its part, a new decision is made without that device.
 
     Args:
-        runtime: of the model.
-        costs: of its groups on all devices.
+        runtime: runtime of the model.
+        costs: costs of its groups on all devices.
         in_flight: most requests in flight at once; None for as many as a plan needs.
 
     Attributes:
-        slow: time of a device over its time by the costs, by name of each slow device; any thread may read it.
+        slow: ratio of measured to expected seconds, by name of each slow device; any thread may read it.
     """
 
     def __init__(self, runtime: Runtime, costs: Costs, in_flight: int | None) -> None:
         self._runtime, self._costs, self._in_flight = runtime, costs, in_flight
         self.slow: Mapping[str, float] = {}
         self._deciding = threading.Lock()
-        self._plan(set(), hurry=False)  # a first decision, so that its code is loaded and compiled before a loss
+        self._plan(set(), steps=1)  # a first decision, so that its code is loaded and compiled before a loss
 
     def __call__(
         self, lost: PlanExecutor, others: Sequence[PlanExecutor], why: PlaceitError
     ) -> tuple[PlanExecutor, Replacement]:
-        """Return an executor in place of a lost one, and the record of that; see :data:`placeit.serving.server.Replace`.
+        """Replace a lost executor; return the new one, and a record of it, as :data:`placeit.serving.server.Replace` does.
 
         Raises:
             PlaceitError: no device is left that the model could run on, or none was lost.
@@ -120,10 +120,13 @@ class Recovery:
     def _executor(self, plan: Plan, priority: int) -> PlanExecutor:
         return to_serve(functools.partial(self._runtime.executor, priority=priority), plan, self._in_flight)
 
-    def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, hurry: bool = True) -> Plan:
+    def _plan(self, without: set[str], *, here: NDArray[np.int32] | None = None, steps: int | None = None) -> Plan:
         """Plan the model on the devices that are not named in ``without``. Raises InfeasibleError if they cannot run it.
 
-        ``here`` is a further placement to start from. Without ``hurry``, the search has a single step.
+        Args:
+            without: names of devices that are not used.
+            here: a further placement to start from, ``int32[G]``.
+            steps: steps of the search; None for as many as a decision has.
         """
         with self._deciding:
             begin, costs = perf_counter(), self._scaled()
@@ -132,10 +135,11 @@ class Recovery:
             problem = segmenter.problem()
             if packed(problem, FEWER_STEPS) is None:  # shorter texts are better than none
                 problem = replace(problem, param_bytes=segmenter.graph.bytes_once)
-            found = BestList().place(problem, segmenter.seconds, seed=0, evaluations=None, deadline=begin + _DECIDES_S / 2)
+            found = BestList().place(problem, segmenter.seconds, seed=0, evaluations=None, deadline=begin + _DECISION_S / 2)
             first = [found, *starts(problem), *([] if here is None else [here])]
-            best, steps = first[int(np.argmin(segmenter.seconds(np.stack(first))))], _STEPS if hurry else 1
-            return segmenter.plan(segmenter.search(best, problem, steps=steps, seed=0, deadline=begin + _DECIDES_S))
+            best = first[int(np.argmin(segmenter.seconds(np.stack(first))))]
+            deadline = begin + _DECISION_S
+            return segmenter.plan(segmenter.search(best, problem, steps=steps or _STEPS, seed=0, deadline=deadline))
 
     # -- for the adapter, placeit.workbench.adapting ----------------------------------------------------------------------
 
@@ -151,11 +155,11 @@ class Recovery:
         return self._runtime.pool.lost().keys()
 
     def reopen(self) -> list[frozenset[str]]:
-        """Reopen the lost devices and links that are there again, and return them; may take minutes. Raises PlaceitError."""
+        """Reopen lost devices and links that are available again, and return them; may take minutes. Raises PlaceitError."""
         return self._runtime.pool.reopen()
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
-        """Find out whether the device on which a request has failed is at fault, and lost: then sample inputs fail, too."""
+        """Run sample inputs on the plan on which a request has failed; if they fail as well, declare the device lost."""
         if executor.gone is not None or not error.device:
             return
         trial = functools.partial(self._try, executor.plan, executor.priority)
@@ -167,18 +171,18 @@ class Recovery:
             if failure.device:
                 executor.lose(self._runtime.pool.fail(failure.device, failure, trial))
 
-    def patience(self, name: str, seconds: float) -> float:
-        """Return for how many seconds a segment may run on a device before it counts as hanging, by its seconds by the costs.
+    def timeout(self, name: str, seconds: float) -> float:
+        """Return the seconds after which a segment on a device counts as hanging, given its expected ``seconds``.
 
-        Devices of nodes have their own patience, for signs of life.
+        Devices of nodes have no such timeout: they have one for signs of life.
         """
         device: object = dict(zip(self._runtime.cluster.names, self._runtime.devices, strict=False)).get(name)
         if isinstance(device, Losable):
             return math.inf
-        return max(_TIMEOUT_S, _PATIENCE_TIMES * seconds * self.slow.get(name, 1.0))
+        return max(_TIMEOUT_S, _TIMEOUT_FACTOR * seconds * self.slow.get(name, 1.0))
 
-    def leave(self, executor: PlanExecutor, name: str, seconds: float) -> None:
-        """Declare a device lost, on which a segment of an executor has been running for some seconds."""
+    def abandon(self, executor: PlanExecutor, name: str, seconds: float) -> None:
+        """Declare a device lost on which a segment of an executor has been running for some seconds."""
         if executor.gone is None:
             why = ExecutionError(f"a segment has been running there for {seconds:.0f} s, far longer than it should take.")
             executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan, executor.priority)))
@@ -186,8 +190,8 @@ class Recovery:
     def _try(self, plan: Plan, priority: int) -> None:
         self.open(plan, priority).close()
 
-    def said(self, plan: Plan) -> Said:
-        """Return each segment's device and expected seconds; an empty list if the costs are not about these devices."""
+    def expected_times(self, plan: Plan) -> ExpectedTimes:
+        """Return each segment's device and expected seconds; an empty list if the plan is on other devices than the costs."""
         names = self._costs.cluster.names
         if plan.problem.device_names != names:
             return []  # on a device that stands for several of them
@@ -195,9 +199,12 @@ class Recovery:
         return [(names[segment.device], float(seconds[s, segment.device])) for s, segment in enumerate(plan.segments)]
 
     def better(self, executor: PlanExecutor | None, others: Sequence[PlanExecutor]) -> Better | None:
-        """Return a new placement in place of an executor's, or beside the others if it is None. Raises PlaceitError.
+        """Search for a better placement than an executor's, or for one beside the others if ``executor`` is None.
 
         Returns None if the executor is lost, or runs on other devices than the costs are for.
+
+        Raises:
+            PlaceitError: the model cannot be placed on the free devices.
         """
         begin, saved, here = perf_counter(), 1.0, None
         if executor is not None:
@@ -214,19 +221,19 @@ class Recovery:
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)
 
     def open(self, plan: Plan, priority: int) -> PlanExecutor:
-        """Compile a plan, and run it a few times. Raises PlaceitError."""
+        """Compile a plan, run it a few times, and return its executor. Raises PlaceitError."""
         executor, inputs = self._executor(plan, priority), self._runtime.model.sample_inputs()
         with contextlib.ExitStack() as stack:
             stack.callback(executor.close)
             for request in range(executor.in_flight):
                 executor.set_inputs(inputs, request=request)
-            executor.times(_TRIES * executor.in_flight, timeout=_TRIES_S)
+            executor.times(_TRIAL_RUNS * executor.in_flight, timeout=_TRIAL_TIMEOUT_S)
             stack.pop_all()
         return executor
 
 
 def _without(taken: set[str], gone: Collection[frozenset[str]]) -> set[str]:
-    """Return the devices not to use: the ones that are taken or lost, and one of each two that have lost their link."""
+    """Return the devices that cannot be used: taken ones, lost ones, and one of each two that have lost their link."""
     without = set(taken)
     for names in sorted(gone, key=len):
         if without.isdisjoint(names):

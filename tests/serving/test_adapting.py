@@ -112,7 +112,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     for module, name, value in (
         (adapting, "_LOOK_S", 0.02),
         (adapting, "_PAUSE_S", 0.02),
-        (adapting, "_AGAIN_S", 0.2),
+        (adapting, "_RETRY_S", 0.2),
         (recovering, "_MIN_PRICE_S", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
@@ -227,7 +227,7 @@ def test_a_device_that_hangs_is_left_until_it_goes_on(bench: Bench, server: Serv
     assert server.executors[0].native == isinstance(bench.device(0), Natively)
     hanging, hangs, goes_on = bench.device(0), threading.Event(), threading.Event()
     del hanging.gone  # as of devices of this process
-    monkeypatch.setattr(Recovery, "patience", lambda _, name, __: 0.0 if name == "a" and hangs.is_set() else math.inf)
+    monkeypatch.setattr(Recovery, "timeout", lambda _, name, __: 0.0 if name == "a" and hangs.is_set() else math.inf)
 
     def hang() -> None:
         hangs.set()
@@ -248,12 +248,12 @@ def test_a_device_that_hangs_is_left_until_it_goes_on(bench: Bench, server: Serv
 
 def test_a_segment_may_take_far_longer_than_its_costs_and_waits_for_its_lane_without_harm(bench: Bench) -> None:
     recovery, device = Recovery(bench.runtime, bench.costs, None), bench.device(0)
-    assert recovery.patience("a", 1.0) == math.inf  # it gives signs of life
+    assert recovery.timeout("a", 1.0) == math.inf  # it gives signs of life
     del device.gone
-    assert recovery.patience("a", 0.001) == 30.0
-    assert recovery.patience("a", 1.0) == 100.0
+    assert recovery.timeout("a", 0.001) == 30.0
+    assert recovery.timeout("a", 1.0) == 100.0
     recovery.slow = {"a": 2.0}
-    assert recovery.patience("a", 1.0) == 200.0
+    assert recovery.timeout("a", 1.0) == 200.0
     begun, goes_on = threading.Event(), threading.Event()
 
     def wait() -> None:
