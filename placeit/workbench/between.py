@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,37 +19,39 @@ from placeit.simulator.simulate import schedule
 
 __all__ = ["at_sizes"]
 
-_RUNS = 5
-_LONGEST_S = 2.0  # longest run in seconds; larger sizes are left out
+_RUNS = 5  # timed runs at each size
+_MAX_RUN_S = 2.0  # seconds of the longest run; larger sizes are left out
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 def at_sizes(model: Model, executor: PlanExecutor, plan: Plan) -> list[AtSize]:
-    """Measure a placement at its typical sizes and at the ends of the range, and compare it with the simulator between them.
+    """Measure a placement at its typical sizes and at the ends of their ranges, and compare it with the simulator between them.
 
     Between two sizes, the time of each segment is interpolated linearly in the number of elements of all inputs. So is the time
     of a request beyond its simulated time.
 
     Args:
-        model: without state.
-        executor: of the plan; its inputs are changed.
-        plan: the segments.
+        model: the model.
+        executor: executor of the plan; its inputs are changed.
+        plan: the plan.
 
     Returns:
-        Times by size, ascending; empty if the model's sizes are fixed, or it keeps state.
+        Times at each size, by ascending number of elements; empty if the model's sizes are fixed, or it keeps state.
     """
     if not model.has_open_sizes or model.states:
         return []
-    known: list[tuple[float, NDArray[np.float64], AtSize]] = []  # elements, seconds of segments
+    measured: list[tuple[float, NDArray[np.float64], AtSize]] = []  # elements, seconds of segments, and of requests
     found: list[AtSize] = []
     for shapes in _measured_sizes(model):
         one = _measured(model, executor, shapes)
         if one is None:
             break
-        known.append((_elements(shapes), executor.segment_seconds(last=True), one))
-    for low, high in itertools.pairwise(known):
+        measured.append((_elements(shapes), executor.segment_seconds(last=True), one))
+    for low, high in itertools.pairwise(measured):
         found.append(low[2])
+        if low[0] == high[0]:  # other shapes of as many elements: nothing lies between them
+            continue
         shapes = {
             name: tuple(round(math.sqrt(a * b)) for a, b in zip(shape, high[2].shapes[name], strict=True))
             for name, shape in low[2].shapes.items()
@@ -59,14 +60,14 @@ def at_sizes(model: Model, executor: PlanExecutor, plan: Plan) -> list[AtSize]:
         if one is not None:
             share = (_elements(shapes) - low[0]) / (high[0] - low[0])
             ends = [(_simulated(plan, seconds), at.measured_s) for _, seconds, at in (low, high)]
-            beyond = [measured - simulated for simulated, measured in ends]
+            beyond = [measured_s - simulated for simulated, measured_s in ends]
             simulated = _simulated(plan, low[1] + share * (high[1] - low[1])) + beyond[0] + share * (beyond[1] - beyond[0])
             found.append(replace(one, simulated_s=simulated))
-    return [*found, *(one for _, _, one in known[-1:])]
+    return [*found, *(one for _, _, one in measured[-1:])]
 
 
 def _measured_sizes(model: Model) -> list[Shapes]:
-    """Return the typical sizes and the ends of the range, ascending, as far as they differ."""
+    """Return the typical sizes and the ends of their ranges, each once, by ascending number of elements."""
     opened = {spec.name: spec for spec in model.inputs if spec.limits is not None}
     ends: list[Shapes] = [{name: tuple(end[i] for end in spec.limits or ()) for name, spec in opened.items()} for i in (0, 1)]
     several = len(next(iter(opened.values())).shapes or [()])
@@ -83,14 +84,15 @@ def _measured(model: Model, executor: PlanExecutor, shapes: Shapes) -> AtSize | 
     """Measure requests of one size; None if the model does not run at it, takes too long, or needs too much memory."""
     try:
         executor.set_requests([Sample(model.inputs_at(shapes))])
-        taken = [executor.time(timeout=_LONGEST_S)]
+        executor.time(timeout=_MAX_RUN_S)  # warm-up
         taken = [executor.time() for _ in range(_RUNS)]
     except (ExecutionError, UsageError, MemoryError):
         return None
     return AtSize(shapes, float(np.median(taken)), None)
 
 
-def _simulated(plan: Plan, seconds: Sequence[float] | NDArray[np.float64]) -> float:
+def _simulated(plan: Plan, seconds: NDArray[np.float64]) -> float:
+    """Return the simulated seconds of a request whose segments take ``seconds``, ``float64[S]``."""
     compute = np.array(plan.problem.compute)
     compute[np.arange(len(plan.segments)), plan.placement] = seconds
     return schedule(replace(plan.problem, compute=compute), plan.placement).makespan

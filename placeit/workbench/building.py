@@ -235,22 +235,22 @@ class _Building:
         return all(one.home.has_costs for one in self._placements)
 
     def _seconds(self, placement: Placement) -> tuple[tuple[float | None, ...], ...] | None:
-        """Return the seconds of each part on its devices: a segment's in its first part, else 0. None if not known."""
+        """Return the seconds of each part on its device, with a segment's seconds at its first part; None if unknown."""
         if not self._has_costs:
             return None
         graph = self._contracted.graph
         table: list[list[float | None]] = [[None] * len(self._used) for _ in graph.names]
         for one, plan in zip(placement.every, (prepared.plan for prepared in self._placements), strict=True):
             assert one.segments is not None  # noqa: S101
-            told: set[int] = set()
+            counted: set[int] = set()
             for part, (d, s) in enumerate(zip(one.devices.tolist(), one.segments.tolist(), strict=True)):
-                first = graph.kinds[part] == "Segment" and s not in told
+                first = graph.kinds[part] == "Segment" and s not in counted
                 table[part][d] = float(plan.problem.compute[s, plan.segments[s].device]) if first else 0.0
-                told |= {s} if first else set()
+                counted |= {s} if first else set()
         return tuple(map(tuple, table))
 
     def _host(self) -> tuple[float, ...]:
-        """Return the seconds of a request beside the work of devices: on each used one, and on several; empty if not known."""
+        """Return the seconds of a request besides the work of devices, on each device and on several; empty if unknown."""
         if not self._has_costs:
             return ()
         home = self._home
@@ -265,6 +265,7 @@ class _Building:
 
 
 def _versions(formats: Collection[Format]) -> dict[str, str]:
+    """Return the versions of placeit and of the packages that run segments of these formats."""
     found = {"placeit": __version__}
     for package in sorted({"openvino", *(_PACKAGES[form] for form in formats)}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
@@ -285,6 +286,6 @@ def _other_format(device: Device) -> Format | None:
 
 
 def _as_found(device: Device) -> Device:
-    """Return a core set as the runtime drives it that its name stands for."""
+    """Return a core set with the driver that its address stands for, in place of the one that the model chose."""
     [found] = discover([str(device.where)]).devices
     return replace(found, name=device.name, slowdown=device.slowdown)

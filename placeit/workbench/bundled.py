@@ -67,7 +67,10 @@ def renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
 
 
 def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> Costs:
-    """Return the costs of the parts, as measured where the bundle was built, if at all; each part runs on its device only."""
+    """Return the costs of the parts that were measured where the bundle was built, or zero costs if nothing was measured.
+
+    A part can run only on the device that the bundle has it on.
+    """
     graph, group_of = manifest.graph, session.grouping.group_of
     column = {name: d for d, name in enumerate(session.cluster.names)}
     core = np.full((len(graph), len(column)), np.inf)

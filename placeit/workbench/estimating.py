@@ -27,7 +27,7 @@ from placeit.simulator.simulate import schedule
 
 __all__ = ["Answer", "Estimate", "estimate"]
 
-_SEARCH_S, _STEPS = 0.5, 2000
+_SEARCH_S, _STEPS = 0.5, 2000  # most seconds, and steps, of the search for a split
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Answer:
     """A placement, with its predicted time and memory.
 
     Attributes:
-        name: of the device, or ``split``.
-        seconds: of a single request; None if the model does not run or fit there.
-        memory: bytes on each device, of weights and of tensors at the worst moment.
+        name: name of the device, or ``split``.
+        seconds: seconds of a single request; None if the model does not run or fit there.
+        memory: peak bytes of weights and tensors on each device that it uses.
         placement: the device of each op; None if the model cannot run there.
     """
 
@@ -53,11 +53,11 @@ class Estimate(Shown):
 
     Attributes:
         model: path of the model.
-        precision: in which devices compute.
+        precision: inference precision of the devices.
         devices: the model on each single device.
         split: the best placement on several devices that a short search found; None if the search found none.
-        errors: for each device, the error of such predictions for the models that were profiled there; None if there was only
-            one.
+        errors: for each device, the error of such predictions for the models that were profiled there; None if only one model
+            was profiled there.
     """
 
     model: str
@@ -80,7 +80,7 @@ class Estimate(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate for JSON, as ``placeit estimate --json`` prints it."""
 
-        def told(answer: Answer | None) -> dict[str, Any] | None:
+        def row(answer: Answer | None) -> dict[str, Any] | None:
             if answer is None:
                 return None
             return {
@@ -94,8 +94,8 @@ class Estimate(Shown):
             {
                 "model": self.model,
                 "precision": self.precision,
-                "devices": [told(answer) for answer in self.devices],
-                "split": told(self.split),
+                "devices": [row(answer) for answer in self.devices],
+                "split": row(self.split),
                 "best": self.best.name,
                 "errors": {name: None if error is None else vars(error) for name, error in self.errors.items()},
             }
@@ -111,7 +111,7 @@ def estimate(
         model: the model; it is not run.
         placing: its ops in groups.
         cluster: the devices.
-        cache: where costs, and the history of kernel times beside them, are kept.
+        cache: the cache of costs, which also has the history of kernel times.
         precision: inference precision of the devices.
         compiling: counts the programs that are compiled.
 

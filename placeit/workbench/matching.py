@@ -28,7 +28,7 @@ Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
 """Where to look for devices: device names, a cluster file, a cluster, or None for this machine."""
 
 _RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": "PyTorch"}
-_SUCH = {"openvino": "one that OpenVINO drives", "onnx": "ort:CPU@0, say", "torch": "torch:CPU@0, say"}
+_EXAMPLES = {"openvino": "one that OpenVINO drives", "onnx": "ort:CPU@0, say", "torch": "torch:CPU@0, say"}
 
 
 def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) -> tuple[dict[str, str], Cluster]:
@@ -61,10 +61,10 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     chosen: Collection[str] = rematch.keys() if isinstance(rematch, Mapping) else ()
     missing = _missing(names, needed, chosen, within)
     if missing and rematch == "auto":
-        names |= _alike([needed[name] for name in names], missing, names, within)
+        names |= _substitutes([needed[name] for name in names], missing, names, within)
         missing = _missing(names, needed, names, within)
     if missing:
-        raise DeviceError(_said(path, needed.values(), missing))
+        raise DeviceError(_missing_message(path, needed.values(), missing))
     taken = list(names.values())
     twice = [name for name in taken if taken.count(name) > 1]
     if twice:
@@ -75,9 +75,9 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     else:
         cluster = within.only(taken)
     found = {device.name: device for device in cluster.devices}
-    one_other = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # its runtime then drives any core set
+    other_runtime = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # which then drives any core set
     for old, new in names.items():
-        if not (one_other and driven_by_openvino(found[new]) and found[new].core_set):
+        if not (other_runtime and driven_by_openvino(found[new]) and found[new].core_set):
             _check_runtime(needed[old], found[new])
     return names, cluster
 
@@ -130,8 +130,8 @@ def _missing(
     return missing
 
 
-def _said(path: Path, needed: Iterable[Needed], missing: Mapping[str, str]) -> str:
-    listing = "; ".join(_described(one) for one in needed)
+def _missing_message(path: Path, needed: Iterable[Needed], missing: Mapping[str, str]) -> str:
+    listing = "; ".join(_description(device) for device in needed)
     reasons = ". ".join(f"{name}: {why}" for name, why in missing.items())
     return (
         f"{path} cannot run here, as {'a device is' if len(missing) == 1 else 'devices are'} missing. {reasons}. It needs: "
@@ -140,15 +140,15 @@ def _said(path: Path, needed: Iterable[Needed], missing: Mapping[str, str]) -> s
     )
 
 
-def _described(one: Needed) -> str:
-    size = f", {_cores(one.cores)}" if one.cores else ""
-    return f"{one.name} ({one.full_name or one.address}{size}, {about_bytes(one.weight_bytes)} of weights)"
+def _description(device: Needed) -> str:
+    size = f", {_cores(device.cores)}" if device.cores else ""
+    return f"{device.name} ({device.full_name or device.address}{size}, {about_bytes(device.weight_bytes)} of weights)"
 
 
-def _alike(
+def _substitutes(
     needed: Sequence[Needed], missing: Mapping[str, str], names: Mapping[str, str], within: Cluster | None
 ) -> dict[str, str]:
-    """Return a device of the same kind for each missing one, as far as there are any, by names in the bundle."""
+    """Return a free device of the same kind for each missing device, where there is one, by names in the bundle."""
     here = [Address(name) for name in openvino_core().available_devices] if within is None else []
     free = [device.where for device in within.devices if device.address is not None] if within is not None else here
     label = {str(device.address): device.name for device in within.devices} if within is not None else {}
@@ -156,7 +156,7 @@ def _alike(
     found: dict[str, str] = {}
     sets = [one for one in needed if (address := parse_device(one.address)).cores and not address.node]
     if within is None and any(one.name in missing for one in sets):
-        found |= _dealt(sets)
+        found |= _divided_cores(sets)
     for one in needed:
         if one.name not in missing or one.name in found:
             continue
@@ -170,15 +170,18 @@ def _alike(
     return found
 
 
-def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
-    """Divide the cores of this machine among core sets: as many as each had if there are enough, else in proportion."""
+def _divided_cores(sets: Sequence[Needed]) -> dict[str, str]:
+    """Divide the cores of this machine among core sets: as many as each has in the bundle, or else in proportion to that.
+
+    Returns device names by names in the bundle; empty if there are fewer cores than core sets.
+    """
     cores = one_per_physical_core(allowed_cores())
     if len(cores) < len(sets):
         cores = allowed_cores()
     wanted = sum(one.cores for one in sets)
     if len(cores) < len(sets):
         return {}
-    spare = len(cores) - len(sets)  # beyond one for each
+    spare = len(cores) - len(sets)  # cores beyond one for each set
     found: dict[str, str] = {}
     for one in sets:
         more = (
@@ -191,9 +194,10 @@ def _dealt(sets: Sequence[Needed]) -> dict[str, str]:
 
 
 def _check_runtime(needed: Needed, device: Device) -> None:
+    """Raise UsageError if a device does not run segments of the format that the bundle has for a needed device."""
     if needed.format in kind_of(device).formats or (needed.format != "openvino" and not kind_of(device).formats):
         return
     raise UsageError(
         f"{needed.name} has segments for {_RUNTIMES[needed.format]}, and {device.name} is a device of another runtime: rematch "
-        f"it to {_SUCH[needed.format]}."
+        f"it to {_EXAMPLES[needed.format]}."
     )

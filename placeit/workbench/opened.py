@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Workbench"]
 
-_HURRY_S = 0.3  # for threads to end after an interrupt
-_AGAIN = 4  # after a device has refused an op, profiling again may take at least the budget divided by this
+_HURRY_S = 0.3  # seconds that threads have to end after an interrupt
+_MIN_SHARE = 1 / 4  # least share of the budget for profiling again after a device has refused an op
 
 
 class Workbench:
@@ -67,7 +67,7 @@ class Workbench:
         self.setup, self.policy, self._expected = setup, setup.policy, setup.expected
         self._runtime: Runtime | None = None
         self._costs = costs
-        self._can: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
+        self._runs_on: NDArray[np.bool_] | None = None  # [G, D]: whether each group runs on each device
         self._hurried = self._closed = False
         self._reference: Reference | None = None
         self._others: dict[tuple[tuple[Device, ...], str, Placing], Workbench] = {}
@@ -98,32 +98,32 @@ class Workbench:
         disarm_watchdog()
 
     def alone(self, on: Device | Cluster, *, precision: str | None = None) -> Workbench:
-        """Open the same model, in the same groups, on one other device or several; closed with this one.
+        """Open the same model, in the same groups, on other devices; closed with this workbench.
 
         Args:
             on: the devices, as the model's runtimes drive them.
-            precision: precision of the devices; None for this one's. With another precision, the tolerance is the larger of
-                both precisions' tolerances.
+            precision: precision of the devices; None for the precision of this workbench. With another precision, the tolerance
+                is the larger of both precisions' tolerances.
         """
         precision = self.precision if precision is None else precision
         cluster = Cluster((on,)) if isinstance(on, Device) else on
         key = cluster.devices, precision, self.placing
         if key not in self._others:
-            self._others[key] = Workbench(self._now().on(cluster, precision))
+            self._others[key] = Workbench(self._current_setup().on(cluster, precision))
         return self._others[key]
 
     def again(self) -> Workbench:
-        """Return a new one for use once this one is closed: the same model, groups and devices, and the known costs."""
-        other = Workbench(self._now(), self._costs)
-        other._can = self._can
+        """Return a new workbench with the same model, groups, devices and costs, for use when this one is closed."""
+        other = Workbench(self._current_setup(), self._costs)
+        other._runs_on = self._runs_on
         return other
 
-    def _now(self) -> Setup:
-        """Return the setup with the model as devices have refused its ops, and the groups as they were split."""
+    def _current_setup(self) -> Setup:
+        """Return the setup with the current model, in which refused ops are recorded, and the current groups."""
         return replace(self.setup, model=self.model, placing=self.placing)
 
     def home_of(self, placement: Placement) -> Workbench:
-        """Return what runs a placement: this one, or the one of the devices outside the cluster that the placement is on.
+        """Return the workbench that runs a placement: this one, or one on devices outside the cluster (:meth:`alone`).
 
         A plain device (:func:`placeit.devices.plain.plain_devices`), the throughput mode or a compiled twin of a core set is
         not in the cluster, and yet `placeit optimize` may choose it.
@@ -210,9 +210,9 @@ class Workbench:
         options: dict[str, Any] = {"check": check, "worth": worth, "certain": certain, "progress": progress}
         self._divide_by_support()
         while True:
-            left = max(budget_s / _AGAIN, budget_s - (clock.now() - begin))
+            left = max(budget_s * _MIN_SHARE, budget_s - (clock.now() - begin))
             try:
-                return self.take(profiling.measure(self._now(), lambda: self.runtime, budget_s=left, **options))
+                return self.take(profiling.measure(self._current_setup(), lambda: self.runtime, budget_s=left, **options))
             except DeviceError as error:
                 self._refuse(error)
 
@@ -238,14 +238,14 @@ class Workbench:
             DeviceError: some device exists in simulation only.
         """
         self._divide_by_support()
-        kept = profiling.recall(self._now(), lambda: self.runtime)
+        kept = profiling.recall(self._current_setup(), lambda: self.runtime)
         if kept is not None:
             self.take(kept)
         return kept is not None
 
     def take(self, costs: Costs) -> Costs:
         """Use costs from another source, and return them with pins applied. Raises InfeasibleError."""
-        self._can = np.isfinite(costs.core)
+        self._runs_on = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
 
@@ -263,7 +263,7 @@ class Workbench:
 
     @property
     def planned_with(self) -> tuple[Costs | None, Placing]:
-        """What a plan depends on besides its placement: the costs, None if they are not known, and the groups."""
+        """Costs (None if they are not known) and groups, on which plans depend besides the placement."""
         return self._costs, self.placing
 
     @property
@@ -272,11 +272,11 @@ class Workbench:
         return Segmenter(self.grouping, self.costs)
 
     def _supported(self) -> NDArray[np.bool_]:
-        """Return ``bool[G, D]``: whether each group runs on each device. Raises DeviceError if a device is only simulated."""
-        if self._can is None:
+        """Return whether each group runs on each device, ``bool[G, D]``. Raises DeviceError if a device is described only."""
+        if self._runs_on is None:
             _ = self.runtime
-            self._can = supported(self.model, self.grouping, self.cluster)
-        return self._can
+            self._runs_on = supported(self.model, self.grouping, self.cluster)
+        return self._runs_on
 
     def problem(self, *, steady: bool = False) -> Problem:
         """Return the placement problem over groups by the costs of :meth:`profile`; :meth:`placement` leads back to the model.
@@ -346,7 +346,7 @@ class Workbench:
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:
-        """Return the number of requests in flight for the highest throughput: the throughput mode's, else ``otherwise``."""
+        """Return the number of requests in flight that OpenVINO's throughput mode chooses for a plan, else ``otherwise``."""
         here = plan.problem.device_names == self.cluster.names
         return (self.runtime.best_in_flight(plan) if here else None) or otherwise
 
@@ -354,11 +354,11 @@ class Workbench:
     def reference(self) -> Reference:
         """The uncut model, as its framework runs it: ``reference(inputs)`` returns its outputs by name."""
         if self._reference is None:
-            self._reference = Reference(self.model, self._able, self.precision, self.tolerance)
+            self._reference = Reference(self.model, self._whole_model_device, self.precision, self.tolerance)
         return self._reference
 
-    def _able(self) -> Device | None:
-        """Return a device of this machine that can run the whole model; None without one."""
+    def _whole_model_device(self) -> Device | None:
+        """Return a device of this machine that can run the whole model; None if there is no such device."""
         able = zip(self.cluster.devices, self._supported().T, strict=True)
         return next((device for device, ops in able if ops.all() and not (device.address and device.address.node)), None)
 

@@ -18,7 +18,7 @@ from placeit.workbench.opened import Workbench
 
 __all__ = ["Prepared", "PreparedCache"]
 
-_MAX_KEPT = 16  # prepared placements that a cache keeps
+_MAX_CACHED = 16  # prepared placements in a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Prepared:
     """A placement that serves whole requests, on the session that runs it.
 
     Attributes:
-        placement: of the model's ops; its replicas do not count.
+        placement: placement of the model's ops; its replicas are not prepared.
         home: the session whose devices it runs on.
         plan: its segments.
     """
@@ -51,16 +51,18 @@ class Prepared:
         return self.plan.segment_of[self.home.grouping.group_of]
 
     def to_serve(self, in_flight: int | None = None, priority: int = 0) -> PlanExecutor:
-        """Compile it for a server, for ``in_flight`` requests; None for as many as its highest throughput needs.
+        """Compile the placement for a server, and return its executor.
 
-        ``priority``, 0 or less, is added to the one of servers.
+        Args:
+            in_flight: most requests in flight; None for as many as its highest throughput needs.
+            priority: 0 or less; added to the priority of servers.
         """
         best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight
         return to_serve(functools.partial(self.home.executor, priority=SERVING_PRIORITY + priority), self.plan, best)
 
 
 class PreparedCache:
-    """Prepares placements for a session, equal ones once as long as its groups and costs are the same.
+    """Prepares placements for a session, and keeps them for as long as its groups and costs do not change.
 
     Args:
         session: the session.
@@ -68,7 +70,7 @@ class PreparedCache:
 
     def __init__(self, session: Workbench) -> None:
         self._session = session
-        self._known: dict[Hashable, Prepared] = {}
+        self._cached: dict[Hashable, Prepared] = {}
 
     def prepare(self, placement: Placement) -> Prepared:
         """Return a placement without its replicas, prepared. Raises PlacementError or UsageError (:meth:`Prepared.of`)."""
@@ -81,11 +83,11 @@ class PreparedCache:
             placement.devices.tobytes(),
             None if segments is None else segments.tobytes(),
         )
-        found = self._known.get(key)
+        found = self._cached.get(key)
         if found is None:
-            found = self._known[key] = Prepared(placement, home, home.plan_of(placement))
-            if len(self._known) > _MAX_KEPT:
-                self._known.pop(next(iter(self._known)))
+            found = self._cached[key] = Prepared(placement, home, home.plan_of(placement))
+            if len(self._cached) > _MAX_CACHED:
+                self._cached.pop(next(iter(self._cached)))
         return found
 
     def every(self, placement: Placement) -> list[Prepared]:

@@ -35,11 +35,11 @@ def measure(
     Args:
         setup: the model, its groups and the cluster.
         runtime: returns the opened devices; not called if some devices are only expected or described.
-        budget_s: as for :func:`placeit.profiler.costs.profile`, like the other arguments.
-        check: see there.
-        worth: see there; not asked if some device is described.
-        certain: see there; not asked if some device is described.
-        progress: see there.
+        budget_s: as for :func:`placeit.profiler.costs.profile`.
+        check: as for :func:`placeit.profiler.costs.profile`.
+        worth: as for :func:`placeit.profiler.costs.profile`; not called if some device is described.
+        certain: as for :func:`placeit.profiler.costs.profile`; not called if some device is described.
+        progress: as for :func:`placeit.profiler.costs.profile`.
 
     Raises:
         InfeasibleError: no device supports some op.
@@ -58,7 +58,7 @@ def measure(
 
     if not setup.cluster.executable:
         return estimated(model, grouping, setup.cluster, measured, precision=setup.precision, compiling=setup.compiling)
-    with _there(setup, runtime) as opened:
+    with _available(setup, runtime) as opened:
         return as_expected(measured(opened.cluster, opened, worth=worth, certain=certain), setup.cluster, setup.expected)
 
 
@@ -78,14 +78,14 @@ def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
     def found(cluster: Cluster, runtime: Runtime, *, budget_s: float) -> Costs | None:  # noqa: ARG001
         return kept_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
 
-    with _there(setup, runtime) as opened:
+    with _available(setup, runtime) as opened:
         kept = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
     return None if kept is None else as_expected(kept, setup.cluster, setup.expected)
 
 
 @contextlib.contextmanager
-def _there(setup: Setup, runtime: Callable[[], Runtime]) -> Iterator[Runtime]:
-    """Yield the opened devices, or others without the expected devices, which need not be there."""
+def _available(setup: Setup, runtime: Callable[[], Runtime]) -> Iterator[Runtime]:
+    """Yield the opened devices; if some devices are only expected, open and yield the others."""
     if not setup.expected:
         yield runtime()
         return

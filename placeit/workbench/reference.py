@@ -26,13 +26,13 @@ class Reference:
 
     Args:
         model: the model.
-        able: returns the first device that can run the whole model; None if no device can.
+        device: returns the first device that can run the whole model; None if no device can.
         precision: inference precision of the executors that are checked.
         tolerance: largest relative error of right outputs.
     """
 
-    def __init__(self, model: Model, able: Callable[[], Device | None], precision: str, tolerance: float) -> None:
-        self._model, self._able = model, able
+    def __init__(self, model: Model, device: Callable[[], Device | None], precision: str, tolerance: float) -> None:
+        self._model, self._device = model, device
         self._precision, self._tolerance = precision, tolerance
         self._run: Callable[[Arrays], dict[str, NDArray[np.generic]]] | None = None
         self._check: OutputCheck | None = None
@@ -44,7 +44,7 @@ class Reference:
             DeviceError: the framework cannot run it.
         """
         if self._run is None:
-            device = self._able() if self._precision == "f32" else None  # other devices may lack float32; the CPU has it
+            device = self._device() if self._precision == "f32" else None  # other devices may lack float32; the CPU has it
             self._run = self._model.reference(device, "f32")
         return run_in_thread(functools.partial(self._run, inputs))  # on another thread, so that Ctrl-C ends the wait
 
@@ -84,7 +84,7 @@ class Reference:
         return self._check
 
     def _made(self, inputs: Arrays, *, chosen: bool) -> OutputCheck:
-        """Return a check on inputs; ``chosen`` is whether a user gave them."""
+        """Return an output check on inputs; ``chosen`` tells whether a user gave them."""
         others = other_inputs(self._model, inputs, given=chosen)
         return OutputCheck(inputs, others, self, self._tolerance, self._in_precision())
 
@@ -92,5 +92,5 @@ class Reference:
         """Return a function that runs the model in the precision of the executors; None if that is float32."""
         if self._precision == "f32":
             return None
-        run = self._model.reference(self._able(), self._precision)
+        run = self._model.reference(self._device(), self._precision)
         return lambda inputs: run_in_thread(functools.partial(run, inputs))

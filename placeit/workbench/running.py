@@ -26,7 +26,7 @@ __all__ = ["given_to", "measure"]
 
 
 def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
-    """Return inputs as the model of a session takes them, or the session's inputs for None. Raises UsageError."""
+    """Check inputs and return them as the model takes them, or return the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 

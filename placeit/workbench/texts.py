@@ -96,7 +96,7 @@ class Texts:
         if (room >= 0).all() and fits[tight] < self.tokens:
             least = max(0, int(fits[tight]))
             raise PlacementError(
-                f"{self.model} is placed for {self._said}. Their state takes "
+                f"{self.model} is placed for {self._description}. Their state takes "
                 f"{about_bytes(fixed[tight] + growing[tight] * self.tokens)} on {cluster.names[tight]}, which has room for "
                 f"{about_bytes(room[tight])} of state beside the weights there: texts of at most {least} tokens fit. Place the "
                 "model for a shorter --context, or more of it on other devices."
@@ -132,11 +132,11 @@ class Texts:
         fits_then = f"Texts of at most {longest} tokens fit" if longest > 0 else "Not even texts of a token fit"
         fewer = "" if self.count == 1 else "fewer --texts, "
         raise InfeasibleError(
-            f"No placement of {self.model} was found that has room for {self._said}: their states take "
+            f"No placement of {self.model} was found that has room for {self._description}: their states take "
             f"{about_bytes(OF_DEVICE * self.bytes().sum())} beside {about_bytes(weights.sum())} of weights, and devices may "
             f"hold {held}. {fits_then}: give a shorter --context, {fewer}or more memory."
         )
 
     @property
-    def _said(self) -> str:
+    def _description(self) -> str:
         return f"texts of {self.tokens} tokens" if self.count == 1 else f"{self.count} texts of {self.tokens} tokens"
