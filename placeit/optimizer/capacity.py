@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class Service:
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict for JSON output."""
         return {
-            "capacity": (self.capacity),
+            "capacity": self.capacity,
             "capacity_measured": self.measured,
             "in_flight": self.in_flight,
             "latency_s": self.latency,
@@ -92,7 +93,7 @@ def service_of(candidate: Candidate, rate: float | None, *, in_flight: int | Non
             times = arrival_times(arrivals, rate * scale, _REQUESTS, seed=seed)
             load[arrivals] = serve(replicas, times).scaled(scale)
     return Service(
-        capacity=1 / each if each > 0 else float("inf"),
+        capacity=1 / each if each > 0 else math.inf,
         measured=measured is not None,
         in_flight=flying,
         latency=None if flying is None else flying * each,  # Little's law

@@ -217,13 +217,13 @@ class ReferenceRun(Deployed):
 
     Args:
         open_it: compiles the model.
-        patience: returns the most seconds that a run may take. Compiling has no limit: if it went on in the background, it
+        timeout: returns the most seconds that a run may take. Compiling has no timeout: if it went on in the background, it
             would disturb the next measurement.
     """
 
-    def __init__(self, open_it: Callable[[], OwnModeRunner], patience: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(self, open_it: Callable[[], OwnModeRunner], timeout: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__([])
-        self._patience = patience
+        self._timeout = timeout
         self.blanked: int | None = None  # sentinel that the outputs were filled with; None once something has run
         with contextlib.ExitStack() as stack:
             self._worker, self._stuck = Worker("placeit reference"), False
@@ -239,16 +239,16 @@ class ReferenceRun(Deployed):
         else:
             self._worker.close()
 
-    def on_thread(self, what: Callable[[], _T], patience: float | None = None) -> _T:
+    def on_thread(self, what: Callable[[], _T], timeout: float | None = None) -> _T:
         """Call ``what`` on the thread; return its result or raise its exception. Raises ExecutionError if it ends too late."""
         job = Job(what)
-        patience = self._patience() if patience is None else patience
+        timeout = self._timeout() if timeout is None else timeout
         self._stuck = True
         self._worker.submit(job)
-        ended = job.ended.wait(patience if patience < math.inf else -1)
+        ended = job.ended.wait(timeout if timeout < math.inf else -1)
         self._stuck = not ended
         if not ended:
-            raise ExecutionError(f"OpenVINO did not finish within {patience:.0f} s, so the run was abandoned.")
+            raise ExecutionError(f"OpenVINO did not finish within {timeout:.0f} s, so the run was abandoned.")
         return job.result()
 
     @property

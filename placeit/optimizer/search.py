@@ -18,11 +18,7 @@ from placeit.measuring.budget import race_s, rounds_within
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.book import reason_of
-from placeit.optimizer.candidates import (
-    Candidate,
-    known_value,
-    value_of,
-)
+from placeit.optimizer.candidates import Candidate, known_value, value_of
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
