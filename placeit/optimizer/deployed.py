@@ -98,7 +98,7 @@ class Deployed:
             self._most = [float(_MAX_REQUESTS)] * len(self._fewest)
             for i, executor in enumerate(self.executors[: len(self._fewest)]):
                 if i in self._pipelines:
-                    self._most[i] = min(_MAX_REQUESTS, executor.most_overlapping)
+                    self._most[i] = min(_MAX_REQUESTS, executor.max_overlapping)
                     self._lengths[i] = int(min(self._most[i], max(self._lengths[i], _TURNS * executor.in_flight)))
                 else:
                     self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)

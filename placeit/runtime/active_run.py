@@ -1,4 +1,4 @@
-"""The run of an executor that is under way."""
+"""The state of a run of an executor, until nothing of it runs any more."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class ActiveRun:
     """A call of ``times`` or ``serve``, until nothing of it runs any more.
 
     Args:
-        bell: rung whenever a request has ended, for a run that requests are added to; else None.
+        bell: rung whenever a request ends, for a run that requests are added to; None for a run of a fixed number of requests.
 
     Attributes:
         thread: identifier of the thread that called.
         deadline: seconds, by ``time.perf_counter``, until which that thread waits; infinite if it waits without limit.
         begun: whether lanes have begun it.
-        error: the first error.
-        failed: the request with that error, by its number among those in flight, if that is known.
+        error: the first error; None if there was none.
+        failed: number of the request with that error among the requests in flight; None if it is unknown.
         ended: numbers of the requests that have ended, if there is a bell.
         failures: errors of these requests, by number; requests that have succeeded have no entry.
-        begin: seconds of the call, or of the begin on its lanes.
-        end: seconds at which all of it had ended.
-        over: opened at the end.
+        begin: time of the call, or of the begin on its lanes, in seconds of ``time.perf_counter``.
+        end: time at which the whole run had ended, in seconds of ``time.perf_counter``.
+        over: gate that opens at the end of the run.
     """
 
     def __init__(self, bell: Bell | None = None) -> None:
@@ -42,7 +42,7 @@ class ActiveRun:
         self.thread = threading.get_ident()
         self.deadline = math.inf
         self.begun = self._stopped = False
-        self._tell: Callable[[], object] | None = None
+        self._stop_lanes: Callable[[], object] | None = None
         self.error: PlaceitError | None = None
         self.failed: int | None = None
         self.ended: deque[int] = deque()
@@ -57,18 +57,18 @@ class ActiveRun:
         return self._stopped
 
     def stop(self) -> None:
-        """Have nothing more of it start. This takes no lock, so that it may be called after an interrupt at any point."""
+        """Start nothing more of the run. This takes no lock, so that it may be called after an interrupt at any point."""
         self._stopped = True
-        if self._tell is not None:
-            self._tell()
+        if self._stop_lanes is not None:
+            self._stop_lanes()
 
-    def go(self, stop: Callable[[], object]) -> None:
-        """Mark the run as begun on lanes that do not read ``stopped``; :meth:`stop` calls ``stop`` to tell them."""
-        self.begun, self._tell = True, stop
-        if self._stopped:  # just before there was a function to call
-            stop()
+    def mark_begun(self, stop_lanes: Callable[[], object]) -> None:
+        """Mark the run as begun on lanes that do not read ``stopped``: :meth:`stop` calls ``stop_lanes``."""
+        self.begun, self._stop_lanes = True, stop_lanes
+        if self._stopped:  # stop() was called before it could call the function
+            stop_lanes()
 
     @property
-    def quiet(self) -> bool:
-        """True if nothing of it runs; if it has been stopped, this stays true when it was read with the executor's lock."""
+    def idle(self) -> bool:
+        """True if nothing of the run runs. For a stopped run, True is final if it was read with the executor's lock."""
         return self.over.is_open or (self.stopped and not self.begun)

@@ -1,4 +1,4 @@
-"""The run of a compiled engine."""
+"""The state of the current run of a compiled engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EngineRun", "Over"]
 
 
 class Over:
-    """The end of a run, with the interface of :class:`placeit.core.threads.Gate`."""
+    """The end of an engine's run, with the interface of :class:`placeit.core.threads.Gate`."""
 
     def __init__(self, engine: _core.Executor) -> None:
         self._engine = engine
@@ -25,7 +25,7 @@ class Over:
         return self._engine.over
 
     def wait(self, timeout: float = -1) -> bool:
-        """Wait for the end of the run, for some seconds at most if ``timeout`` is not negative; return whether it is over."""
+        """Wait for the end of the run, for at most ``timeout`` seconds unless it is negative; return whether it is over."""
         return self._engine.watch(perf_counter() + timeout if timeout >= 0 else math.inf)
 
 

@@ -42,9 +42,9 @@ class EngineSteps:
 
     def ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
         """Return the segments and transfers since the request in a slot began, by start."""
-        return self.told(number, self._engine.ran(number))
+        return self.decode(number, self._engine.ran(number))
 
-    def told(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
+    def decode(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
         """Return the segments and transfers of the request in a slot, from the engine's record ``ran``."""
         segments, moved, base = list[Ran](), list[Moved](), number * self.size
         for node, start, finish in ran:

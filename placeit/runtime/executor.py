@@ -1,4 +1,4 @@
-"""Runs plans on lanes, the threads of devices and links, by a compiled loop that follows the scheduler's rules."""
+"""The executor on lanes, the threads of devices and links: compiled code follows the scheduler's rules there."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from placeit.runtime.feed import Bell, Slots
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.refused import MayBeRefused
 from placeit.runtime.reopening import lost_of
+from placeit.runtime.run_ends import timeout_error
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slot_table import SlotTable
 from placeit.runtime.slots import Slot, check_keeping, continuing, lent
@@ -48,20 +49,20 @@ _EXIT_TIMEOUT_S = 2.0  # for segments that run when the interpreter exits
 class Executor(PlanExecutor):
     """Runs a plan on lanes.
 
-    No device is idle while one of its segments is ready, and no link while it has something to move: the thread where a segment
-    or transfer ends applies the compiled rules, and queues the work that follows on the lanes of devices and links.
+    No device is idle while one of its segments is ready, and no link is idle while a tensor waits for it. The thread on which a
+    segment or transfer ends applies the compiled rules, and queues the work that follows on the lanes of devices and links.
 
     Args:
         book: names, shapes and buffers of the plan's segments.
         pool: devices and links.
         plan: what to run.
         programs: one for each segment that runs something, in the order of ``plan.programs``.
-        in_flight: how many requests may be in flight at once.
-        priority: of the segments of several executors that wait for a device, the lowest number goes first.
+        in_flight: maximum number of requests in flight at once.
+        priority: among segments of several executors that wait for a device, the lowest number goes first.
 
     Raises:
         DeviceError: there is no room for buffers.
-        UsageError: no request at all.
+        UsageError: ``in_flight`` is below 1, or above 1024.
     """
 
     def __init__(
@@ -79,14 +80,14 @@ class Executor(PlanExecutor):
         compiled = iter(programs)
         self.programs = [None if segment.passthrough else next(compiled) for segment in plan.segments]
         scheduler = Scheduler(plan.problem, plan.placement, in_flight=in_flight)
-        self._uses = {pool.cluster.names[segment.device] for segment in plan.segments}
+        self._used_names = {pool.cluster.names[segment.device] for segment in plan.segments}
         self._wiring = Wiring(pool, plan, scheduler, in_flight)
         self._engine, self._workers, self._devices = self._wiring.engine, self._wiring.workers, self._wiring.devices
         self._engine.priority = priority
         self._steps = EngineSteps(self._wiring, scheduler, book, plan, pool.cluster.names)
         self._slots = SlotTable(self._wiring, [Slot(book, pool, plan, self.programs, n) for n in range(in_flight)])
-        self._run = self._single = EngineRun(self._engine)  # of all calls of times(), one after the other
-        self._blended: tuple[list[Ran], list[Moved]] | None = None  # replaces the last run in the first slot
+        self._run = self._timed_run = EngineRun(self._engine)  # reused by all calls of times()
+        self._blended: tuple[list[Ran], list[Moved]] | None = None  # mean times, in place of the last run in the first slot
         _OPEN.add(self)
 
     def open_slot(self, *, beside: Slot | None = None) -> Slot:
@@ -119,8 +120,7 @@ class Executor(PlanExecutor):
     @property
     def refused(self) -> Mapping[int, str]:
         """Why the compiler of a device refused segments, which run op by op, by their numbers in the plan."""
-        some = {s: one for s, one in enumerate(self.programs) if one is not None}
-        return {s: one.refused for s, one in some.items() if isinstance(one, MayBeRefused) and one.refused}
+        return {s: p.refused for s, p in enumerate(self.programs) if isinstance(p, MayBeRefused) and p.refused}
 
     @property
     def by_size(self) -> bool:
@@ -147,10 +147,10 @@ class Executor(PlanExecutor):
         slots = self._slots.ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        memory = lent(slots, self.inputs, self.outputs_wanted)
+        memory = lent(slots, self.inputs, self.output_specs)
         if memory is None:
             return None
-        return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._steps.told)
+        return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._steps.decode)
 
     @property
     def host_paced(self) -> tuple[str, ...]:
@@ -170,21 +170,21 @@ class Executor(PlanExecutor):
 
     @property
     def gone(self) -> PlaceitError | None:
-        """Error that a device of the plan, or a link between two, is lost, so that nothing can run any more; else None."""
+        """Error of a lost device of the plan, or of a lost link between two of them; None if none is lost."""
         if self._gone is not None:
             return self._gone
         lost = lost_of(self.pool.cluster.names, self._devices)
-        return next((why for names, why in lost.items() if names <= self._uses), None)
+        return next((why for names, why in lost.items() if names <= self._used_names), None)
 
-    def _let_go(self) -> bool:
+    def _release_if_done(self) -> bool:
         # a segment that is still running keeps this executor until it has ended
-        late = self._closed and not self._lost and self._engine.when_over(self._end_late)
-        return not late and super()._let_go()
+        postponed = self._closed and not self._broken and self._engine.when_over(self._release_later)
+        return not postponed and super()._release_if_done()
 
-    def _end_late(self) -> None:
-        """Release everything when a run that was given up has ended; called on the thread that has ended it."""
+    def _release_later(self) -> None:
+        """Release everything when an abandoned run has ended; called on the thread that has ended it."""
         with self._lock:
-            super()._let_go()
+            super()._release_if_done()
 
     def _release(self) -> None:
         self._slots.clear()
@@ -196,7 +196,7 @@ class Executor(PlanExecutor):
             entrances[name].fill(value)
 
     def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Have a request read inputs, which must not change until it has ended, and write to memory that no caller has."""
+        """Set the inputs that a request reads, which must not change until it ends; it writes to memory that no caller has."""
         slot = self._slots[request]
         for name, value in inputs.items():
             slot.inputs[name].put(value)
@@ -208,7 +208,7 @@ class Executor(PlanExecutor):
         return [name for name, array in host.items() if self._slots[0].outputs[name].write_to(array)]
 
     @property
-    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+    def output_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and type of each output of the model, by name."""
         return self.book.outputs
 
@@ -217,18 +217,18 @@ class Executor(PlanExecutor):
 
     # -- runs ---------------------------------------------------------------------------------------------------------------
 
-    def _times(self, count: int, deadline: float) -> None:
-        self._check_known()
+    def _execute(self, count: int, deadline: float) -> None:
+        self._check_not_broken()
         self._check_open()
         self.pool.check_open()  # if it was closed before this run was there to be ended
         _OPEN.check_caller()
         slots = min(count, self.in_flight)
         checked = [slot for number in range(slots) if (slot := self._slots[number]).begin()]
-        run = self._run = self._single
+        run = self._run = self._timed_run
         run.error = run.failed = None
         self._blended = None
         if self.pool.wait is not None:
-            self._settle(deadline)
+            self._drain(deadline)
             self._engine.begin(slots, count - slots, perf_counter())
             self._pass_time(run)
         else:
@@ -245,17 +245,17 @@ class Executor(PlanExecutor):
         self.inner = run.end - run.begin
 
     def _give_up(self, run: EngineRun, waited: _core.Waited) -> None:
-        """Raise the error of a run that its caller does not wait for any longer."""
+        """Raise the error of a run that has not ended, whose caller stops waiting."""
         if waited == _core.Waited.inside:
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         if waited == _core.Waited.gone:
-            self._lost = True
+            self._broken = True
             self._check_lanes()
             self.pool.check_open()
         self._conclude(run)
-        raise run.error or self._late(run)
+        raise run.error or self._timeout_error(run)
 
-    def _settle(self, deadline: float = math.inf) -> None:
+    def _drain(self, deadline: float = math.inf) -> None:
         self._check_open()
         engine = self._engine
         if not engine.over and not engine.inside:
@@ -269,7 +269,7 @@ class Executor(PlanExecutor):
     def _await_others(self, deadline: float) -> None:
         engine = self._engine
         if not engine.over and not engine.inside and not engine.watch(deadline):
-            raise self._late(self._run)  # type: ignore[arg-type]
+            raise self._timeout_error(self._run)  # type: ignore[arg-type]
 
     def _conclude(self, run: ActiveRun) -> None:
         """Record in a run which of its requests have ended or failed, and its error."""
@@ -284,9 +284,9 @@ class Executor(PlanExecutor):
                     else:
                         run.failed, run.error = number, error
                 case _core.Late():
-                    run.error = run.error or self._overdue(self._steps.named(incident.running))
+                    run.error = run.error or timeout_error(self._steps.named(incident.running))
                 case _core.Broken():
-                    self._lost = True
+                    self._broken = True
                     run.error = run.error or failure_of("The run cannot go on", ExecutionError(incident.why))
 
     def _running(self, run: ActiveRun) -> list[str]:  # noqa: ARG002
@@ -325,7 +325,7 @@ class Executor(PlanExecutor):
     def _pass_time(self, run: ActiveRun) -> None:
         if self.pool.wait is not None:
             self.pool.wait(run.over)
-            if not (run.quiet or run.ended):
+            if not (run.idle or run.ended):
                 self._engine.stop()
                 running = ", ".join(self._running(run)) or "nothing"
                 raise ExecutionError(f"No events are left, and the run has not ended; still running: {running}.")
@@ -376,10 +376,10 @@ class Executor(PlanExecutor):
 
 
 class _OpenExecutors:
-    """Executors that are not closed, whose runs are stopped when the interpreter exits.
+    """The open executors, whose runs are stopped when the interpreter exits.
 
-    A thread that wants the interpreter's lock after the exit is terminated where it is, which C++ frames below it do not
-    survive. So threads that still wait for a run, which are daemons, do not return.
+    A thread that takes the interpreter's lock after the exit is terminated where it is, which C++ frames below it do not
+    survive. So daemon threads that still wait for a run do not return.
     """
 
     def __init__(self) -> None:
@@ -397,7 +397,7 @@ class _OpenExecutors:
             raise ExecutionError("Python exits, and nothing more can run.")
 
     def check_caller(self) -> None:
-        """Do the same for the main thread; another one, which is a daemon, waits for ever, as Python itself has it."""
+        """Raise ExecutionError in the main thread if the interpreter exits; other threads then wait for ever, as in Python."""
         while EXITING.is_open and threading.current_thread() is not threading.main_thread():
             time.sleep(CHECK_S)
         self.check()
@@ -410,8 +410,8 @@ class _OpenExecutors:
         engines = [executor._engine for executor in [*self._executors]]
         for engine in engines:
             engine.stop()
-        until = time.monotonic() + _EXIT_TIMEOUT_S
-        while time.monotonic() < until and not all(engine.over for engine in engines):
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S
+        while time.monotonic() < deadline and not all(engine.over for engine in engines):
             time.sleep(1e-3)
         _core.keep([engine for engine in engines if not engine.over])
 

@@ -1,4 +1,4 @@
-"""Feed requests to an executor while others are in flight, wake the thread that takes them, and report their outcomes."""
+"""Feeds of requests for executors, the futures of their outcomes, and the bell that wakes the serving thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Bell", "Feed", "Outcome", "Slots", "report"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("placeit")
-_SHORT_S = 1e-3
+_RETRY_S = 1e-3  # wait after the helper returned, while another thread resolves the future
 
 
 class Bell:
-    """A counter of the kernel (``eventfd``) that one thread waits for, and any thread may ring, in Python or out of it.
+    """An ``eventfd`` counter that one thread waits for and any thread may ring, from Python or from compiled code.
 
     Attributes:
-        counter: for compiled lanes, which may ring it after :meth:`close`: its descriptor stays open while they use it.
+        counter: the counter; None after :meth:`close`. Its descriptor stays open while compiled lanes refer to it.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Bell:
         self._poll.register(self.fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next one that will. A closed bell does nothing."""
+        """Wake the thread that waits, or else the next one that waits. A closed bell does nothing."""
         counter = self.counter
         if counter is not None:
             counter.ring()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the bell has been rung since the last wait, for some seconds at most."""
+        """Wait until the bell is rung, for at most ``seconds``; return at once if it was rung since the last wait."""
         if self._poll.poll(max(0.0, seconds) * 1e3):
             os.eventfd_read(self.fd)
 
@@ -58,26 +58,29 @@ class Bell:
 
 
 def report(what: str, error: BaseException) -> None:
-    """Log an exception that no caller gets; ignore exceptions of log handlers, as the thread serves other requests."""
+    """Log an exception that is not raised. Exceptions of log handlers are ignored, as the thread serves other requests."""
     with contextlib.suppress(Exception):
         _LOG.error("%s %s: %s", what, type(error).__name__, error, exc_info=error)
 
 
 class _Condition(threading.Condition):
-    """A condition whose ``with`` calls its lock's methods, in C: in Python's own, an exception can leave the lock taken."""
+    """A condition whose ``with`` statement calls the lock's methods directly, in C.
+
+    In ``threading.Condition``, these are Python methods, in which an exception of a signal handler can leave the lock taken.
+    """
 
     __enter__ = property(lambda self: self._lock.__enter__)
     __exit__ = property(lambda self: self._lock.__exit__)
 
 
 class Outcome(Future[T]):
-    """A future that ends once, whatever its callbacks or its owner do, and that survives signal handlers that raise.
+    """A future that ends exactly once, whatever callbacks or owners do, and stays usable if signal handlers raise.
 
     An exception inside a method of ``concurrent.futures.Future`` can leave the future's lock taken, and a thread that sets its
     result then hangs for ever (as with ``Event``, see :class:`placeit.core.threads.Gate`). Here no thread waits while it holds
     that lock, and every thread that holds it releases it.
 
-    All callbacks are called, each once, even if one before raises an exception, such as ``SystemExit``.
+    Each callback is called once, even if an earlier one raises an exception such as ``SystemExit``.
     """
 
     _done_callbacks: list[Callable[[Future[T]], object]]
@@ -87,7 +90,7 @@ class Outcome(Future[T]):
         self._condition = _Condition()
         self._gate = Gate()
         self._begun = False
-        self.helper: Callable[[float], object] | None = None  # waits for the result until a time, and may end the future
+        self.helper: Callable[[float], object] | None = None  # called with a deadline: waits until then, and may resolve it
 
     def result(self, timeout: float | None = None) -> T:
         """See ``concurrent.futures.Future``."""
@@ -101,33 +104,33 @@ class Outcome(Future[T]):
 
     @property
     def has_callbacks(self) -> bool:
-        """True if it has callbacks that were not called yet."""
+        """True if some of its callbacks have not been called yet."""
         return bool(self._done_callbacks)
 
     def begin(self) -> bool:
-        """Make the future impossible to cancel; return False if it has ended, cancelled or set by its owner."""
+        """Make the future impossible to cancel; return False if it has ended (was cancelled, or set by its owner)."""
         if not self._begun and not self.running() and (self.cancelled() or not self.done()):
-            with contextlib.suppress(RuntimeError):  # its owner has set it just now
+            with contextlib.suppress(RuntimeError):  # its owner has set it in the meantime
                 self.set_running_or_notify_cancel()
             self._begun = True
         return not self.done()
 
-    def end(self, tell: Callable[[Self], object]) -> None:
-        """Give the future its result or its exception, unless it has ended; never raise what that or a callback raises.
+    def end(self, resolve: Callable[[Self], object]) -> None:
+        """Set the future's result or exception, unless it has ended. Exceptions of ``resolve`` and callbacks are not raised.
 
         Args:
-            tell: calls ``set_result`` or ``set_exception``. If it fails, the future gets an ExecutionError that says so.
+            resolve: calls ``set_result`` or ``set_exception``. If it fails, the future gets an ExecutionError that says so.
         """
         try:
             if self.begin():
-                tell(self)
-        except InvalidStateError:  # its owner has set it just now
+                resolve(self)
+        except InvalidStateError:  # its owner has set it in the meantime
             pass
         except BaseException as error:  # noqa: BLE001 (it belongs to this future, and the thread serves others)
             self.end_after(error)
 
     def end_after(self, error: BaseException) -> None:
-        """End the future after an exception that was raised while it ended; never raise."""
+        """End the future after ``error`` was raised while its result was set. Raises nothing."""
         forget_frames(error)  # frames hold this future
         try:
             if self.done():
@@ -143,7 +146,7 @@ class Outcome(Future[T]):
             report("A callback of a future has raised", another)
 
     def _invoke_callbacks(self) -> None:
-        """Call each callback once; then raise the first ``SystemExit`` or the like that one of them has raised."""
+        """Call each callback once; then raise the first exception such as ``SystemExit`` that one of them has raised."""
         self._gate.open()
         raised: BaseException | None = None
         while self._done_callbacks:
@@ -158,36 +161,36 @@ class Outcome(Future[T]):
             raise raised
 
     def _wait(self, timeout: float | None) -> None:
-        until = math.inf if timeout is None else perf_counter() + timeout
+        deadline = math.inf if timeout is None else perf_counter() + timeout
         while not self._gate.is_open:
-            patience = min(until, perf_counter() + CHECK_S)
+            next_check = min(deadline, perf_counter() + CHECK_S)
             if self.helper is not None and not self._done_callbacks:
-                self.helper(patience)
-                patience = min(patience, perf_counter() + _SHORT_S)  # while another thread resolves it
-            if self._gate.wait(max(0.0, patience - perf_counter())):
+                self.helper(next_check)
+                next_check = min(next_check, perf_counter() + _RETRY_S)
+            if self._gate.wait(max(0.0, next_check - perf_counter())):
                 return
             if self.done():  # the thread that cancelled it was interrupted before it opened the gate
                 return
-            if perf_counter() >= until:
+            if perf_counter() >= deadline:
                 raise TimeoutError
 
 
 class Slots:
-    """The slots of an executor in a compiled queue, where other threads begin requests beside the thread that serves.
+    """The slots of an executor in a compiled queue, in which other threads than the serving one begin requests, too.
 
     Args:
         queue: the queue.
         number: number of the executor in the queue.
-        told: returns the segments and transfers of a request, given its slot and the queue's record of what ran.
+        decode: returns the segments and transfers of a request, given its slot and the queue's record of what ran.
     """
 
     def __init__(
         self,
         queue: _core.RequestQueue,
         number: int,
-        told: Callable[[int, Sequence[Ran]], tuple[tuple[Ran, ...], tuple[Moved, ...]]],
+        decode: Callable[[int, Sequence[Ran]], tuple[tuple[Ran, ...], tuple[Moved, ...]]],
     ) -> None:
-        self._queue, self.number, self.told = queue, number, told
+        self._queue, self.number, self.decode = queue, number, decode
 
     def open(self) -> None:
         """Begin a run of the executor, and let other threads use its slots."""
@@ -208,12 +211,12 @@ class Slots:
 
 
 class Feed(Protocol):
-    """A source of requests, which also gets their outputs. The thread that serves calls it; an item is what ``take`` returns.
+    """A source of requests, which also gets their outputs. The serving thread calls it; an item is what ``take`` returns.
 
     Items that were taken, and have neither ended nor failed when ``PlanExecutor.serve`` returns or raises, have to begin again.
 
     Attributes:
-        bell: rung by the feed when there may be something to take.
+        bell: the feed rings it when :meth:`take` may have another request.
     """
 
     bell: Bell
@@ -221,12 +224,15 @@ class Feed(Protocol):
     def take(self, *, room: bool) -> Any | None:
         """Return the next request; None if no request can be taken now.
 
-        It has ``inputs``, by name, as the model takes them; ``on``, where its outputs are wanted, ``host`` or ``device``; and
-        ``slot``: the number of its sequence's slot (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), in which
-        nothing is running; None outside sequences.
+        A request has these attributes:
+
+        - ``inputs``: arrays by name, as the model takes them;
+        - ``on``: memory of its outputs, ``host`` or ``device``;
+        - ``slot``: number of its sequence's slot (:meth:`placeit.runtime.plan_executor.PlanExecutor.open_slot`), in which
+          nothing is running; None outside sequences.
 
         Args:
-            room: whether it may be a request outside sequences.
+            room: whether there is a free slot for a request outside sequences.
         """
         ...
 
@@ -235,22 +241,22 @@ class Feed(Protocol):
         ...
 
     def stays(self) -> bool:
-        """Return whether serving goes on while no request is in flight, as others may come."""
+        """Return whether serving goes on while no request is in flight, as more requests may come."""
         ...
 
     @property
     def slots(self) -> Slots | None:
-        """Slots to take numbers from, if other threads begin requests beside the one that serves; else None."""
+        """Slots to take numbers from, if other threads than the serving one begin requests, too; else None."""
         ...
 
     def at(self, number: int) -> Any | None:
-        """Return the request that another thread has begun in a slot; None for an empty slot."""
+        """Return the request that another thread has begun in a slot; None if the slot is empty."""
         ...
 
     def ended(self, item: Any, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]) -> None:
-        """Report the end of a request, with copies of its outputs, and its segments and transfers."""
+        """Handle the end of a request, with copies of its outputs, its segments and its transfers."""
         ...
 
     def failed(self, item: Any, error: PlaceitError, *, begun: bool = True) -> None:
-        """Report the failure of a request, which may not have begun. Nothing happens if it has ended."""
+        """Handle the failure of a request, which may not have begun. Does nothing if the request has ended."""
         ...

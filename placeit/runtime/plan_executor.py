@@ -1,4 +1,4 @@
-"""Base class of executors: how they are called, and what errors, interrupts, time-outs and closing mean."""
+"""Base class of executors: the calls that run a plan, and their rules for errors, interrupts, time-outs and closing."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ __all__ = ["PlanExecutor", "to_serve", "with_room"]
 
 
 class PlanExecutor(ServingLoop):
-    """A plan, ready to run. Use it as a context manager, or call :meth:`close`.
+    """Base class of executors: a plan, ready to run. Use it as a context manager, or call :meth:`close`.
 
-    Whether it runs on lanes or on streams, an executor keeps these rules:
+    Executors on lanes and on streams keep these rules:
 
     - Every request starts from the model's initial state, if it has any. Threads that share an executor take turns.
     - All decisions are made where no signal handler can interrupt them: in C++, or on the threads of devices.
-    - After a failure nothing more of the run starts, what has started ends, and then the first error is raised, as an
-      ExecutionError. The executor stays usable, and so does every other one on the same devices.
+    - After a failure, nothing more of the run starts, segments that have started end, and then the first error is raised, as an
+      ExecutionError. The executor stays usable, and so do all other executors on the same devices.
     - After a time-out, or an exception that a signal handler raises in the thread that waits, nothing more starts, and the call
       ends without waiting. Segments that have started end by themselves. The next call waits for them, within its own time-out.
-    - :meth:`close` waits for a run of another thread. It does not wait for segments of a run that was given up; memory is
-      released when they have ended.
-    - When the runtime is closed, runs end as after a failure, with an error that says so, and no other begins.
-    - A run inside a run, as a signal handler might ask for it, and any use in a forked process raise an ExecutionError.
+    - :meth:`close` waits for a run of another thread. It does not wait for segments of an abandoned run: memory is released
+      when they have ended.
+    - When the runtime is closed, runs end as after a failure, with an error that says so, and no other run begins.
+    - A run inside another run, which a signal handler might start, and any use in a forked process raise an ExecutionError.
 
     Args:
-        plan: what to run.
-        in_flight: how many requests may be in flight at once.
-        inputs: of the model, by name.
-        priority: of several executors whose work waits for a device, the one with the lowest number goes first.
+        plan: the plan to run.
+        in_flight: maximum number of requests in flight at once.
+        inputs: shape and type of each input of the model, by name.
+        priority: among executors whose work waits for a device, the one with the lowest number goes first.
 
     Attributes:
         uncounted: seconds that the last :meth:`times` took, divided by the seconds that it returned; 1 for one request.
-        inner: seconds of the last :meth:`times` or :meth:`run` from the time when lanes began to the end of the last segment.
+        inner: seconds of the last :meth:`times` or :meth:`run`, from the begin of its lanes to the end of the last segment.
 
     Raises:
         UsageError: ``in_flight`` is below 1.
@@ -59,44 +59,44 @@ class PlanExecutor(ServingLoop):
         super().__init__(plan, in_flight, inputs)
         self.priority = priority
         self.uncounted, self.inner = 1.0, 0.0
-        self._timed_on: Sequence[Sample] = ()  # requests that times() runs, if there are several
+        self._timed_requests: Sequence[Sample] = ()  # the requests of set_requests(), if there are several
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
-        """Copy the model's inputs into place, from which each run reads them.
+        """Copy the model's inputs to the buffers that each run reads.
 
         :meth:`times` copies these arrays again, so they must not change.
 
         Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+            UsageError: an input is missing or unknown, or its shape or type differs from the model's.
             ExecutionError: the executor is closed.
         """
         self._check_open()
         with self._turn:
-            self._settle()
+            self._drain()
             self._write(self.checked(inputs), request)
-            self._given[request] = inputs
+            self._request_inputs[request] = inputs
 
     def set_requests(self, requests: Sequence[Sample]) -> None:
-        """Set the requests that :meth:`times` runs, and copy the inputs of the first into place.
+        """Set the requests that :meth:`times` runs, and copy the inputs of the first one to their buffers.
 
         Raises:
-            UsageError, ExecutionError: as :meth:`set_inputs` does.
+            UsageError, ExecutionError: see :meth:`set_inputs`.
         """
         checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
         self.set_inputs(checked[0].inputs)
-        self._timed_on = checked if len(checked) > 1 else ()
-        self._before.clear()
+        self._timed_requests = checked if len(checked) > 1 else ()
+        self._state_restorers.clear()
 
     @property
-    def most_overlapping(self) -> float:
-        """Most requests of :meth:`times` that may overlap: for sequences, the number in flight; else infinite."""
-        return self.in_flight if self._timed_on and self._has_state else math.inf
+    def max_overlapping(self) -> float:
+        """Maximum number of overlapping requests in :meth:`times`: for sequences, the number in flight; else infinite."""
+        return self.in_flight if self._timed_requests and self._has_state else math.inf
 
     def outputs(self, *, request: int = 0) -> dict[str, NDArray[np.generic]]:
         """Return copies of the outputs of the last run, by name. Raises ExecutionError if the executor is closed."""
         self._check_open()
         with self._turn:
-            self._settle()
+            self._drain()
             return self._read(request)
 
     def run(
@@ -107,149 +107,154 @@ class PlanExecutor(ServingLoop):
         out: Mapping[str, Any] | None = None,
         on: Literal["host", "device"] = "host",
     ) -> dict[str, Any]:
-        """Run once and return the outputs by name.
-
-        Later runs do not change the returned arrays.
+        """Run one request and return its outputs by name. Later runs do not change the returned arrays.
 
         Args:
-            inputs: by name: arrays of NumPy, or of any library with DLPack or CUDA's array interface. An array on a GPU is read
+            inputs: arrays by name, of NumPy or any library with DLPack or CUDA's array interface. An array on a GPU is read
                 there if streams drive all devices, and only that GPU reads the input; else it is copied to the host first.
-            timeout: seconds; see :meth:`times`.
-            out: arrays to write outputs to, by name, which are returned in their place. Where devices can, they write there
-                directly; else the output is copied there. An array on a GPU has to be on the one that computes the output.
-            on: where other outputs are returned. On ``host``, they are NumPy arrays. On ``device``, outputs that a GPU computes
+            timeout: time limit in seconds; see :meth:`times`.
+            out: arrays to write outputs to, by name, which are returned in place of new arrays. Devices that can do so write
+                there directly; else the output is copied. An array on a GPU has to be on the GPU that computes the output.
+            on: memory of the other outputs. With ``host``, they are NumPy arrays. With ``device``, outputs that a GPU computes
                 stay in its memory, as arrays of CuPy, or tensors of PyTorch for a PyTorch model, if streams drive all devices.
 
         Raises:
-            UsageError: an input, or an array in ``out``, is missing, unknown, or has another shape or type than the model's, or
-                an array cannot be written to or shares memory with another one; ``on`` is something else.
+            UsageError: an input or an array in ``out`` is missing or unknown, or its shape or type differs from the model's; an
+                array cannot be written to, or shares memory with another one; ``on`` is neither ``host`` nor ``device``.
             ExecutionError: see :meth:`times`.
         """
         check_memory(on)
         deadline = math.inf if timeout is None else self._deadline(timeout)
         with self._turn:
-            self._settle(deadline)
-            places = {} if out is None else checked_out(out, self.outputs_wanted, inputs)
-            places = {n: self.adopted(n, to) if isinstance(to, GpuArray) else to for n, to in places.items()}
+            self._drain(deadline)
+            targets = {} if out is None else checked_out(out, self.output_specs, inputs)
+            targets = {n: self.adopted(n, to) if isinstance(to, GpuArray) else to for n, to in targets.items()}
             if on == "device":
-                places = {**self.on_device(), **places}
-            outputs = self._called({0: inputs}, 1, deadline, places)
-            self._given[0] = inputs
+                targets = {**self.on_device(), **targets}
+            outputs = self._run_requests({0: inputs}, 1, deadline, targets)
+            self._request_inputs[0] = inputs
             return outputs if out is None else {**outputs, **out}
 
     def time(self, *, timeout: float | None = None) -> float:
-        """Run once on the inputs in place and return the seconds from the call to its answer: :meth:`times` of one request."""
+        """Run one request on the inputs of :meth:`set_inputs`, and return the seconds until its answer; see :meth:`times`."""
         return self.times(1, timeout=timeout)
 
     def times(self, count: int, *, timeout: float | None = None) -> float:
-        """Run ``count`` requests, as many in flight as the executor was made for, and return the seconds of all of them.
+        """Run ``count`` requests, ``in_flight`` of them at a time, and return the seconds of all of them together.
 
         The seconds are from the call to the answer, as a caller of :meth:`run` sees them: for each request in flight, inputs
-        are checked and copied into place, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
+        are checked and copied to their buffers, and the outputs are copied. ``inner`` has the seconds of the lanes alone.
 
-        With several requests (:meth:`set_requests`), it runs ``count`` of each, and returns the mean of their seconds, weighted
-        by their shares. If the model keeps state, the requests are one sequence, and ``count`` such sequences run at the same
-        time; sequences beyond the number in flight run after the others have ended. Requests that only lead to others (share 0)
-        run in the first call: later calls begin in the middle of the sequence, from the state that it had there. Spans and
-        times of segments are weighted means, too.
+        With several requests (:meth:`set_requests`), this runs ``count`` of each, and returns the mean of their seconds,
+        weighted by their shares. If the model keeps state, the requests are one sequence, and ``count`` such sequences run at
+        the same time; sequences beyond the number in flight run after the others have ended. Requests that only lead to others
+        (share 0) run in the first call: later calls begin in the middle of the sequence, from the state that it had there.
+        Spans and times of segments are weighted means, too.
 
         Args:
-            count: how many requests.
-            timeout: seconds until an ExecutionError says what still runs, also of an earlier run or a run of another thread;
-                None to wait without limit.
+            count: number of requests.
+            timeout: seconds after which an ExecutionError names the segments and transfers that still run, also of an earlier
+                run or a run of another thread; None to wait without limit.
 
         Raises:
-            ExecutionError: a segment or a transfer failed, something has been closed, or it takes longer than ``timeout``.
+            ExecutionError: a segment or a transfer failed, the executor or its runtime has been closed, or ``timeout`` is over.
             UsageError: ``count`` is below 1, or ``timeout`` is not positive.
         """
         if count < 1:
             raise UsageError(f"There must be at least one request to run; got {count}.")
         deadline = self._deadline(timeout)
         with self._turn:
-            if self._timed_on:
+            if self._timed_requests:
                 return self._mean_times(count, deadline)
-            self._settle(deadline)
+            self._drain(deadline)
             begin = perf_counter()
-            self._called({number: one for number, one in self._given.items() if number < count}, count, deadline)
+            self._run_requests({number: one for number, one in self._request_inputs.items() if number < count}, count, deadline)
             return perf_counter() - begin
 
     def blank(self, sentinel: int) -> str | None:
-        """Fill everything that a run writes (outputs, tensors between segments) with NaN, or a sentinel for other types.
+        """Fill all memory that a run writes (outputs, tensors between segments) with NaN, or a sentinel for types without NaN.
 
-        Tensors that the next run does not write, or writes too late, then show (:mod:`placeit.measuring.check`).
+        So tensors that the next run does not write, or writes too late, can be found (:mod:`placeit.measuring.check`).
 
         Args:
             sentinel: 0 or 1.
 
         Returns:
-            A message that names a segment or transfer that has written when nothing should have been written, as far as that
-            can be told; None if there was no such write. Between two calls without a run, this is any write. Otherwise, it is a
-            write after the end was reported.
+            A message that names a segment or transfer that wrote at a time when it must not write; None if no such write was
+            detected. Between two calls without a run, this is any write. Otherwise, it is a write after the end of the segment
+            or transfer was reported.
         """
         self._check_open()
         with self._turn:
-            self._settle()
+            self._drain()
             return self._blank(sentinel)
 
     def _mean_times(self, count: int, deadline: float) -> float:
-        """Run ``count`` of each of several requests, as :meth:`times` does; for the thread whose turn it is."""
-        self._settle(deadline)
-        found, runs, slots, all_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
-        at_once, known = slots if self._has_state else count, self._before.get(slots, {})
-        before = dict(known)
+        """Run ``count`` of each of several requests; see :meth:`times`. Requires the turn."""
+        self._drain(deadline)
+        timed, runs, slots, mean_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
+        batch_size, known = slots if self._has_state else count, self._state_restorers.get(slots, {})
+        restorers = dict(known)
         with self._sequences(slots) as restart:
-            for number, request in enumerate(self._timed_on):
+            for number, request in enumerate(self._timed_requests):
                 if not request.share and (known or not self._has_state):
                     continue  # it only leads to others
-                if number in before:
-                    before[number]()
+                if number in restorers:
+                    restorers[number]()
                 elif self._has_state and request.share:
-                    before[number] = restart(number == 0)
-                given = dict.fromkeys(range(slots), request.inputs)
-                left, seconds, inner = count if request.share else at_once, 0.0, 0.0
-                while left:
-                    now, begin = min(left, at_once), perf_counter()
-                    self._called(given, now, deadline)
+                    restorers[number] = restart(number == 0)
+                inputs = dict.fromkeys(range(slots), request.inputs)
+                remaining, seconds, inner = count if request.share else batch_size, 0.0, 0.0
+                while remaining:
+                    batch, begin = min(remaining, batch_size), perf_counter()
+                    self._run_requests(inputs, batch, deadline)
                     seconds, inner = seconds + perf_counter() - begin, inner + self.inner
-                    left, runs = left - now, runs + now
-                    if left and self._has_state:
-                        before[number]()
-                found.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
-                all_inner += request.share * inner
-            self._before[slots] = before
-            self._blend(found, runs)
-        counted, self.inner = sum(one.share * one.seconds for one in found), all_inner
-        self.uncounted = sum(one.seconds for one in found) / counted
-        return counted
+                    remaining, runs = remaining - batch, runs + batch
+                    if remaining and self._has_state:
+                        restorers[number]()
+                timed.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
+                mean_inner += request.share * inner
+            self._state_restorers[slots] = restorers
+            self._blend(timed, runs)
+        mean, self.inner = sum(one.share * one.seconds for one in timed), mean_inner
+        self.uncounted = sum(one.seconds for one in timed) / mean
+        return mean
 
-    def _called(
+    def _run_requests(
         self,
         inputs: Mapping[int, Mapping[str, NDArray[np.generic]]],
         count: int,
         deadline: float,
         out: Mapping[str, NDArray[np.generic] | GpuArray] = {},
     ) -> dict[str, Any]:
-        """Run requests as a caller does, on inputs by their numbers, and return the outputs of the first."""
-        for request, given in inputs.items():
-            self._put(self.checked(given), request)
-        there = self._write_to(out) if out else ()
-        self._times(count, deadline)
-        given_out = {name: to.value if isinstance(to, GpuArray) else to for name, to in out.items()}
-        outputs: dict[str, Any] = dict(self._read(0, {name: given_out[name] for name in there}))
+        """Check and set inputs, run ``count`` requests, and return the outputs of the first one.
+
+        Args:
+            inputs: inputs of requests, by the request's number among those in flight.
+            count: number of requests to run.
+            deadline: time at which to stop waiting, in seconds of ``time.perf_counter``.
+            out: arrays to write outputs of the first request to, by name.
+        """
+        for request, arrays in inputs.items():
+            self._put(self.checked(arrays), request)
+        written = self._write_to(out) if out else ()
+        self._execute(count, deadline)
+        targets = {name: to.value if isinstance(to, GpuArray) else to for name, to in out.items()}
+        outputs: dict[str, Any] = dict(self._read(0, {name: targets[name] for name in written}))
         for request in range(1, min(count, self.in_flight)):
             self._read(request)
-        for name, array in given_out.items():
-            if name not in there:
+        for name, array in targets.items():
+            if name not in written:
                 if array.shape != outputs[name].shape:
                     raise UsageError(f"The output '{name}' is {list(outputs[name].shape)}, and 'out' has {list(array.shape)}.")
                 array[...] = outputs[name]
             outputs[name] = array
         return outputs
 
-    def _times(self, count: int, deadline: float) -> None:
-        """Run requests; for the thread whose turn it is."""
-        self._check_known()
-        self._settle(deadline)
+    def _execute(self, count: int, deadline: float) -> None:
+        """Run ``count`` requests on the inputs that were set. Requires the turn."""
+        self._check_not_broken()
+        self._drain(deadline)
         if self._waiting.locked():
             raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
         run = self._prepare(count)
@@ -270,7 +275,7 @@ class PlanExecutor(ServingLoop):
 
 
 def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExecutor:
-    """Open an executor for ``in_flight`` requests in flight, or for as many as there is room for, if that is fewer."""
+    """Open an executor for ``in_flight`` requests in flight, or for fewer if there is no room for their buffers."""
     while True:
         try:
             return open_for(in_flight=in_flight)
@@ -281,7 +286,13 @@ def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExec
 
 
 def to_serve(open_for: Callable[..., PlanExecutor], plan: Plan, in_flight: int | None) -> PlanExecutor:
-    """Open a plan's executor for a server, for ``in_flight`` requests; None for as many as it needs and there is room for."""
+    """Open a plan's executor for a server.
+
+    Args:
+        open_for: opens the executor of a plan, for a number of requests ``in_flight``.
+        plan: the plan.
+        in_flight: maximum number of requests in flight; None for as many as the plan needs, if there is room for their buffers.
+    """
     if in_flight is not None:
         return open_for(plan, in_flight=in_flight)
     return with_room(functools.partial(open_for, plan), in_service(plan))

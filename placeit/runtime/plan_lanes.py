@@ -1,4 +1,4 @@
-"""What executors do in their own way, on lanes or on streams."""
+"""The interface that executors on lanes and executors on streams implement."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["PlanLanes"]
 class PlanLanes(ABC):
     """The part of an executor that differs between lanes and streams.
 
-    Methods with an underscore are called in turn and, except ``_start``, while nothing runs.
+    Methods with an underscore are called by one thread at a time and, except ``_start``, while nothing runs.
 
     Args:
-        plan: what to run.
-        in_flight: how many requests may be in flight at once.
-        inputs: of the model, by name.
+        plan: the plan to run.
+        in_flight: maximum number of requests in flight at once.
+        inputs: shape and type of each input of the model, by name.
 
     Raises:
         UsageError: ``in_flight`` is below 1.
@@ -45,8 +45,8 @@ class PlanLanes(ABC):
     def __init__(self, plan: Plan, in_flight: int, inputs: Mapping[str, BufferSpec]) -> None:
         check_requests(in_flight)
         self.plan, self.in_flight, self.inputs = plan, in_flight, inputs
-        self._lock = threading.Lock()  # of the state that lanes share
-        self._run: ActiveRun | None = None  # the last one
+        self._lock = threading.Lock()  # guards the state that lanes share
+        self._run: ActiveRun | None = None  # the current run, or the last one
         self._has_state = False  # whether the model keeps state
         self._gone: PlaceitError | None = None
 
@@ -67,44 +67,44 @@ class PlanLanes(ABC):
 
     @abstractmethod
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
-        """Return the segments and transfers of each request of the last call, with its number among those in flight.
+        """Return the number among those in flight, the segments and the transfers of requests of the last call.
 
-        After a call of more requests than can be in flight at once, these are the last ones.
+        Of several requests with one number, executors on lanes return the last one, and executors on streams all.
         """
 
     @abstractmethod
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
-        """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
+        """Return each segment's seconds, ``float64[S]``: the median of many runs, or of the last run; 0 if it runs nothing."""
 
     @property
     @abstractmethod
-    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+    def output_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and type of each output of the model, by name."""
 
     def checked(self, inputs: Arrays) -> dict[str, Any]:
-        """Return inputs in the model's order and types: arrays on the host, or where this executor reads them without a copy.
+        """Check inputs, and return them in the model's order and types: on the host, or on the GPU that reads them.
 
-        The result may be given to any other executor of the model, too.
+        Any other executor of the model takes the result, too.
 
         Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+            UsageError: an input is missing or unknown, or its shape or type differs from the model's.
         """
         return dict(checked_inputs(inputs, self.inputs))
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:  # noqa: ARG002
-        """Make an array on a GPU ready to have an output written to it. Raises UsageError if it cannot be written there."""
+        """Prepare an array on a GPU for an output. Raises UsageError if this executor cannot write the output there."""
         raise UsageError(
             f"'out' has an array on a GPU for '{name}', and the devices of this placement write outputs to the host's memory: "
             "give a NumPy array."
         )
 
     def on_device(self) -> dict[str, GpuArray]:
-        """Make arrays for the outputs of a request, by name, in the memory of devices that is not the host's."""
+        """Allocate arrays for the outputs of a request that GPUs compute, by name, in the memory of these GPUs."""
         return {}
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """Why the compiler of a device refused segments, which run op by op, by their numbers in the plan."""
+        """Reasons why compilers refused segments, which run op by op, by the number of the segment in the plan."""
         return {}
 
     @property
@@ -119,12 +119,12 @@ class PlanLanes(ABC):
 
     @property
     def spun_s(self) -> float:
-        """Seconds that threads of lanes have spun, that is, waited awake."""
+        """Seconds that threads of lanes have spun (waited without sleeping)."""
         return 0.0
 
     @property
     def window(self) -> tuple[float, float]:
-        """When lanes began the last call of :meth:`times`, and when they ended, in seconds of ``time.perf_counter``."""
+        """Begin and end of the last call of :meth:`times` on its lanes, in seconds of ``time.perf_counter``."""
         run = self._run
         return (0.0, 0.0) if run is None else (run.begin, run.end)
 
@@ -138,9 +138,9 @@ class PlanLanes(ABC):
         self._gone = why
 
     def at_work(self) -> Collection[tuple[int, int, int]]:
-        """Return the segments that run now, where a lane tells: segment, slot, and how much has begun in the lane until now.
+        """Return the segments that run now, as (segment, slot, pieces of work that have begun in the segment's lane).
 
-        Segments that are compiled when a size first comes are left out, as that takes any time.
+        Segments that are compiled for each size of their inputs are left out, as their first run may take any time.
         """
         return ()
 
@@ -149,17 +149,17 @@ class PlanLanes(ABC):
         return [DeviceStats(name) for name in self.plan.problem.device_names]
 
     def spans(self) -> list[Span]:
-        """Return the spans of :meth:`last_run`, by start: one per segment and transfer, on a track per device and link."""
+        """Return the spans of :meth:`last_run`, sorted by start: one for each segment and transfer."""
         spans = [span for request in self.last_run() for span in self.labels.spans(*request)]
         return sorted(spans, key=lambda span: span.start)
 
     @property
     def room_for_state(self) -> dict[str, float]:
-        """Bytes that its devices may hold besides the plan's weights, by device name; empty if they keep no state."""
+        """Bytes that devices can hold besides the plan's weights, by device name; empty if they keep no state."""
         return {}
 
     def open_slot(self, *, beside: Slot | None = None) -> Slot:  # noqa: ARG002
-        """Make a slot for the requests of one sequence, each of which continues from the state that the one before has left.
+        """Make a slot for the requests of one sequence, each of which continues from the state that the previous one left.
 
         These requests have the slot's number in :meth:`serve`. Other requests may run during this call.
 
@@ -182,15 +182,15 @@ class PlanLanes(ABC):
         """Release a slot of :meth:`open_slot`, in which nothing is running. A second call has no effect."""
 
     def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> Slots | None:  # noqa: ARG002
-        """Have a queue of requests run them here while it serves, if they need no Python for that, and ring a bell for others.
+        """Join a compiled queue, which runs requests in this executor while it serves, if they need no Python.
 
         Args:
             queue: the queue.
-            bell: of the thread that serves.
+            bell: bell of the thread that serves, which the queue rings for requests that need Python.
             every: for a candidate, which takes one request in ``every``, one at a time; 0 for any other executor.
 
         Returns:
-            The slots of the executor in the queue; None if its requests need Python.
+            The slots of the executor in the queue; None if all of its requests need Python.
         """
         return None
 
@@ -204,14 +204,14 @@ class PlanLanes(ABC):
 
         Args:
             run: the run.
-            request: its number among those in flight.
+            request: number of the request among those in flight.
             inputs: inputs that were checked (:meth:`checked`).
             out: arrays of :meth:`on_device` for outputs; other outputs go to the host.
         """
 
     @abstractmethod
     def _admit_no_more(self, run: ActiveRun) -> None:
-        """Have a run with a bell be over when nothing of it is in flight."""
+        """End a run with a bell as soon as no request of it is in flight."""
 
     @abstractmethod
     def _ended(self, run: ActiveRun) -> list[int]:
@@ -222,11 +222,11 @@ class PlanLanes(ABC):
 
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:
-        """Return copies of the outputs of a request that has ended, and its segments and transfers with their times."""
+        """Return copies of the outputs of a request that has ended, its segments, and its transfers."""
 
     @abstractmethod
     def _start(self, run: ActiveRun) -> None:
-        """Have lanes begin a run; they open ``run.over`` when it has ended."""
+        """Begin a run on the lanes, which open ``run.over`` when it has ended."""
 
     @abstractmethod
     def _running(self, run: ActiveRun) -> list[str]:
@@ -238,19 +238,19 @@ class PlanLanes(ABC):
 
     @abstractmethod
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Copy checked inputs into place."""
+        """Copy checked inputs to the buffers of a request."""
 
     def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        """Have a request read checked inputs, which must not change until it has ended."""
+        """Set the checked inputs of a request, which must not change until it has ended."""
         self._write(inputs, request)
 
     def _write_to(self, out: Mapping[str, NDArray[Any] | GpuArray]) -> Collection[str]:  # noqa: ARG002
-        """Have the next run write outputs to some arrays; return the names of the outputs that it does write there."""
+        """Set arrays for outputs of the next run; return the names of the outputs that it writes there without a copy."""
         return ()
 
     @abstractmethod
     def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:
-        """Return copies of the outputs, and arrays of the caller's for outputs that were written there, by name."""
+        """Return the outputs of a request by name: copies, or the arrays of the caller that they were written to."""
 
     @abstractmethod
     def _blank(self, sentinel: int) -> str | None:
@@ -262,20 +262,20 @@ class PlanLanes(ABC):
 
     @contextlib.contextmanager
     def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:  # noqa: ARG002
-        """Have each request of a block continue from the state that the one before has left in the same slot.
+        """Let each request of the block continue from the state that the previous request left in its slot.
 
         Yields:
-            A function that returns another one, which restores the states at the time of the first call. Its argument says
-            whether these are the initial states.
+            A function ``restart(initial)``. It records the current states (the initial ones if ``initial``), and returns a
+            function that restores them.
         """
         yield lambda _: lambda: None
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
-        """Replace the times of the last ``runs`` runs by the mean of ``found``, which counts as one run."""
+        """Replace the times of the last ``runs`` runs by the weighted mean of ``found``, which counts as one run."""
         raise UsageError("This executor is timed on one request.")
 
     def _pass_time(self, run: ActiveRun) -> None:  # noqa: B027 (for lanes of a virtual clock)
-        """Make a run end, on lanes on which nothing ends by itself."""
+        """Advance a virtual clock until the run ends; does nothing on lanes in real time."""
 
     def _end_lanes(self) -> None:  # noqa: B027 (lanes may be the runtime's)
-        """Stop the executor's own threads, which have nothing to do any more; without the lock."""
+        """Stop the executor's own threads, which have no work left. The caller must not hold the lock."""

@@ -72,7 +72,7 @@ class Answering(Turns):
             if not request.over:
                 request.number, request.alone = submission.number, submission.alone
                 request.explored = replica.exploring
-                ran, moved = narrowed(Slots, replica.slots).told(submission.slot, submission.ran())
+                ran, moved = narrowed(Slots, replica.slots).decode(submission.slot, submission.ran())
                 with self._lock:
                     if not request.over:
                         self._record(request, replica, ran, moved, submission.ended)

@@ -68,7 +68,7 @@ class Queueing(Answering):
     def __init__(self, executor: PlanExecutor, queue: int, state_memory: float | None) -> None:
         super().__init__(state_memory)
         self.queue = queue
-        self._checked, self._inputs, self._outputs = executor.checked, executor.inputs, executor.outputs_wanted
+        self._checked, self._inputs, self._outputs = executor.checked, executor.inputs, executor.output_specs
         self._process = os.getpid()
         self.after_sequences: abc.Callable[..., object] | None = None
 

@@ -78,7 +78,7 @@ class ReplicaThread(Replica):
         self._thread = threading.get_ident()
         if self.slots is not None:
             self._queued.close(self.slots.number)
-        self.executor.settle()
+        self.executor.drain()
         self._server.again(self)
         if not self.stays() and not self._server.wait_for_work(self):
             return False

@@ -30,7 +30,7 @@ def test_replicas_are_busy_for_equally_long() -> None:
 class Fake:
     """Stands in for a deployed plan that reports a given number of seconds per request."""
 
-    in_flight, most_overlapping = 1, math.inf
+    in_flight, max_overlapping = 1, math.inf
 
     def __init__(
         self, seconds: float, *, waits_for: threading.Event | None = None, opens: threading.Event | None = None
@@ -99,7 +99,7 @@ def test_a_pipeline_whose_first_request_was_disturbed_takes_what_its_run_took() 
 
 def test_a_pipeline_of_sequences_runs_no_more_of_them_than_overlap() -> None:
     only, other = Fake(0.001), Fake(0.001)
-    only.most_overlapping = 9
+    only.max_overlapping = 9
     for fake in (only, other):
         with deployed(fake, plans=[chain(0.001, 0.001)]) as running:
             for _ in range(3):

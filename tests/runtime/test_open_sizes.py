@@ -301,8 +301,8 @@ def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
                 assert executor.time() > 0
                 # OpenVINO keeps keys and values in 8 bits
                 np.testing.assert_allclose(executor.outputs()["logits"], at_once, rtol=0, atol=0.01)
-            assert executor.most_overlapping == 1
-            assert several.most_overlapping == 3
+            assert executor.max_overlapping == 1
+            assert several.max_overlapping == 3
             executor.set_requests([Sample(first, 0.0), Sample(last, 1.0)])
             for passes in range(3):  # from the second on, it begins in the middle of the text
                 executor.time()

@@ -195,14 +195,14 @@ def run_paced(seed, *, in_flight=1, rounds=1, segment=None, wait=(None, None), *
     right = True
     with runtime, contextlib.suppress(ExecutionError):
         with runtime.executor(case.plan, in_flight=in_flight) as executor:
-            times = executor._times
+            times = executor._execute
 
             def told_times(*args):  # between the copies of inputs and the copies of outputs
                 told.all_over()
                 times(*args)
                 told.all_over()
 
-            executor._times = told_times
+            executor._execute = told_times
             for number in range(rounds):
                 for request in range(in_flight):
                     executor.set_inputs(case.inputs(number + request), request=request)

@@ -50,7 +50,7 @@ def joined(bench: Callable[..., Bench]) -> Iterator[tuple[_core.RequestQueue, Ex
 
 def submission(executor: Executor, deadline: float = math.inf) -> tuple[_core.Submission, list[Any]]:
     inputs = [np.arange(-2, 2, dtype=np.float32), np.full(4, 1)]
-    outputs = [np.empty(spec.shape, spec.dtype) for spec in executor.outputs_wanted.values()]
+    outputs = [np.empty(spec.shape, spec.dtype) for spec in executor.output_specs.values()]
     return _core.Submission(inputs, outputs, deadline), [inputs, outputs]
 
 

@@ -96,7 +96,7 @@ class StreamExecutor(PlanExecutor):
                 self._launcher.make(in_flight, straight=ahead > 1)
                 self._dispatcher = Dispatcher(self._launcher, ahead)
             except BaseException as error:
-                self._settle_streams(error)
+                self._drain_streams(error)
                 self._launcher.release()
                 self._accelerator.trim()
                 raise
@@ -150,14 +150,14 @@ class StreamExecutor(PlanExecutor):
             if run.stopped:
                 return
             self._launcher.begin()
-            run.go(self._launcher.cancel)
+            run.mark_begun(self._launcher.cancel)
         try:
             with self._there:
                 try:
                     self._run_all(run)
                 except BaseException as error:
                     run.stop()
-                    self._settle_streams(error)
+                    self._drain_streams(error)
                     raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
             at_fault = self._launcher.at_fault
@@ -168,7 +168,7 @@ class StreamExecutor(PlanExecutor):
             run.over.open()
             if run.bell is not None:
                 run.bell.ring()
-            ended = self._let_go()
+            ended = self._release_if_done()
         if ended:
             self._end_lanes()
 
@@ -256,7 +256,7 @@ class StreamExecutor(PlanExecutor):
                 f"{', '.join(self._accelerator.names)} is closed, and nothing more can run there: open a new session."
             )
 
-    def _settle_streams(self, error: BaseException) -> None:
+    def _drain_streams(self, error: BaseException) -> None:
         """After an error, wait for all launches, and discard their reports."""
         forget_frames(error)  # frames can hold intermediate results of the segment that ran out of memory
         self._launcher.cancel()
@@ -289,7 +289,7 @@ class StreamExecutor(PlanExecutor):
         return self._out
 
     @property
-    def outputs_wanted(self) -> Mapping[str, BufferSpec]:
+    def output_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and type of each output of the model, by name."""
         return {name: self.work.values[value] for name, value in self.work.outputs.items()}
 
