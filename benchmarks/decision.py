@@ -143,7 +143,7 @@ def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, p
         ),
         reference=SimpleNamespace(check=lambda _, **__: OutputDifference(0.0, 0.0)),
         compiling=Compiling(),
-        runtime=SimpleNamespace(compiler=SimpleNamespace(takes=lambda _: 0.0)),
+        runtime=SimpleNamespace(compiler=SimpleNamespace(expected_s=lambda _: 0.0)),
     )
     search = Search(RunOptions(cast("Session", session), _LATENCY, clock.now() + left_s, seed, progress))
     for placer, times in (("single", case.singles), ("drawn", case.splits)):

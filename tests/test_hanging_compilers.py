@@ -61,7 +61,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
         hangs.abandoned += 1
 
     monkeypatch.setattr(OpenVinoDevice, "compile", hang)
-    monkeypatch.setattr(Compiling, "patience", lambda _, device, __: 0.0 if device.name in hangs.entered else math.inf)
+    monkeypatch.setattr(Compiling, "timeout_s", lambda _, device, __: 0.0 if device.name in hangs.entered else math.inf)
     monkeypatch.setattr(segment_compiler, "exit_without_libraries", abandon)
     yield hangs
     hangs.returns.set()

@@ -123,7 +123,7 @@ def guests(search: Search, candidates: Sequence[Candidate], rounds: int) -> list
     room, found = search.left() - search.race_s(search.with_others(candidates), rounds), []
     for one in enter_references(search, search.problem):
         devices = one.reference.devices if one.reference is not None else ()
-        room -= sum(map(search.session.runtime.compiler.takes_anew, devices)) + search.race_s([one], rounds)
+        room -= sum(map(search.session.runtime.compiler.expected_whole_s, devices)) + search.race_s([one], rounds)
         if room > 0:
             found.append(search.reconsider(one.name))
         else:

@@ -184,7 +184,7 @@ class Runs(Book):
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Return the seconds to compile the missing programs of the candidates that are on the session's own devices."""
         here = (one for one in candidates if one.name not in self.homes)
-        return self.session.runtime.compiler.takes(plan for one in here for plan in one.plans)
+        return self.session.runtime.compiler.expected_s(plan for one in here for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Report the current step, and the share of it that is done."""

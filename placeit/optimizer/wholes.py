@@ -107,7 +107,7 @@ def _is_compilable(session: Workbench) -> bool:
 
 def _skip_late(races: Races, candidate: Candidate, home: Workbench, room: float) -> bool:
     """Skip a candidate that takes longer to compile than there is time; return whether it may run."""
-    if (takes := home.runtime.compiler.takes(candidate.plans)) > room:
+    if (takes := home.runtime.compiler.expected_s(candidate.plans)) > room:
         races.skip(candidate.name, too_late(takes, room), late=True)
     return takes <= room
 

@@ -89,7 +89,7 @@ def _ratio(
     if not kind_of(device).compiles:
         return kept
     plan = Segmenter(runtime.grouping, costs).plan(np.full(len(costs.core), d, np.int32))
-    takes, left = runtime.compiler.takes([plan]), deadline - clock.now()
+    takes, left = runtime.compiler.expected_s([plan]), deadline - clock.now()
     if not np.isfinite(costs.core[:, d]).all() or takes > left:
         return kept
     try:

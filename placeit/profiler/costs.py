@@ -269,7 +269,7 @@ class _Profile:
             roomy: ``bool[D]``, False for devices that have no room for all groups that they can run.
         """
         compiled, ops = self.runtime.compiler.compiling, len(self.grouping.graph)
-        compiling = np.array([compiled.takes(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
+        compiling = np.array([compiled.expected_s(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
         slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
         if (~slow & roomy).any():
             self.cutting.quick = ~slow & roomy

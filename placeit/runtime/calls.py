@@ -1,4 +1,4 @@
-"""Calls of executors: what callers may ask for, and the errors that they get."""
+"""Checks of the arguments of executors' calls, and the errors that callers get."""
 
 from __future__ import annotations
 
@@ -20,24 +20,30 @@ __all__ = ["check_memory", "check_process", "check_requests", "checked_out", "fa
 _MAX_IN_FLIGHT = 1024  # requests of one executor
 
 
-def failure_of(what: str, error: BaseException, said: str = "") -> ExecutionError:
-    """Wrap ``error`` for the caller of a run as "what: reason", dropping the prefix ``said`` from the reason."""
-    known = isinstance(error, PlaceitError)
-    failure = ExecutionError(f"{what}: {'' if known else f'{type(error).__name__}: '}{str(error).removeprefix(said)}")
-    failure.__cause__ = (error.__cause__ if known else None) or error
+def failure_of(what: str, error: BaseException, prefix: str = "") -> ExecutionError:
+    """Wrap ``error`` for the caller of a run as "what: reason", dropping ``prefix`` from the reason."""
+    is_ours = isinstance(error, PlaceitError)
+    failure = ExecutionError(f"{what}: {'' if is_ours else f'{type(error).__name__}: '}{str(error).removeprefix(prefix)}")
+    failure.__cause__ = (error.__cause__ if is_ours else None) or error
     failure.device = error.device if isinstance(error, PlaceitError) else ""
     return failure
 
 
 def segment_failure(first: str, device: RuntimeDevice, error: object) -> ExecutionError:
-    """Return the error of a segment that has failed on a device, by its first op, and what the lane says of the reason."""
-    explained = device.failure if isinstance(device, MakesErrors) else None
-    if explained is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
-        error = explained(error)
+    """Return the error of a segment that failed on a device.
+
+    Args:
+        first: name of the segment's first op.
+        device: the device.
+        error: the exception that the run raised; any other object if a native entry reported the failure.
+    """
+    explain = device.failure if isinstance(device, MakesErrors) else None
+    if explain is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
+        error = explain(error)
     if not isinstance(error, BaseException):
         error = ExecutionError(device.explain() if isinstance(device, ExplainsEntries) else "its device does not say why")
-    said = f"Inference failed on {device.name}: "
-    failure = failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, said)
+    prefix = f"Inference failed on {device.name}: "
+    failure = failure_of(f"The segment that starts with '{first}' failed on {device.name}", error, prefix)
     failure.device = device.name
     return failure
 
@@ -52,22 +58,27 @@ def check_process(process: int) -> None:
 
 
 def checked_out(
-    out: Mapping[str, Any], wanted: Mapping[str, BufferSpec], inputs: Arrays
+    out: Mapping[str, Any], specs: Mapping[str, BufferSpec], inputs: Arrays
 ) -> dict[str, NDArray[np.generic] | GpuArray]:
-    """Return arrays to write outputs to, as NumPy's arrays where they are on the host.
+    """Check arrays to write outputs to, and return them, as NumPy's arrays where they are on the host.
+
+    Args:
+        out: the caller's arrays, by name.
+        specs: shape and type of each output of the model, by name.
+        inputs: inputs of the same call, which must not share memory with outputs.
 
     Raises:
-        UsageError: an output cannot be written to one of them.
+        UsageError: an output cannot be written to one of the arrays.
     """
     others: list[tuple[str, object]] = [(f"the input '{name}'", value) for name, value in inputs.items()]
     found: dict[str, NDArray[np.generic] | GpuArray] = {}
-    for name, given in out.items():
-        if name not in wanted:
-            raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(wanted)}.")
-        spec, what = wanted[name], f"The array in 'out' for '{name}'"
-        array: NDArray[np.generic] | GpuArray | None = gpu_array(what, given)
-        if array is None and isinstance(given, np.ndarray | DLPackArray):
-            array = host_array(what, given)
+    for name, value in out.items():
+        if name not in specs:
+            raise UsageError(f"'out' has '{name}', and the model has no such output; its outputs are {', '.join(specs)}.")
+        spec, what = specs[name], f"The array in 'out' for '{name}'"
+        array: NDArray[np.generic] | GpuArray | None = gpu_array(what, value)
+        if array is None and isinstance(value, np.ndarray | DLPackArray):
+            array = host_array(what, value)
         if array is None or (isinstance(array, np.ndarray) and not array.flags.writeable):
             raise UsageError(f"'out' needs an array that can be written to for '{name}', of NumPy or another library.")
         found[name] = array

@@ -216,7 +216,7 @@ class Recovery:
         if executor is not None:
             now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
             saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
-        price = max(_MIN_PRICE_S, self._runtime.compiler.takes([plan]))
+        price = max(_MIN_PRICE_S, self._runtime.compiler.expected_s([plan]))
         priority = next((one.priority for one in (executor, *others) if one is not None), SERVING_PRIORITY)
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)
 

@@ -291,7 +291,7 @@ from placeit.runtime.compiling import Compiling
 from placeit.runtime.devices.openvino import OpenVinoDevice
 
 OpenVinoDevice.compile = lambda *_: threading.Event().wait()
-Compiling.patience = lambda *_: 0.0
+Compiling.timeout_s = lambda *_: 0.0
 main(sys.argv[1:])
 """
 

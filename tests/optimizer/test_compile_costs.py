@@ -72,7 +72,7 @@ class Compiler:
         self.opened.append(plan)
         return Opened(plan)
 
-    def takes(self, plans: Any) -> float:
+    def expected_s(self, plans: Any) -> float:
         return sum(plan.compiling for plan in plans if plan not in self.opened)
 
 

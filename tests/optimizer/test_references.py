@@ -175,7 +175,7 @@ def test_a_reference_that_never_ends_is_left_behind(raced: Callable[[], Raced], 
 def test_references_are_not_run_where_there_is_no_time_to_compile_them(
     raced: Callable[[], Raced], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placeit.runtime.segment_compiler.SegmentCompiler.takes_anew", lambda self, device: math.inf)
+    monkeypatch.setattr("placeit.runtime.segment_compiler.SegmentCompiler.expected_whole_s", lambda self, device: math.inf)
     for reference in raced().references:
         assert (reference.row.measured, reference.row.failed, reference.ratio) == (None, None, None)
         assert reference.row.not_run == "there was no time left to compile and run it"

@@ -42,7 +42,7 @@ class SlowCompiling(Compiling):
         super().__init__()
         self.slow = slow
 
-    def takes(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
+    def expected_s(self, kind: str, ops: int, *, on_disk: bool = False) -> float:
         return self.slow.get(kind, 0.0) * ops
 
 

@@ -74,7 +74,7 @@ def test_programs_from_disk_are_counted_as_such_and_take_little() -> None:
     runtime, (whole, mixed) = runtime_with(Compiler("GPU.0", kept=True))
     fresh, (also_whole, _) = runtime_with(Compiler("GPU.0"))
     with runtime, fresh:
-        assert runtime.compiler.takes([whole]) < fresh.compiler.takes([also_whole])
+        assert runtime.compiler.expected_s([whole]) < fresh.compiler.expected_s([also_whole])
         runtime.executor(mixed)
         gpu = runtime.compiler.compiling.kinds["GPU"]
     assert (gpu.compiled, gpu.from_disk) == (0, on_gpu(mixed))
@@ -83,32 +83,32 @@ def test_programs_from_disk_are_counted_as_such_and_take_little() -> None:
 def test_what_is_there_takes_no_time_and_what_plans_share_is_compiled_once() -> None:
     runtime, (whole, mixed) = runtime_with(Compiler("GPU.0"))
     with runtime:
-        both = runtime.compiler.takes([whole, mixed])
-        assert both == pytest.approx(runtime.compiler.takes([whole]) + runtime.compiler.takes([mixed]))
-        assert runtime.compiler.takes([mixed, mixed]) == runtime.compiler.takes([mixed])
+        both = runtime.compiler.expected_s([whole, mixed])
+        assert both == pytest.approx(runtime.compiler.expected_s([whole]) + runtime.compiler.expected_s([mixed]))
+        assert runtime.compiler.expected_s([mixed, mixed]) == runtime.compiler.expected_s([mixed])
         runtime.executor(mixed)
-        assert runtime.compiler.takes([mixed]) == 0
+        assert runtime.compiler.expected_s([mixed]) == 0
 
 
 def test_a_gpu_is_expected_to_compile_slowly_until_it_was_seen_to_do_otherwise() -> None:
     compiling = Compiling()
-    assert compiling.takes("GPU", 10) > 10 * compiling.takes("CPU", 10)
+    assert compiling.expected_s("GPU", 10) > 10 * compiling.expected_s("CPU", 10)
     for _ in range(20):
-        compiling.book("GPU", 50.0, 10)
-        compiling.book("CPU", 0.01, 10)
-    assert compiling.takes("GPU", 10) == pytest.approx(50.0, rel=0.05)
-    assert compiling.takes("CPU", 10) == pytest.approx(0.01, rel=0.05)
-    assert compiling.takes("NPU", 10) == Compiling().takes("NPU", 10)
+        compiling.record("GPU", 50.0, 10)
+        compiling.record("CPU", 0.01, 10)
+    assert compiling.expected_s("GPU", 10) == pytest.approx(50.0, rel=0.05)
+    assert compiling.expected_s("CPU", 10) == pytest.approx(0.01, rel=0.05)
+    assert compiling.expected_s("NPU", 10) == Compiling().expected_s("NPU", 10)
 
 
 def test_what_comes_from_disk_says_nothing_of_what_compiling_takes() -> None:
     compiling = Compiling()
-    compiling.book("GPU", 50.0, 10)
-    before = compiling.takes("GPU", 10)
+    compiling.record("GPU", 50.0, 10)
+    before = compiling.expected_s("GPU", 10)
     for _ in range(20):
-        compiling.book("GPU", 0.5, 10, from_disk=True)
-    assert compiling.takes("GPU", 10) == before
-    assert compiling.takes("GPU", 10, on_disk=True) == pytest.approx(0.5, rel=0.1)
+        compiling.record("GPU", 0.5, 10, from_disk=True)
+    assert compiling.expected_s("GPU", 10) == before
+    assert compiling.expected_s("GPU", 10, on_disk=True) == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_it_is_said_what_is_compiled_while_somebody_waits() -> None:
 
 def test_a_compiler_may_take_far_longer_than_expected() -> None:
     gpu = CLUSTER.devices[1]
-    assert [Compiling().patience(gpu, seconds) for seconds in (0.0, 30.0, 100.0)] == [300.0, 300.0, 1000.0]
+    assert [Compiling().timeout_s(gpu, seconds) for seconds in (0.0, 30.0, 100.0)] == [300.0, 300.0, 1000.0]
 
 
 def test_what_cannot_be_compiled_is_not_counted() -> None:
@@ -167,7 +167,7 @@ def test_segments_that_are_cut_anew_are_found_on_disk(tmp_path: Path, monkeypatc
     counts, before = [], locale.setlocale(locale.LC_ALL)
     for _ in range(2):
         with Runtime(model, grouping, cluster) as runtime:
-            expected = runtime.compiler.takes([plan])
+            expected = runtime.compiler.expected_s([plan])
             runtime.executor(plan).close()
             counts.append((expected, runtime.compiler.compiling.kinds["CPU"]))
     assert locale.setlocale(locale.LC_ALL) == before  # OpenVINO changes it while it compiles

@@ -66,7 +66,8 @@ def kept(
 ) -> Programs[str, Program]:
     return Programs(
         Use(memory, threads),
-        most=(count, weights),
+        max_programs=count,
+        max_weights=weights,
         weights=lambda key: float(len(key)),
         used=lambda: Use(Program.taken.bytes + others(), Program.taken.threads),
     )
@@ -159,7 +160,9 @@ def test_memory_of_others_costs_nothing_but_one_clearing() -> None:
 
 
 def test_large_programs_go_with_their_last_user_unless_a_search_is_under_way() -> None:
-    programs = Programs[str, Program](Use(1e9, 1e9), most=(1000, 1e12), weights=lambda _: 40e6, used=lambda: Program.taken)
+    programs = Programs[str, Program](
+        Use(1e9, 1e9), max_programs=1000, max_weights=1e12, weights=lambda _: 40e6, used=lambda: Program.taken
+    )
     used, _ = get(programs, "a", "b", "c")
     assert get(programs, "c", "a", "b")[1] == [], "what is used is found, whether it is kept or not"
     del used
