@@ -1,4 +1,4 @@
-"""Instances that keep state, and run with the buffers of several slots in turn."""
+"""Instances that keep state and are shared by several slots of a sequence, with the buffers of one slot at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Alternating", "SharesState", "alternating"]
 
 @runtime_checkable
 class SharesState(Instance, Protocol):
-    """An instance whose state the requests in several slots of a sequence use.
+    """An instance whose state requests in several slots of a sequence can use.
 
     Attributes:
-        alternates: whether it can be shared.
+        alternates: whether its state can be shared.
     """
 
     alternates: bool
 
     def beside(self, outputs: Sequence[Buffer]) -> Instance:
-        """Return an instance for another slot, with the same state and other buffers."""
+        """Return an instance for another slot, with the same state and other output buffers."""
         ...
 
 
@@ -37,22 +37,22 @@ class _Runnable(Rebinds, Protocol):
 
 
 class Alternating:
-    """The buffers of one slot for an instance, which runs with the buffers of several slots of a sequence in turn.
+    """The buffers of one slot for an instance that several slots of a sequence share.
 
-    So a device can run the next request of the sequence on the same state while another device still reads what the request
-    before has written. Runs of the instance must not overlap. Buffers of a slot may be changed while the instance runs with the
+    So a device can run the next request of the sequence on the same state while another device still reads the outputs of the
+    previous request. Runs of the instance must not overlap. Buffers of a slot may be changed while the instance runs with the
     buffers of another slot.
 
     Args:
         instance: the instance.
         outputs: buffers of its outputs.
-        last: shared by the slots: the one whose buffers the instance used last; None for the first slot.
+        last: a list, shared by the slots, whose only item is the slot that ran last; None for the first slot.
 
     Attributes:
         instance: the instance, which keeps the state.
     """
 
-    rebinds = True  # may read and write other buffers from one run to the next
+    rebinds = True
     alternates = True
 
     def __init__(self, instance: _Runnable, outputs: Sequence[Buffer], last: list[Alternating | None] | None = None) -> None:
@@ -90,8 +90,8 @@ class Alternating:
 
 
 def alternating(made: Instance, outputs: int) -> Instance:
-    """Return an instance that keeps state with buffers to alternate; the instance itself if it has to keep its buffers."""
+    """Wrap an instance that keeps state, so that slots can share it; return it unchanged if it cannot use other buffers."""
     buffers = [made.output(i) for i in range(outputs)]
-    if isinstance(made, Rebinds) and all(type(one) is HostBuffer for one in buffers):
+    if isinstance(made, Rebinds) and all(type(buffer) is HostBuffer for buffer in buffers):
         return Alternating(made, buffers)  # type: ignore[arg-type]
     return made

@@ -17,8 +17,8 @@ def blank_value(dtype: np.dtype[Any], sentinel: int) -> Any:
 
     Args:
         dtype: type of the elements.
-        sentinel: 0 or 1. Every type has them, and an op that uses them as an index, as the tensor was not written, stays in
-            its table.
+        sentinel: 0 or 1. Every type has these values, and an op that reads them as an index, because the tensor was not
+            written, stays within its table.
     """
     if dtype.kind in "fcV":
         return np.full(dtype.itemsize, _ALL_ONES, np.uint8).view(dtype)[0]

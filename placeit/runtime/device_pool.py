@@ -29,8 +29,8 @@ _Open: TypeAlias = tuple[tuple[RuntimeDevice, ...], dict[tuple[int, int], Transp
 
 _LOG = logging.getLogger("placeit")
 _SHARED: ContextVar[list[tuple[Cluster, str, _Open]] | None] = ContextVar("open devices that pools share", default=None)
-_GIVES_UP_S = 5.0
-_MAX_SPIN_S = 1e-3  # most seconds of spinning: for a longer wait, a change of threads pays off
+_REOPEN_TIMEOUT_S = 5.0
+_MAX_SPIN_S = 1e-3  # limit on spinning: a longer wait is worth a switch of threads
 
 
 class PoolOptions(TypedDict, total=False):
@@ -48,11 +48,11 @@ class PoolOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Failed:
-    """A device that is lost because it has failed at run time.
+    """A device that is lost because it failed at run time.
 
     Attributes:
         why: the failure.
-        trial: runs segments on the device. Raises PlaceitError if it fails again.
+        trial: runs segments on the device, and raises PlaceitError if it fails again.
     """
 
     why: DeviceError
@@ -65,20 +65,20 @@ class DevicePool:
     Args:
         cluster: real or emulated devices.
         precision: inference precision of every device.
-        devices: devices to run on in place of the cluster's real ones, one for each of them, such as null devices.
-        transports: links to go with them, by (source, destination); None for the cluster's emulated ones, and for hand-overs
-            through the host's memory where two devices have different memories.
-        streams: drives all devices through streams instead.
-        wait: called to have a run end, for example by letting time pass on a virtual clock.
-        expected: names of devices that need not be there yet: they count as lost until they are (:meth:`reopen`).
-        spin_s: seconds that threads of devices, and callers, wait awake for the next segment before they sleep. They do so only
+        devices: open devices to use instead of opening the cluster's, in its order; for example, fake devices of tests.
+        transports: open links between ``devices``, by (source, destination); None to open the cluster's emulated links, and a
+            copy through the host's memory between devices with different memories.
+        streams: streams that drive all devices, instead of ``devices``.
+        wait: called with the gate of a run, to make the run end, for example by advancing a virtual clock.
+        expected: names of devices that may be missing: they count as lost until they can be opened (:meth:`reopen`).
+        spin_s: seconds that threads of devices, and callers, spin for the next segment before they sleep. They spin only
             while fewer threads of the process are active than there are cores. At most 0.001; 0 to sleep at once.
-        own: whether it shares no devices with other pools, even in :func:`shared_devices`.
+        own: whether the pool shares no devices with other pools, even in :func:`shared_devices`.
 
     Attributes:
-        devices: one for each device of the cluster, in its order; none if there are streams.
-        transports: links, by (source, destination).
-        streams: None if the host decides when each segment starts.
+        devices: the open devices, in the cluster's order; empty if there are streams.
+        transports: the open links, by (source, destination).
+        streams: streams that drive all devices; None if the host decides when each segment starts.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -103,34 +103,34 @@ class DevicePool:
         self.cluster, self.precision, self.wait, self.streams = cluster, precision, wait, streams
         self._returns, self._reopened = Counter[str](), Counter[str]()
         self._failed: dict[str, _Failed] = {}
-        self._opens = False
-        self._lock, self._reopening, self._closed, self._lent = threading.Lock(), threading.Lock(), False, False
+        self._opens_devices = False
+        self._lock, self._reopening, self._closed, self._is_shared = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
-            (self.devices, self.transports), self._lent = shared, True
+            (self.devices, self.transports), self._is_shared = shared, True
         elif devices is None:
-            (self.devices, self.transports), self._opens = _open(cluster, precision, expected), True
+            (self.devices, self.transports), self._opens_devices = _open(cluster, precision, expected), True
         else:
             self.devices = tuple(devices)
             self.transports = open_links(cluster, self.devices, ()) if transports is None else dict(transports)
 
     def refuse(self) -> None:
-        """Let no run begin any more: :meth:`check_open` raises from now on."""
+        """Refuse new runs: :meth:`check_open` raises from now on."""
         with self._lock:
             self._closed = True
 
     def close(self) -> None:
-        """Stop every thread of devices and links, even if one raises; :func:`shared_devices` stops those that pools share."""
+        """Stop all threads of devices and links, even if one raises. Shared devices stop with :func:`shared_devices`."""
         self.refuse()
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_reopening)
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
-            if not self._lent:
+            if not self._is_shared:
                 _close(stack, (self.devices, self.transports))
 
     def check_open(self) -> None:
@@ -139,23 +139,23 @@ class DevicePool:
             raise ExecutionError(self.why_closed())
 
     def why_closed(self) -> str:
-        """Return the message that nothing more can run, and what to do."""
+        """Return the message of errors after the pool was closed."""
         return f"{', '.join(self.cluster.names)} is closed, and nothing more can run there: open a new session or runtime."
 
     def lost(self) -> dict[frozenset[str], DeviceError]:
-        """Return why devices and links are lost: by the name of the device, or by the names of both ends of the link."""
-        failed = {frozenset({name}): one.why for name, one in [*self._failed.items()]}
+        """Return the errors of lost devices and links: by the name of the device, or by the names of the link's ends."""
+        failed = {frozenset({name}): failure.why for name, failure in [*self._failed.items()]}
         return lost_of(self.cluster.names, self.devices) | failed
 
     def fail(self, name: str, why: PlaceitError, trial: Callable[[], object]) -> DeviceError:
         """Declare a device lost that fails at run time, and return the error that says so.
 
         Args:
-            name: of the device.
+            name: name of the device.
             why: the failure.
             trial: runs segments on the device, and raises PlaceitError while they fail. :meth:`reopen` opens the device anew,
-                and has it back if the trial then passes. Streams, shared devices and devices that were given to this pool are
-                tried as they are. A device of another node is opened anew without a trial.
+                and restores it if the trial then passes. Streams, shared devices, and devices that were passed to this pool are
+                tried without being opened anew. A device of another node is opened anew without a trial.
         """
         error = LostError(f"{name} is lost: {why}")
         device: object = self.devices[self.cluster.names.index(name)] if self.devices else None
@@ -166,12 +166,12 @@ class DevicePool:
         return error
 
     def program_key(self, device: int) -> str:
-        """Return the key of the programs of a device; a device that was opened anew does not run those from before."""
+        """Return the key of a device's programs. A device that was opened anew does not run its earlier programs."""
         times = self._reopened[self.cluster.names[device]]
         return f"{self.devices[device].program_key} {times}" if times else self.devices[device].program_key
 
     def stats(self) -> list[DeviceStats]:
-        """Return which devices are there, and how often each has come back."""
+        """Return the state of each device, and how often it has been restored."""
         lost = self.lost()
         return [
             DeviceStats(
@@ -184,30 +184,30 @@ class DevicePool:
         ]
 
     def reopen(self) -> list[frozenset[str]]:
-        """Open lost devices and links anew that are there again; return their names, as :meth:`lost` has them.
+        """Try to restore lost devices and links; return the names of the restored ones, as :meth:`lost` has them.
 
-        Existing executors do not get them back. Each node may take up to a minute to answer.
+        Existing executors do not use the restored ones. Each node may take up to a minute to answer.
         """
         with self._reopening:
             before = self.devices
-            devices, transports, back = reopened(self.cluster.names, before, self.transports)
+            devices, transports, restored = reopened(self.cluster.names, before, self.transports)
             with self._lock:
-                wanted = not self._closed
-                if wanted:
+                is_open = not self._closed
+                if is_open:
                     self.transports, self.devices = dict(transports), devices
-                    self._returns.update(name for names in back if len(names) == 1 for name in names)
+                    self._returns.update(name for names in restored if len(names) == 1 for name in names)
             for old, new in zip(before, devices, strict=True):
                 if new is not old:
-                    (old if wanted else new).close()
-            tried = [frozenset({name}) for name, failed in [*self._failed.items()] if wanted and self._try(name, failed)]
-        return [*back, *tried] if wanted else []
+                    (old if is_open else new).close()
+            tried = [frozenset({name}) for name, failed in [*self._failed.items()] if is_open and self._try(name, failed)]
+        return [*restored, *tried] if is_open else []
 
     def _try(self, name: str, failed: _Failed) -> bool:
-        """Open a device anew that has failed, and return whether its trial passes; else the device stays as it is."""
+        """Open a failed device anew, and return whether its trial passes; if it fails, the old object stays in place."""
         d, before = self.cluster.names.index(name), self.devices
-        self._reopened[name] += self._opens
+        self._reopened[name] += self._opens_devices
         try:
-            if self._opens:
+            if self._opens_devices:
                 device = self.cluster.devices[d]
                 made = _slowed(device_kind(device).open(device, self.precision), device)
                 self.devices = (*before[:d], made, *before[d + 1 :])
@@ -229,13 +229,13 @@ class DevicePool:
         return passed
 
     def _end_reopening(self) -> None:
-        """Wait for a call of :meth:`reopen`, which gives up as its devices are closed."""
-        if self._reopening.acquire(timeout=_GIVES_UP_S):
+        """Wait for a call of :meth:`reopen`, which ends early when its devices are closed."""
+        if self._reopening.acquire(timeout=_REOPEN_TIMEOUT_S):
             self._reopening.release()
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device ready for a plan in the block; a DeviceError there then names the device as its ``device``."""
+        """Set ``device`` of each DeviceError that the block raises to the name of a device."""
         try:
             yield
         except DeviceError as error:
@@ -245,11 +245,11 @@ class DevicePool:
 
 @contextlib.contextmanager
 def shared_devices() -> Iterator[None]:
-    """Have sessions that open in the block share devices and links: what they run there takes turns in one lane.
+    """Share devices and links among sessions that open in the block: their segments take turns in one lane for each device.
 
-    Without it, each session has its own threads, and the operating system divides the cores among them. Sessions share devices
-    if their clusters and precisions are equal, except streams and devices of other nodes. A session's plain device is its own,
-    as it is used as without placeit. Shared devices are closed at the end of the block: close the sessions before.
+    Otherwise, each session has its own threads, and the operating system divides the cores among them. Sessions share devices
+    if their clusters and precisions are equal, except streams and devices of other nodes. Plain devices are not shared, as they
+    are used as without placeit. Shared devices are closed at the end of the block: close the sessions before.
     """
     opened: list[tuple[Cluster, str, _Open]] = []
     token = _SHARED.set(opened)
@@ -265,19 +265,19 @@ def shared_devices() -> Iterator[None]:
 
 
 def _shared(cluster: Cluster, precision: str) -> _Open | None:
-    """Return open devices and links that pools share, opened on first use; None for a cluster that shares none."""
+    """Return the shared devices and links of a cluster, opened on first use; None if the cluster shares no devices."""
     opened = _SHARED.get()
     if opened is None or any(device.where.node for device in cluster.devices):
         return None
-    for known, of, found in opened:
-        if known.devices == cluster.devices and dict(known.links) == dict(cluster.links) and of == precision:
+    for other, other_precision, found in opened:
+        if other.devices == cluster.devices and dict(other.links) == dict(cluster.links) and other_precision == precision:
             return found
     opened.append((cluster, precision, _open(cluster, precision, ())))
     return opened[-1][2]
 
 
 def _close(stack: contextlib.ExitStack, opened: _Open) -> None:
-    """Have a stack close devices, then links."""
+    """Push callbacks on a stack that close devices, then links."""
     devices, transports = opened
     for transport in transports.values():
         stack.callback(transport.close)
@@ -292,9 +292,9 @@ def _check_real(cluster: Cluster) -> None:
 
 
 def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
-    """Drive the whole cluster through streams, launched ahead, if a kind of device can.
+    """Open streams that drive the whole cluster, if a kind of device has them; else None.
 
-    The host has to pace clusters of several kinds or nodes, and devices and links that are slowed down on purpose.
+    The host has to pace clusters of several kinds or nodes, and emulated devices and links.
     """
     if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
         return None
@@ -331,12 +331,12 @@ def _slowed(opened: RuntimeDevice, device: Device) -> RuntimeDevice:
 def open_links(
     cluster: Cluster, devices: Sequence[RuntimeDevice], kinds: Sequence[DeviceKind]
 ) -> dict[tuple[int, int], Transport]:
-    """Open a link wherever a kind has one, memories differ, or the cluster has an emulated one.
+    """Open a link between two devices if a kind has one, if their memories differ, or if the cluster emulates one.
 
     Args:
-        cluster: the devices.
-        devices: the devices, open.
-        kinds: their kinds; empty for devices of no kind.
+        cluster: the cluster.
+        devices: its open devices.
+        kinds: kinds of the devices; empty for devices of no kind.
 
     Raises:
         DeviceError: a link cannot be opened.
@@ -354,10 +354,7 @@ def open_links(
                 links[src, dst] = made
             link = cluster.links.get(ends)
             if link is not None and link.origin == "emulated":
-                if any(
-                    device.address is not None and device.address.node
-                    for device in (cluster.devices[src], cluster.devices[dst])
-                ):
+                if any(cluster.devices[d].address is not None and cluster.devices[d].where.node for d in (src, dst)):
                     raise DeviceError(
                         f"The link {' -> '.join(ends)} leads to another node, and cannot be emulated: leave it out."
                     )

@@ -1,4 +1,4 @@
-"""State and counts of a device that a server runs requests on."""
+"""State and counts of a device on which a server runs requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class DeviceStats:
 
     Attributes:
         name: name in its cluster.
-        node: the machine that has it; empty for this one.
-        up: whether it is there; False while it is lost.
-        returns: how often it came back after it had been lost.
-        busy_s: seconds that segments of requests ran there.
+        node: name of its node; empty for this machine.
+        up: whether it is available; False while it is lost.
+        returns: number of times that it was restored after a loss.
+        busy_s: seconds in which segments of requests ran on it.
     """
 
     name: str
@@ -31,7 +31,7 @@ class DeviceStats:
         return self.returns + (not self.up)
 
     def after(self, before: DeviceStats | None) -> DeviceStats:
-        """Return its state, with the counts of an earlier server added. Servers may share the device, and then its returns."""
+        """Return its state with the counts of an earlier server added; both servers may count the same returns."""
         if before is None:
             return self
         return replace(self, returns=max(before.returns, self.returns), busy_s=before.busy_s + self.busy_s)

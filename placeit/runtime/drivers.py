@@ -23,31 +23,31 @@ _LOG = logging.getLogger("placeit")
 def choose_driver(
     device: Device, formats: frozenset[Format], path: Path, why: str = "", convertible: frozenset[Format] = frozenset()
 ) -> Device:
-    """Return a device with the ``kind`` and ``driver`` that run models whose segments come in the given formats.
+    """Return a device with the ``kind`` and ``driver`` that run models whose segments have the given formats.
 
-    A device keeps its kind if its name asks for that (``ort:CPU@0``, ``torch:CPU@0``), if only a plug-in's kind knows it, or if
-    its kind takes one of the formats. Otherwise, another kind for such hardware that takes one drives it: CPU core sets and
-    NVIDIA GPUs go to PyTorch or ONNX Runtime. Hardware without such a kind keeps its own for formats that the model can be
-    converted to.
+    A device keeps its kind if its name has a runtime (``ort:CPU@0``, ``torch:CPU@0``), if only a plug-in's kind knows it, or if
+    its kind takes one of the formats. Otherwise, another kind for the hardware drives it that takes one of the formats: CPU
+    core sets and NVIDIA GPUs go to PyTorch or ONNX Runtime. Hardware without such a kind keeps its kind if the model can be
+    converted to a format of that kind.
 
     Args:
         device: the device as it was found.
         formats: formats of the model.
         path: path of the model, for the error.
         why: why OpenVINO does not run the model, as a sentence; empty if it does, or if the file makes that clear.
-        convertible: further formats of the model.
+        convertible: further formats that the model can be converted to.
 
     Raises:
-        DeviceError: nothing runs such a model there; says what to do.
+        DeviceError: no runtime runs the model on the device; the message says what to do.
     """
     kind, where = kind_of(device), device.address
     if where is None:
         return device
     if device.kind == hardware_kind(where) and not where.runtime and formats.isdisjoint(kind.formats):
         others = ((name, other) for name, other in kinds() if name != device.kind)
-        able = [(name, other) for name, other in others if other.hardware and where.family in other.hardware]
-        if able:
-            name, other = next((one for one in able if not formats.isdisjoint(one[1].formats)), able[0])
+        candidates = [(name, other) for name, other in others if other.hardware and where.family in other.hardware]
+        if candidates:
+            name, other = next((c for c in candidates if not formats.isdisjoint(c[1].formats)), candidates[0])
             return driven_by(device, name, other)
     if formats == {"onnx"} and "onnx" not in kind.formats:
         raise DeviceError(
@@ -65,8 +65,8 @@ def choose_driver(
 def drive(cluster: Cluster, model: Model) -> Cluster:
     """Return a cluster with the driver of each device chosen for a model; see :func:`choose_driver`.
 
-    Devices that cannot run the model are left out, with a warning each. If OpenVINO does not run it, so are core sets that are
-    in the cluster for ONNX Runtime as well.
+    Devices that cannot run the model are left out, with a warning for each. If OpenVINO does not run the model, core sets of
+    OpenVINO that are in the cluster for ONNX Runtime as well are left out, too.
 
     Raises:
         DeviceError: no device can run the model; two core sets have the same cores and the same runtime; or a device runs

@@ -1,4 +1,4 @@
-"""What a compiled engine ran, in terms of its plan: it knows segments and transfers by numbers, its nodes."""
+"""Translation of a compiled engine's records, in which segments and transfers are nodes, into terms of the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EngineSteps"]
 class EngineSteps:
     """The segments and transfers of an engine's requests.
 
-    Each slot has as many nodes as the plan has segments and edges. Node ``n`` is of the slot ``n // size``.
+    Each slot has a node for each segment and edge of the plan. Node ``n`` belongs to slot ``n // size``.
 
     Args:
         wiring: the engine, and the devices that it uses.
@@ -41,7 +41,7 @@ class EngineSteps:
         self.size = len(plan.segments) + len(plan.problem.edges)
 
     def ran(self, number: int) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
-        """Return the segments and transfers since the request in a slot began, by start."""
+        """Return the segments and transfers of the request in a slot that have ended, by start."""
         return self.decode(number, self._engine.ran(number))
 
     def decode(self, number: int, ran: Sequence[Ran]) -> tuple[tuple[Ran, ...], tuple[Moved, ...]]:
@@ -60,11 +60,11 @@ class EngineSteps:
         return [self.names.step(self._scheduler.instruction(*divmod(node, self.size))) for node in nodes]
 
     def failure(self, node: int, *, interrupts: bool) -> tuple[int, PlaceitError]:
-        """Return the slot of a segment or transfer that has failed, and its error, by its node.
+        """Return the slot of a segment or transfer that failed, and its error.
 
         Args:
-            node: the node.
-            interrupts: whether to raise what is no error of a device, as an interrupt of this thread.
+            node: node of the segment or transfer.
+            interrupts: whether to raise exceptions such as KeyboardInterrupt, which come from a signal handler of this thread.
         """
         number, of_slot = divmod(node, self.size)
         step, error = self._scheduler.instruction(number, of_slot), self._engine.error(node)

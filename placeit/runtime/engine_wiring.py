@@ -1,4 +1,4 @@
-"""The engine of an executor: its lanes, and how the segments and transfers of each slot are carried out there."""
+"""Construction of the compiled engine of an executor: its lanes, and the calls that run segments and transfers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Wiring:
 
     Args:
         pool: devices and links.
-        plan: what to run.
-        scheduler: rules of the plan.
-        in_flight: how many requests may be in flight at once.
+        plan: the plan to run.
+        scheduler: the scheduler of the plan.
+        in_flight: maximum number of requests in flight at once.
 
     Attributes:
         engine: the engine.
         workers: threads of its lanes.
-        devices: the devices, as they were when the engine was made.
+        devices: the open devices when the engine was made.
         needs_python: whether a segment or transfer needs Python.
     """
 
     def __init__(self, pool: DevicePool, plan: Plan, scheduler: Scheduler, in_flight: int) -> None:
-        # kept here: a device that is lost and opened anew is another object
+        # the pool replaces a device that is opened anew; this engine uses the original objects
         self.devices, self._transports = pool.devices, pool.transports
         self._plan, self._scheduler = plan, scheduler
         self.needs_python = False
@@ -55,11 +55,11 @@ class Wiring:
         self.workers: list[Worker] = []
         lanes: dict[tuple[int, ...], int] = {}
         slowdown: list[float] = []
-        self._several = {d for d in used if isinstance(self.devices[d], ServesSlots)}
+        self._parallel = {d for d in used if isinstance(self.devices[d], ServesSlots)}
         for d in used:
             device: Any = self.devices[d]
             workers: list[tuple[tuple[int, ...], Worker | None]] = [((d,), _worker_of(device))]
-            if d in self._several:
+            if d in self._parallel:
                 workers = [((d, number), device.worker_of(number)) for number in range(in_flight)]
             for key, worker in workers:
                 if worker is not None:
@@ -73,7 +73,7 @@ class Wiring:
                 slowdown.append(0.0)
         self._lanes = lanes
         machine = self._scheduler.machine
-        for d in self._several:
+        for d in self._parallel:
             machine.share(d)
         self.engine = _core.Executor(machine, [worker.lane for worker in self.workers], np.array(slowdown, np.float64))
         self.engine.spin(pool.spin_s)
@@ -81,9 +81,9 @@ class Wiring:
             worker.lane.spins = pool.spin_s
 
     def _lane_of(self, number: int, segment: int) -> int:
-        """Return the lane of a segment of a slot; -1 if it has none."""
+        """Return the number of the lane of a segment of a slot; -1 if it has none."""
         d = self._plan.segments[segment].device
-        return self._lanes.get((d, number) if d in self._several else (d,), -1)
+        return self._lanes.get((d, number) if d in self._parallel else (d,), -1)
 
     def begun(self, number: int, segment: int) -> int:
         """Return how many pieces of work have begun in the lane of a segment of a slot; 0 if it has none."""
@@ -91,7 +91,7 @@ class Wiring:
         return self.workers[lane].lane.begun if lane >= 0 else 0
 
     def connect(self, slot: Slot) -> None:
-        """Tell the engine how the segments and transfers of a slot are carried out."""
+        """Register the calls that run the segments and transfers of a slot with the engine."""
         segments = len(self._plan.segments)
         engine, base = self.engine, slot.number * (len(self._plan.segments) + len(self._plan.problem.edges))
         for s, (segment, instance) in enumerate(zip(self._plan.segments, slot.instances, strict=True)):
@@ -122,31 +122,33 @@ class Wiring:
                 engine.set_transfer(node, lane, transport.seconds(destination))
             else:
                 self.needs_python = True
-                what = step.tensor, step.dst
-                engine.set_start(node, lane, functools.partial(_move, slot, what, transport, source, destination))
+                key = step.tensor, step.dst
+                engine.set_start(node, lane, functools.partial(_move, slot, key, transport, source, destination))
 
 
-def _start(slot: Slot, what: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
-    start(instance, _recording(slot, what, done))
+def _start(slot: Slot, key: tuple[int, ...], start: Callable[..., object], instance: Instance, done: DoneCallback) -> None:
+    start(instance, _recording(slot, key, done))
 
 
 def _move(
-    slot: Slot, what: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
+    slot: Slot, key: tuple[int, ...], transport: Transport, source: Buffer, destination: Buffer, done: DoneCallback
 ) -> None:
-    transport.start(source, destination, _recording(slot, what, done))
+    transport.start(source, destination, _recording(slot, key, done))
 
 
-def _recording(slot: Slot, what: tuple[int, ...], done: DoneCallback) -> DoneCallback:
-    """Return the callback for an end; in a checked run, it also has the slot remember what was written."""
-    return done if slot.written is None else functools.partial(_recorded, slot, what, done)
+def _recording(slot: Slot, key: tuple[int, ...], done: DoneCallback) -> DoneCallback:
+    """Return the callback for the end of a segment or transfer, whose key in :attr:`Slot.writes` is ``key``.
 
+    In a checked run, it records the values that were written: later writes are errors.
+    """
+    if slot.written is None:
+        return done
 
-def _recorded(
-    slot: Slot, what: tuple[int, ...], done: DoneCallback, start: float, finish: float, error: BaseException | None
-) -> None:
-    """Report an end in a checked run: writes after this are too late."""
-    slot.reported(what)
-    done(start, finish, error)
+    def record(start: float, finish: float, error: BaseException | None) -> None:
+        slot.record_values(key)
+        done(start, finish, error)
+
+    return record
 
 
 def _worker_of(driver: object) -> Worker | None:

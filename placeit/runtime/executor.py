@@ -37,7 +37,7 @@ from placeit.runtime.reopening import lost_of
 from placeit.runtime.run_ends import timeout_error
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slot_table import SlotTable
-from placeit.runtime.slots import Slot, check_keeping, continuing, lent
+from placeit.runtime.slots import Slot, check_keeping, continuing, queue_memory
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.simulator.scheduler import Scheduler
 
@@ -147,7 +147,7 @@ class Executor(PlanExecutor):
         slots = self._slots.ordinary
         if self.pool.wait is not None or bell.counter is None or any(slot.renew is not None for slot in slots):
             return None
-        memory = lent(slots, self.inputs, self.output_specs)
+        memory = queue_memory(slots, self.inputs, self.output_specs)
         if memory is None:
             return None
         return Slots(queue, queue.add(self._engine, memory, bell.counter, every), self._steps.decode)
@@ -191,17 +191,16 @@ class Executor(PlanExecutor):
         self.programs.clear()
 
     def _write(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
-        entrances = self._slots[request].inputs
         for name, value in inputs.items():
-            entrances[name].fill(value)
+            self._slots[request].inputs[name].fill(value)
 
     def _put(self, inputs: Mapping[str, NDArray[np.generic]], request: int) -> None:
         """Set the inputs that a request reads, which must not change until it ends; it writes to memory that no caller has."""
         slot = self._slots[request]
         for name, value in inputs.items():
             slot.inputs[name].put(value)
-        for end in slot.outputs.values():
-            end.make_room()
+        for port in slot.outputs.values():
+            port.make_room()
 
     def _write_to(self, out: Mapping[str, Any]) -> Collection[str]:
         host = {name: array for name, array in out.items() if isinstance(array, np.ndarray)}
@@ -213,7 +212,7 @@ class Executor(PlanExecutor):
         return self.book.outputs
 
     def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, NDArray[np.generic]]:
-        return {name: given[name] if name in given else end.get() for name, end in self._slots[request].outputs.items()}
+        return {name: given[name] if name in given else port.get() for name, port in self._slots[request].outputs.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------------
 
@@ -372,7 +371,7 @@ class Executor(PlanExecutor):
         found = [what for slot in self._slots.ordinary if (what := slot.blank(sentinel)) is not None]
         if not found:
             return None
-        return f"{self._steps.names.written(found[0])} still wrote after it had been reported to have ended"
+        return f"{self._steps.names.writer(found[0])} still wrote after it had been reported to have ended"
 
 
 class _OpenExecutors:

@@ -1,4 +1,4 @@
-"""Measures each group of a model as one kernel, for runtimes without per-op times."""
+"""Measurement of each group of a model as one kernel, for runtimes without per-op times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Inputs and outputs of a model in one slot, without a copy where they are large.
+"""Inputs and outputs of a model in one slot; large ones are passed without a copy.
 
-Segments read a large input from the caller's own array, if its memory layout fits. A large output is returned to the caller in
-place: as long as the caller has an array that shares its memory, later requests write to other memory.
+Segments read a large input from the caller's array, if its memory layout fits. A large output is returned to the caller without
+a copy: as long as the caller has an array that shares its memory, later requests write to other memory.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.base import Buffer, BufferSpec
 from placeit.runtime.devices.host_buffer import HostBuffer
 
-__all__ = ["COPIED", "LARGE", "Entrance", "Exit", "is_lendable"]
+__all__ = ["MAX_COPIED_BYTES", "MIN_LENT_BYTES", "InputPort", "OutputPort", "is_lendable"]
 
-LARGE = 1 << 18  # bytes from which on binding memory to a request takes less time than copying
-COPIED = 4 << 20  # bytes of all inputs and outputs up to which a server copies them, as that takes less time than binding
-_KEPT = 3  # blocks of memory kept for an output; a caller that keeps the last answer has one of them
+MIN_LENT_BYTES = 1 << 18  # from this size on, binding memory to a request takes less time than copying
+MAX_COPIED_BYTES = 4 << 20  # bytes of all inputs and outputs; up to this size, copying takes a server less time than binding
+_MAX_BLOCKS = 3  # blocks of memory for an output; a caller that keeps the last answer has one of them
 
 Bind = Callable[[HostBuffer], object]
-"""Has the segments that read an input, or write an output, use a buffer from now on."""
+"""Binds the segments that read an input, or write an output, to a buffer."""
 
 
 def is_lendable(buffer: Buffer) -> bool:
-    """Return whether callers may be given the memory of a buffer of this kind, or give theirs in its place."""
+    """Return whether a buffer can be exchanged with callers: for the array of an input, or as the array of an output."""
     return (
         isinstance(buffer, HostBuffer)
         and buffer.spec.limits is None
         and not buffer.spec.channels_last
         and buffer.spec.dtype != "bfloat16"
-        and buffer.nbytes >= LARGE
+        and buffer.nbytes >= MIN_LENT_BYTES
     )
 
 
-class _End:
-    """An input or an output of the model.
+class _Port:
+    """An input or an output of the model in one slot.
 
     Attributes:
-        buffer: its memory.
+        buffer: the buffer that holds its value.
     """
 
     buffer: Buffer
@@ -51,7 +51,7 @@ class _End:
 
     @property
     def lends(self) -> bool:
-        """True if callers may be given its memory, or give theirs in its place."""
+        """True if its memory can be exchanged with callers."""
         return self._bind is not None
 
     @property
@@ -65,51 +65,51 @@ class _End:
 
     @property
     def memory(self) -> NDArray[np.generic]:
-        """Its memory, if it is plain."""
+        """The array that holds its value, if it is plain."""
         return cast("NDArray[np.generic]", narrowed(HostBuffer, self.buffer).tensor.data)
 
 
-class Entrance(_End):
-    """An input of the model.
+class InputPort(_Port):
+    """An input of the model in one slot.
 
     Args:
-        buffer: its own memory.
-        bind: has segments read a buffer instead; None if they cannot.
+        buffer: its own buffer.
+        bind: binds segments to another buffer; None if they cannot read another one.
     """
 
     def __init__(self, buffer: Buffer, bind: Bind | None) -> None:
         self.buffer, self._bind = buffer, bind
-        self._lent: NDArray[np.generic] | None = None  # the array that is read in its place
+        self._lent: NDArray[np.generic] | None = None  # the caller's array that segments read instead
 
     def put(self, value: NDArray[np.generic]) -> None:
-        """Have the next requests read a value, which must not change until they have ended."""
+        """Set the value that the next requests read; it must not change until they have ended."""
         if self._bind is not None and value.flags.c_contiguous and value.flags.writeable and value.flags.aligned:
             if self._lent is not value:
                 self._bind(HostBuffer(_spec(self.buffer), _shared(value)))
                 self._lent = value
             return
-        self.take_back()
+        self.unlend()
         self.buffer.fill(value)
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value into its own memory, and have the next requests read that."""
-        self.take_back()
+        """Copy a value into its own buffer, which the next requests read."""
+        self.unlend()
         self.buffer.fill(value)
 
-    def take_back(self) -> None:
-        """Have the next requests read its own memory."""
+    def unlend(self) -> None:
+        """Bind segments to its own buffer again."""
         if self._lent is not None and self._bind is not None:
             self._bind(narrowed(HostBuffer, self.buffer))
             self._lent = None
 
-    def keep(self) -> None:
-        """Have all requests from now on read its own memory."""
-        self.take_back()
+    def stop_lending(self) -> None:
+        """Bind segments to its own buffer for all requests from now on."""
+        self.unlend()
         self._bind = None
 
 
-class _Memory:
-    """Memory of an output, which callers may have."""
+class _OutputMemory:
+    """A block of memory for an output, which callers may share."""
 
     def __init__(self, spec: BufferSpec) -> None:
         self.array = np.zeros(spec.shape, spec.dtype)
@@ -118,56 +118,56 @@ class _Memory:
 
     @property
     def is_lent(self) -> bool:
-        """True if an array of a caller shares it."""
+        """True if a caller has an array that shares this memory."""
         return sys.getrefcount(self.array) > self._references
 
 
-class Exit(_End):
-    """An output of the model.
+class OutputPort(_Port):
+    """An output of the model in one slot.
 
     Args:
-        buffer: buffer that a segment writes.
-        bind: has the segment write to another buffer; None if it cannot, and the output is copied.
+        buffer: the buffer that a segment writes.
+        bind: binds the segment to another buffer; None if it cannot write to another one, so that the output is copied.
 
     Attributes:
-        buffer: buffer that the segment writes now.
+        buffer: the buffer that the segment is bound to.
     """
 
     def __init__(self, buffer: Buffer, bind: Bind | None) -> None:
         self.buffer, self._bind = buffer, bind
-        self._kept: list[_Memory] = []
+        self._blocks: list[_OutputMemory] = []
         self.make_room()
 
     def get(self) -> NDArray[np.generic]:
         """Return the value that was written last: a copy, or memory that no request writes to while a caller has it."""
-        for memory in self._kept:
-            if memory.buffer is self.buffer:
-                return memory.array.view()
+        for block in self._blocks:
+            if block.buffer is self.buffer:
+                return block.array.view()
         return np.array(self.buffer.array(), order="C")
 
     def write_to(self, out: NDArray[np.generic]) -> bool:
-        """Have the next request write to a caller's array; return False if the output has to be copied there instead."""
+        """Bind the next request to a caller's array; return False if the output has to be copied there instead."""
         if self._bind is None or not (out.flags.c_contiguous and out.flags.aligned):
             return False
         self._use(HostBuffer(_spec(self.buffer), _shared(out)))
         return True
 
     def make_room(self) -> None:
-        """Have the next request write to memory that no caller has."""
+        """Bind the next request to memory that no caller has."""
         if self._bind is None:
             return
-        free = [memory for memory in self._kept if not memory.is_lent]
-        if any(memory.buffer is self.buffer for memory in free):
+        free = [block for block in self._blocks if not block.is_lent]
+        if any(block.buffer is self.buffer for block in free):
             return
         if not free:
-            free = [_Memory(_spec(self.buffer))]
-            self._kept = [*free, *self._kept][:_KEPT]
+            free = [_OutputMemory(_spec(self.buffer))]
+            self._blocks = [*free, *self._blocks][:_MAX_BLOCKS]
         self._use(free[0].buffer)
 
-    def keep(self) -> None:
-        """Have all requests from now on write to the memory that it has now."""
+    def stop_lending(self) -> None:
+        """Write to the current buffer in all requests from now on."""
         self._bind = None
-        self._kept.clear()
+        self._blocks.clear()
 
     def _use(self, buffer: HostBuffer) -> None:
         assert self._bind is not None  # noqa: S101

@@ -1,6 +1,6 @@
-"""Devices that say themselves that they are lost, and open themselves anew: devices of other nodes.
+"""Devices that detect their own loss and can be opened anew: devices of other nodes.
 
-A device of this process is lost if it fails at run time: :meth:`placeit.runtime.device_pool.DevicePool.fail`.
+Devices of this process are declared lost when they fail at run time (:meth:`placeit.runtime.device_pool.DevicePool.fail`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LOG = logging.getLogger("placeit")
 
 @runtime_checkable
 class Losable(Protocol):
-    """A device that can be lost, or lose its link with another one.
+    """A device that can be lost, or lose its link with another device.
 
     Attributes:
-        gone: why the device is lost; None while it is there.
-        cut: why its link with another device is lost, by the name of that device.
-        silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
+        gone: error that says why the device is lost; None while it is available.
+        cut: errors that say why links with other devices are lost, by the other device's name.
+        silent_s: seconds between its last sign of life and the detection of its loss; 0 before.
     """
 
     gone: DeviceError | None
@@ -33,20 +33,20 @@ class Losable(Protocol):
     silent_s: float
 
     def reopened(self) -> RuntimeDevice:
-        """Open the device anew. Raises DeviceError if it is not there, or has changed."""
+        """Open the device anew, as a new object. Raises DeviceError if it is not available, or has changed."""
         ...
 
     def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport:
-        """Open a link from or to it. Raises DeviceError."""
+        """Open a link from or to the device. Raises DeviceError."""
         ...
 
     def mend(self, other: RuntimeDevice) -> None:
-        """Open the lost link with another device anew, in both directions. Raises DeviceError."""
+        """Restore the lost link with another device, in both directions. Raises DeviceError."""
         ...
 
 
 def lost_of(names: Sequence[str], devices: Sequence[RuntimeDevice]) -> dict[frozenset[str], DeviceError]:
-    """Return why devices and links are lost: by the name of the device, or by the names of both ends of the link."""
+    """Return the errors of lost devices and links: by the name of the device, or by the names of the link's ends."""
     found: dict[frozenset[str], DeviceError] = {}
     for name, device in zip(names, devices, strict=False):
         gone, cut = getattr(device, "gone", None), getattr(device, "cut", {})  # isinstance(device, Losable) would take long
@@ -63,45 +63,45 @@ Links: TypeAlias = Mapping[tuple[int, int], Transport]
 def reopened(
     names: Sequence[str], devices: Sequence[RuntimeDevice], links: Links
 ) -> tuple[tuple[RuntimeDevice, ...], Links, list[frozenset[str]]]:
-    """Open lost devices and links anew that are there again.
+    """Try to restore lost devices and links.
 
     Returns:
-        All devices and links as they are now, and the names of devices, and of both ends of links, that are there again.
+        All devices and links after that, and the names of the restored devices, and of both ends of each restored link.
     """
-    now, between, back = [*devices], {**links}, list[frozenset[str]]()
+    current, current_links, restored = [*devices], {**links}, list[frozenset[str]]()
     for d, device in enumerate(devices):
         if not isinstance(device, Losable) or device.gone is None:
             continue
         try:
-            now[d] = device.reopened()
+            current[d] = device.reopened()
             with contextlib.ExitStack() as stack:
-                stack.callback(now[d].close)
-                made = _links(device, d, now, links)
+                stack.callback(current[d].close)
+                opened = _links(device, d, current, links)
                 stack.pop_all()
         except DeviceError as error:
-            now[d] = device
+            current[d] = device
             _LOG.debug("%s is not there again: %s", names[d], error)
         else:
-            between |= made
-            for other in now:
+            current_links |= opened
+            for other in current:
                 if isinstance(other, Losable):
                     other.cut.pop(names[d], None)
-            back.append(frozenset({names[d]}))
-    for d, device in enumerate(now):
+            restored.append(frozenset({names[d]}))
+    for d, device in enumerate(current):
         for e in range(d):
-            other = now[e]
+            other = current[e]
             if isinstance(device, Losable) and names[e] in device.cut and not (_gone(device) or _gone(other)):
                 try:
                     device.mend(other)
                 except DeviceError as error:
                     _LOG.debug("The link between %s and %s is still lost: %s", names[d], names[e], error)
                 else:
-                    back.append(frozenset({names[d], names[e]}))
-    return tuple(now), between, back
+                    restored.append(frozenset({names[d], names[e]}))
+    return tuple(current), current_links, restored
 
 
 def _links(device: Losable, d: int, devices: Sequence[RuntimeDevice], links: Links) -> dict[tuple[int, int], Transport]:
-    """Open the links of a device anew if their other end is there."""
+    """Open the links of a device anew whose other end is available."""
     pairs = [pair for pair in links if d in pair and not any(_gone(devices[end]) for end in pair)]
     return {(a, b): device.link(devices[a], devices[b]) for a, b in pairs}
 

@@ -1,4 +1,4 @@
-"""A model on open devices, on which plans are made ready to run."""
+"""A model on open devices, for which plans are compiled and executors are made."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from placeit.runtime.segment_compiler import SegmentCompiler
 
 __all__ = ["SERVING_PRIORITY", "Runtime"]
 
-SERVING_PRIORITY = -1  # as CUDA counts it: ahead of profiling and races at the same time, which have 0
+SERVING_PRIORITY = -1  # lower numbers go first, as in CUDA: ahead of profiling and races at the same time, which have 0
 
 
 class Runtime:
-    """One model on the real devices of one cluster. Use it as a context manager, or call :meth:`close`.
+    """One model on the open devices of one cluster. Use it as a context manager, or call :meth:`close`.
 
-    Segments are compiled once for all placements, so that measuring a new placement mostly reuses compiled ones.
+    Each segment is compiled once for all placements, so that measuring a new placement mostly reuses compiled segments.
 
     Args:
         model: the model.
@@ -79,7 +79,7 @@ class Runtime:
     def close(self) -> None:
         """End runs, stop every thread, even if one raises, and release the memory of programs that no executor uses."""
         self.pool.refuse()
-        with self._opening:  # executors that are opened from now on cannot run
+        with self._opening:  # executors opened later cannot run
             executors = list(self._executors)
         with contextlib.ExitStack() as stack:
             stack.callback(self.compiler.clear)
@@ -123,13 +123,13 @@ class Runtime:
         return self.pool.streams
 
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
-        """Make a plan ready to run, with the kind of executor for these devices.
+        """Make an executor of a plan, of the type for these devices.
 
         Args:
-            plan: what to run.
-            in_flight: how many requests may be in flight at once.
-            priority: of several executors whose work waits for a device, the one with the lowest number goes first.
-            alone: whether no other executor runs at the same time. On one device, it may then use the programs of equal ones.
+            plan: the plan to run.
+            in_flight: maximum number of requests in flight at once.
+            priority: among executors whose work waits for a device, the one with the lowest number goes first.
+            alone: whether no other executor runs at the same time. A plan on one device may then use programs of equal devices.
 
         Raises:
             DeviceError: a segment cannot be compiled for its device, or there is no room for its weights or buffers.
@@ -144,7 +144,7 @@ class Runtime:
         return executor
 
     def best_in_flight(self, plan: Plan) -> int | None:
-        """Return how many requests in flight the runtime finds best for a plan in throughput mode; None for any other plan.
+        """Return the number of requests in flight that the runtime recommends for a plan in throughput mode; else None.
 
         Raises:
             DeviceError: the plan cannot be compiled.
@@ -161,5 +161,4 @@ class Runtime:
         if self.pool.streams is not None:
             work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
             return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
-        own = cast("list[Program]", programs)
-        return Executor(self.book, self.pool, plan, own, in_flight=in_flight, priority=priority)
+        return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight, priority=priority)

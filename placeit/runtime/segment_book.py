@@ -1,4 +1,4 @@
-"""Names of a model's segments, and the tensors that they read and write."""
+"""Names, tensors and sources of the segments of one model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FRAMEWORKS: Mapping[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX", "to
 
 
 class SegmentBook:
-    """Names, shapes and buffers of the segments of one model in groups.
+    """Names, tensor specs and sources of the segments of one model, given its ops in groups.
 
     Args:
         model: the model.
         grouping: its ops in groups.
 
     Attributes:
-        members: for each group the numbers of its ops.
+        members: numbers of the ops of each group.
         channels_last: numbers of the tensors of the task graph that are stored channels-last at a segment's border.
         inputs: shape and type of each input of the model, by name.
         outputs: shape and type of each output of the model, by name.
@@ -58,7 +58,7 @@ class SegmentBook:
         return _Source(self, segment, device)
 
     def parts(self, segment: Segment) -> tuple[list[int], list[int], list[int]]:
-        """Return ops of a segment, tensors that enter and tensors that leave, by their numbers in the task graph."""
+        """Return a segment's ops, the tensors that enter it and the tensors that leave it, by task graph number."""
         op_tensor = self.grouping.op_tensor
         enter, leave = ([int(op_tensor[t]) for t in tensors] for tensors in (segment.inputs, segment.outputs))
         return self.ops(segment), enter, leave
@@ -72,11 +72,11 @@ class SegmentBook:
         return [self.grouping.graph.names[v] for v in self.ops(segment)]
 
     def inputs_of(self, segment: Segment) -> list[str]:
-        """Return the names of model inputs in a segment, in op order."""
+        """Return the names of the model's inputs that are ops of a segment, in op order."""
         return [self._input_of[name] for name in self.op_names(segment) if name in self._input_of]
 
     def outputs_of(self, segment: Segment) -> list[str]:
-        """Return the names of model outputs in a segment, in op order."""
+        """Return the names of the model's outputs that are ops of a segment, in op order."""
         return [self._output_of[name] for name in self.op_names(segment) if name in self._output_of]
 
     def spec(self, tensor: int) -> BufferSpec:
@@ -85,12 +85,12 @@ class SegmentBook:
         return BufferSpec(graph.tensor_shapes[t], graph.tensor_dtypes[t], t in self.channels_last, self.model.limits.get(t))
 
     def hand_through(self, segment: Segment, entering: Mapping[int, B], inputs: Mapping[str, B]) -> list[B]:
-        """Return the outputs of a segment that runs nothing: tensors for other segments, then outputs of the model.
+        """Return the outputs of a segment that computes nothing: tensors for other segments, then outputs of the model.
 
         Args:
             segment: a segment that only passes on tensors that it reads.
-            entering: buffers, or other representations, of its tensors from other segments, by tensor of the group graph.
-            inputs: buffers of the model's inputs, by name.
+            entering: its tensors from other segments, as buffers or in another form, by tensor of the group graph.
+            inputs: the model's inputs in the same form, by name.
         """
         graph, op_tensor = self.grouping.graph, self.grouping.op_tensor
         values = {int(op_tensor[t]): buffer for t, buffer in entering.items()}

@@ -24,7 +24,7 @@ from placeit.runtime.device_pool import DevicePool
 from placeit.runtime.devices.accelerator import StreamProgram
 from placeit.runtime.devices.base import CompilesSlowly, KeepsPrograms, KeptOnDisk, OneAtATime, Program, SegmentSource
 from placeit.runtime.programs import Programs
-from placeit.runtime.refused import about, naming_ops
+from placeit.runtime.refused import describe_ops, naming_ops
 from placeit.runtime.segment_book import SegmentBook
 
 __all__ = ["SegmentCompiler"]
@@ -180,7 +180,7 @@ class SegmentCompiler:
         def watch() -> None:
             seconds = next(calls) * CHECK_S
             if seconds > self.compiling.timeout_s(device, self._expected_s(segment)):
-                what, of = f"{device.name} hangs: it has not compiled a segment within {seconds:.0f} s.", about(names)
+                what, of = f"{device.name} hangs: it has not compiled a segment within {seconds:.0f} s.", describe_ops(names)
                 advice = f"Update its driver, or choose devices without it. The segment has {of}."
                 self.compiling.hung[device.address] = ended, f"{what} {advice}"
                 exit_without_libraries()

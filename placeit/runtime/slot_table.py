@@ -15,12 +15,12 @@ class SlotTable:
 
     Args:
         wiring: connects slots with the engine.
-        slots: for requests outside sequences, in the order of their numbers.
+        slots: slots for requests outside sequences, in the order of their numbers.
     """
 
     def __init__(self, wiring: Wiring, slots: Sequence[Slot]) -> None:
-        self._wiring, self._first = wiring, len(slots)
-        self._room, self._free = len(slots), list[int]()  # count of slots that the engine has room for, and free numbers
+        self._wiring, self._ordinary_count = wiring, len(slots)
+        self._capacity, self._free = len(slots), list[int]()  # number of slots that the engine has room for; free numbers
         self._slots: dict[int, Slot] = {}
         for slot in slots:
             self.add(slot)
@@ -31,20 +31,20 @@ class SlotTable:
     @property
     def ordinary(self) -> list[Slot]:
         """Slots for requests outside sequences; empty once the executor is closed."""
-        return [slot for number, slot in [*self._slots.items()] if number < self._first]
+        return [slot for number, slot in [*self._slots.items()] if number < self._ordinary_count]
 
     def reserve(self) -> int:
-        """Return a free number for another slot; the engine gets more room when all numbers are taken."""
+        """Return a free number for another slot; the engine grows when all numbers are in use."""
         if self._free:
             return self._free.pop()
-        number, room = self._room, 2 * self._room
-        self._wiring.engine.grow(room)
-        self._free += range(number + 1, room)[::-1]
-        self._room = room
+        number, capacity = self._capacity, 2 * self._capacity
+        self._wiring.engine.grow(capacity)
+        self._free += range(number + 1, capacity)[::-1]
+        self._capacity = capacity
         return number
 
     def give_back(self, number: int) -> None:
-        """Free a reserved number to which no slot was added."""
+        """Free a reserved number for which no slot was added."""
         self._free.append(number)
 
     def add(self, slot: Slot) -> None:
@@ -53,7 +53,7 @@ class SlotTable:
         self._slots[slot.number] = slot
 
     def remove(self, slot: Slot) -> None:
-        """Disconnect a slot and free its number, unless that was done already."""
+        """Disconnect a slot and free its number, unless it was removed before."""
         if self._slots.get(slot.number) is slot:
             self._wiring.engine.forget(slot.number)
             del self._slots[slot.number]

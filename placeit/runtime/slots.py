@@ -1,4 +1,4 @@
-"""The prepared state of an executor for each request in flight."""
+"""Slots of an executor on lanes: the instances, buffers and copies of each request in flight."""
 
 from __future__ import annotations
 
@@ -31,24 +31,28 @@ from placeit.runtime.devices.base import (
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.state import KeepsState
-from placeit.runtime.lending import COPIED, Bind, Entrance, Exit, is_lendable
+from placeit.runtime.lending import MAX_COPIED_BYTES, Bind, InputPort, OutputPort, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.spans import Moved, Ran
 
-__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing", "lent"]
+__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing", "queue_memory"]
 
 
 @runtime_checkable
 class RunsAhead(Protocol):
-    """A device that can be told ahead of time what a slot runs there."""
+    """A device that gets the work of a slot in advance, and starts it without being asked by the scheduler."""
 
     def run_ahead(self, book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
-        """Tell all such devices of a pool; return a function that renews it, or None if nothing was told."""
+        """Send a slot's work to all such devices of a pool.
+
+        Returns:
+            A function to call before each request in the slot; None if the plan uses no such device.
+        """
         ...
 
 
 class Slot:
-    """One request in flight: instances with their buffers connected in advance, and the progress of the request.
+    """The instances of a plan's segments for one request in flight, with their buffers connected in advance.
 
     Args:
         book: names, shapes and buffers of the plan's segments.
@@ -56,16 +60,18 @@ class Slot:
         plan: the plan to run.
         programs: programs of its segments; None for a segment that computes nothing.
         number: number of the slot.
-        keep_state: whether each request continues from the state in which the one before has left its segments.
-        beside: another slot of the same sequence, which shares its state; it its :attr:`at_once` is greater than 1.
+        keep_state: whether each request continues from the state that the previous request left.
+        beside: another slot of the same sequence, whose state this one shares; its :attr:`at_once` is greater than 1.
 
     Attributes:
         inputs: inputs of the model, by name.
         outputs: outputs of the model, by name.
         instances: instance of each segment; None for a segment that computes nothing.
         copies: source device, source buffer and destination buffer of each transfer (tensor, destination device).
-        at_once: most requests of a sequence that may be in flight, each in another slot that shares its state: as many as there
-            are devices, or 1 if an instance cannot run with the buffers of several slots.
+        writes: buffers that each segment (s,) and each transfer (tensor, destination device) writes.
+        written: in a checked run, the values of these buffers when the end of their writer was reported; else None.
+        at_once: maximum number of requests of a sequence in flight, each in another slot that shares the state: the number of
+            devices, or 1 if an instance cannot run with the buffers of several slots.
     """
 
     def __init__(
@@ -80,35 +86,34 @@ class Slot:
         beside: Slot | None = None,
     ) -> None:
         self.number = number
-        self._keeping: list[tuple[str, KeepsState]] = []
+        self._stateful: list[tuple[str, KeepsState]] = []
         inputs: dict[str, Buffer] = {}
         outputs: dict[str, Buffer] = {}
         bound: dict[int, dict[int, Buffer]] = {}  # buffers that a segment reads, by the index of its input
         self.instances: list[Instance | None] = []
         self.copies: dict[tuple[int, int], tuple[int, Buffer, Buffer]] = {}
-        # buffers that each segment (s,) and each transfer (tensor, destination) writes; their values when its end was reported
         self.writes: dict[tuple[int, ...], list[Buffer]] = {}
         self.written: dict[tuple[int, ...], list[NDArray[np.generic]]] | None = None
-        self.blanked: int | None = None
-        held: dict[tuple[int, int], Buffer] = {}
-        compact = {t: i for i, t in enumerate(plan.tensors)}
+        self.blanked: int | None = None  # the sentinel, if the buffers are blank
+        buffer_of: dict[tuple[int, int], Buffer] = {}  # by (tensor, device that reads or writes it)
+        number_of = {t: i for i, t in enumerate(plan.tensors)}  # numbers in ``plan.problem``
         readers: dict[int, set[int]] = {t: set() for t in plan.tensors}
         for segment in plan.segments:
             for t in segment.inputs:
                 readers[t].add(segment.device)
-        reading: dict[str, set[int]] = {name: set() for name in book.inputs}
+        input_readers: dict[str, set[int]] = {name: set() for name in book.inputs}
         for segment in plan.segments:
             # inputs that a segment only passes on are read by the readers of its tensors
             devices = set().union(*(readers[t] for t in segment.outputs)) if segment.passthrough else {segment.device}
             for name in book.inputs_of(segment):
-                reading[name] |= devices
+                input_readers[name] |= devices
         for name, spec in book.inputs.items():
-            inputs[name] = _shared(pool, spec, reading[name], "host") or HostBuffer(spec)
+            inputs[name] = _shared(pool, spec, input_readers[name], "host") or HostBuffer(spec)
         for s, (segment, program) in enumerate(zip(plan.segments, programs, strict=True)):
             d = segment.device
-            entering = {t: held[t, d] for t in segment.inputs}
+            entering = {t: buffer_of[t, d] for t in segment.inputs}
             if program is None:
-                made = book.hand_through(segment, entering, inputs)
+                leaving = book.hand_through(segment, entering, inputs)
                 self.instances.append(None)
             else:
                 with pool.on(d):
@@ -118,7 +123,7 @@ class Slot:
                 if isinstance(instance, WritesTo) and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
-                        in_place = any(isinstance(pool.devices[far], ReadsInPlace) for far in readers[t])
+                        in_place = any(_reads_in_place(pool.devices[far]) for far in readers[t])
                         if shared is None and in_place and not isinstance(instance.output(i), HostBuffer):
                             shared = HostBuffer(book.spec(t))
                         if shared is not None:
@@ -126,13 +131,13 @@ class Slot:
                 bound[s] = dict(enumerate([*entering.values(), *(inputs[name] for name in book.inputs_of(segment))]))
                 for i, buffer in bound[s].items():
                     instance.bind(i, buffer)
-                made = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
+                leaving = self.writes[s,] = [instance.output(i) for i in range(len(program.outputs))]
                 self.instances.append(instance)
-            outputs |= zip(book.outputs_of(segment), made[len(segment.outputs) :], strict=True)
-            for t, buffer in zip(segment.outputs, made, strict=False):
-                held[t, d] = buffer
+            outputs |= zip(book.outputs_of(segment), leaving[len(segment.outputs) :], strict=True)
+            for t, buffer in zip(segment.outputs, leaving, strict=False):
+                buffer_of[t, d] = buffer
                 for far in readers[t] - {d}:
-                    held[t, far] = buffer
+                    buffer_of[t, far] = buffer
                     if buffer.space != pool.devices[far].space:
                         if (d, far) not in pool.transports:
                             names = pool.devices[d].name, pool.devices[far].name
@@ -140,10 +145,10 @@ class Slot:
                                 f"Nothing moves tensors from '{names[0]}' to '{names[1]}', whose memories differ: give the "
                                 "runtime a transport from one to the other."
                             )
-                        held[t, far] = pool.devices[far].allocate(book.spec(t))
-                        self.writes[compact[t], far] = [held[t, far]]
+                        buffer_of[t, far] = pool.devices[far].allocate(book.spec(t))
+                        self.writes[number_of[t], far] = [buffer_of[t, far]]
                     if (d, far) in pool.transports:
-                        self.copies[compact[t], far] = (d, buffer, held[t, far])
+                        self.copies[number_of[t], far] = (d, buffer, buffer_of[t, far])
 
         for name, buffer in outputs.items():
             if isinstance(buffer, Delivers):
@@ -154,37 +159,37 @@ class Slot:
         self._sharing = {s for s, segment in enumerate(plan.segments) if _shares(pool.devices[segment.device])}
         fixed = {id(end) for _, source, destination in self.copies.values() for end in (source, destination)}
         self.inputs = {
-            name: Entrance(buffer, self._reading(bound, buffer, fixed | {id(end) for end in outputs.values()}))
+            name: InputPort(buffer, self._input_binder(bound, buffer, fixed | {id(end) for end in outputs.values()}))
             for name, buffer in inputs.items()
         }
-        self.outputs = {name: Exit(buffer, self._writing(bound, buffer, fixed)) for name, buffer in outputs.items()}
+        self.outputs = {name: OutputPort(buffer, self._output_binder(bound, buffer, fixed)) for name, buffer in outputs.items()}
         run_ahead = next((device.run_ahead for device in pool.devices if isinstance(device, RunsAhead)), None)
         self.renew: Callable[[], None] | None = None if run_ahead is None else run_ahead(book, pool, plan, self)
         used = {segment.device for segment in plan.programs}
-        alone = any(isinstance(pool.devices[d], ServesSlots) for d in used)
-        keeping = [one for one in self.instances if isinstance(one, KeepsState)]
-        self.at_once = len(used) if not alone and all(map(_alternates, keeping)) else 1
+        parallel = any(isinstance(pool.devices[d], ServesSlots) for d in used)
+        stateful = [instance for instance in self.instances if isinstance(instance, KeepsState)]
+        self.at_once = len(used) if not parallel and all(map(_alternates, stateful)) else 1
 
     def _instance(self, device: RuntimeDevice, program: Program, keep: bool, beside: Instance | None) -> Instance:
-        """Make the instance of a segment; ``beside``: the instance in another slot that shares the state."""
+        """Make the instance of a segment, with the state of ``beside``, an instance in another slot, if that can be shared."""
         if isinstance(beside, SharesState):
             return beside.beside([device.allocate(spec) for spec in program.outputs])
         made = device.instance(program)
         if isinstance(made, KeepsState):
             made.keep_state(keep=keep)
-            self._keeping.append((device.name, made))
+            self._stateful.append((device.name, made))
             return alternating(made, len(program.outputs)) if keep else made
         return made
 
-    def _reading(self, bound: Mapping[int, dict[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
-        """Return a function that has segments read another buffer for a model input; None if some reader cannot.
+    def _input_binder(self, bound: Mapping[int, dict[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
+        """Return a function that binds the readers of a model input to another buffer; None if a reader cannot be rebound.
 
-        It does not refer to this slot, whose programs would stay until the garbage collector finds the cycle.
+        The function does not refer to this slot: programs of such a cycle would stay until the garbage collector finds it.
         """
         readers = [(s, i) for s, of_segment in bound.items() for i, read in of_segment.items() if read is buffer]
         instances = [instance for s, _ in readers if (instance := self.instances[s]) is not None]
-        kept = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
-        if kept or not all(isinstance(one, Rebinds) for one in instances):
+        is_fixed = not is_lendable(buffer) or id(buffer) in fixed or narrowed(HostBuffer, buffer).native is not None
+        if is_fixed or not all(isinstance(instance, Rebinds) for instance in instances):
             return None
 
         def bind(other: HostBuffer) -> None:
@@ -194,87 +199,87 @@ class Slot:
 
         return bind
 
-    def _writing(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
-        """Return a function that has a segment write a model output to another buffer; None if it cannot."""
-        found = [(s, i) for s in bound for i, written in enumerate(self.writes[s,]) if written is buffer]
-        read = {id(one) for of_segment in bound.values() for one in of_segment.values()}
-        if not is_lendable(buffer) or id(buffer) in fixed | read or len(found) != 1:
+    def _output_binder(self, bound: Mapping[int, Mapping[int, Buffer]], buffer: Buffer, fixed: set[int]) -> Bind | None:
+        """Return a function that binds the writer of a model output to another buffer; None if it cannot be rebound."""
+        writers = [(s, i) for s in bound for i, written in enumerate(self.writes[s,]) if written is buffer]
+        read = {id(other) for of_segment in bound.values() for other in of_segment.values()}
+        if not is_lendable(buffer) or id(buffer) in fixed | read or len(writers) != 1:
             return None
-        ((s, index),) = found
+        ((s, index),) = writers
         instance = self.instances[s]
         if instance is None or not isinstance(instance, Rebinds) or s in self._sharing:
             return None
-        read_by_it, written = bound[s], self.writes[s,]
+        inputs, outputs = bound[s], self.writes[s,]
 
         def bind(other: HostBuffer) -> None:
             instance.write_to(index, other)
-            for i, one in read_by_it.items():  # or an input that is passed on as an output stays in its old place
-                instance.bind(i, one)
-            written[index] = other
+            for i, source in inputs.items():  # or an input that is passed on as an output stays in its old place
+                instance.bind(i, source)
+            outputs[index] = other
 
         return bind
 
     def begin(self) -> bool:
-        """Make the slot ready for a request; return whether what the request writes is to be checked."""
+        """Prepare the slot for a request; return whether the request's writes are to be checked."""
         checked = self.blanked is not None
         self.written, self.blanked = ({} if checked else None), None
         if self.renew is not None:
             self.renew()
         return checked
 
-    def reported(self, what: tuple[int, ...]) -> None:
-        """Record the values that a segment or a transfer has written, in a checked run."""
-        if self.written is not None and what in self.writes:
-            self.written[what] = [np.array(buffer.array()) for buffer in self.writes[what]]
+    def record_values(self, key: tuple[int, ...]) -> None:
+        """Record the values that a segment or a transfer has written, given its key in :attr:`writes`, in a checked run."""
+        if self.written is not None and key in self.writes:
+            self.written[key] = [np.array(buffer.array()) for buffer in self.writes[key]]
 
     def record(self, ran: Sequence[Ran], moved: Sequence[Moved]) -> None:
-        """Record the values that segments and transfers have written, unless that was done when they ended."""
-        for what in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
-            if what not in (self.written or {}):
-                self.reported(what)
+        """Record the values that segments and transfers have written, unless they were recorded at their end."""
+        for key in [*((s,) for s, _, _ in ran), *((tensor, dst) for tensor, _, dst, _, _ in moved)]:
+            if key not in (self.written or {}):
+                self.record_values(key)
 
     def blank(self, sentinel: int) -> tuple[int, ...] | None:
-        """Blank all buffers that segments and transfers write; return one that has written when it should not have, or None."""
+        """Blank all buffers of :attr:`writes`; return the key of one that was written at a wrong time, or None."""
         found = None
-        for what, buffers in self.writes.items():
+        for key, buffers in self.writes.items():
             # checked just before they are filled, so that no write between is missed; together, as some may share memory
             values = [buffer.array() for buffer in buffers]
             undisturbed = True
             if self.blanked is not None:
                 undisturbed = all(is_blank(value, self.blanked) for value in values)
-            elif self.written is not None and what in self.written:
-                pairs = zip(values, self.written[what], strict=True)
+            elif self.written is not None and key in self.written:
+                pairs = zip(values, self.written[key], strict=True)
                 undisturbed = all(np.array(now).tobytes() == then.tobytes() for now, then in pairs)
             for buffer in buffers:
                 buffer.blank(sentinel)
             if not undisturbed:
-                found = what
+                found = key
         self.blanked, self.written = sentinel, None
         return found
 
     def keep_state(self, *, keep: bool) -> None:
         """Choose whether requests continue from the current state or start from the initial one; nothing may be running."""
-        for _, instance in self._keeping:
+        for _, instance in self._stateful:
             instance.keep_state(keep=keep)
 
     def reset_state(self) -> None:
         """Return to the model's initial state; nothing may be running."""
-        for _, instance in self._keeping:
+        for _, instance in self._stateful:
             instance.reset_state()
 
     def states(self) -> dict[str, Any]:
         """Return copies of the values of the model's variables, by name; nothing may be running."""
-        return {name: value for _, instance in self._keeping for name, value in instance.states().items()}
+        return {name: value for _, instance in self._stateful for name, value in instance.states().items()}
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Continue from the state of another slot, also one of another executor of the model. Raises DeviceError."""
-        for _, instance in self._keeping:
+        """Continue from the state of another slot, of this or another executor of the model. Raises DeviceError."""
+        for _, instance in self._stateful:
             instance.set_states(states)
 
     def state_bytes(self) -> Counter[str]:
         """Return the bytes of state by device name; nothing may be running."""
         found = Counter[str]()
-        for device, instance in self._keeping:
+        for device, instance in self._stateful:
             found[device] += instance.state_bytes()
         return found
 
@@ -287,8 +292,12 @@ def _shares(device: RuntimeDevice) -> bool:
     return isinstance(device, SharesMemory) and device.shares_memory
 
 
+def _reads_in_place(device: RuntimeDevice) -> bool:
+    return isinstance(device, ReadsInPlace) and device.reads_in_place
+
+
 def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:
-    """Allocate memory that a reader in a space uses without a copy; None if no reader in the space shares memory."""
+    """Allocate memory that a reader in ``space`` uses without a copy; None if no reader there shares memory."""
     for d in sorted(readers):
         device = pool.devices[d]
         if _shares(device) and device.space == space:
@@ -297,16 +306,24 @@ def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space:
     return None
 
 
-def lent(slots: Sequence[Slot], inputs: Iterable[str], outputs: Iterable[str]) -> list[tuple[list[Any], list[Any]]] | None:
-    """Return the memory of the inputs and outputs of each slot, by name; None if a compiled queue cannot use it."""
-    ends: list[Entrance | Exit] = [end for slot in slots for end in slot.inputs.values()]
-    ends += [end for slot in slots for end in slot.outputs.values()]
-    if not all(end.plain for end in ends):
+def queue_memory(
+    slots: Sequence[Slot], inputs: Iterable[str], outputs: Iterable[str]
+) -> list[tuple[list[Any], list[Any]]] | None:
+    """Return the memory of the inputs and outputs of each slot; None if a compiled queue cannot use it.
+
+    Args:
+        slots: the slots.
+        inputs: names of inputs, in the order of the result.
+        outputs: names of outputs, in the order of the result.
+    """
+    ports: list[InputPort | OutputPort] = [port for slot in slots for port in slot.inputs.values()]
+    ports += [port for slot in slots for port in slot.outputs.values()]
+    if not all(port.plain for port in ports):
         return None
-    if any(end.lends for end in ends) and sum(end.memory.nbytes for end in ends) > COPIED * len(slots):
+    if any(port.lends for port in ports) and sum(port.memory.nbytes for port in ports) > MAX_COPIED_BYTES * len(slots):
         return None
-    for end in ends:
-        end.keep()
+    for port in ports:
+        port.stop_lending()
     return [([slot.inputs[n].memory for n in inputs], [slot.outputs[n].memory for n in outputs]) for slot in slots]
 
 
@@ -324,10 +341,10 @@ def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -
 
 @contextlib.contextmanager
 def continuing(slots: Sequence[Slot]) -> Iterator[Callable[[bool], Callable[[], None]]]:
-    """Have each request in some slots continue from the state that the one before has left there.
+    """Let each request in a slot continue from the state that the previous request left there, in the block.
 
     Yields:
-        As :meth:`placeit.runtime.plan_lanes.PlanLanes._sequences`.
+        See :meth:`placeit.runtime.plan_lanes.PlanLanes._sequences`.
     """
     for slot in slots:
         slot.reset_state()
@@ -336,14 +353,14 @@ def continuing(slots: Sequence[Slot]) -> Iterator[Callable[[bool], Callable[[], 
     def restart(initial: bool) -> Callable[[], None]:
         states = [None if initial else slot.states() for slot in slots]
 
-        def again() -> None:
+        def restore() -> None:
             for slot, state in zip(slots, states, strict=True):
                 if state is None:
                     slot.reset_state()
                 else:
                     slot.set_states(state)
 
-        return again
+        return restore
 
     try:
         yield restart

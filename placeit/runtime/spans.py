@@ -1,4 +1,4 @@
-"""Records of what ran where and when."""
+"""Records of the segments and transfers that ran: where and when."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
-__all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind"]
+__all__ = ["HOST", "Done", "Event", "Labels", "Moved", "Ran", "Span", "SpanKind", "Timed", "blended"]
 
 SpanKind: TypeAlias = Literal["compute", "copy"]
-"""Spans of time: a segment on a device, or a tensor on its way from one memory to another."""
+"""Kind of a span: a segment on a device, or a copy of a tensor from one memory to another."""
 
 Ran: TypeAlias = tuple[int, float, float]
-"""A segment that ran, by its number in the plan, and when it began and ended."""
+"""A segment that ran: its number in the plan, its begin and its end in seconds."""
 
 Moved: TypeAlias = tuple[int, int, int, float, float]
-"""A tensor that moved, by its number in :class:`Labels`; source and destination, by their numbers; when it began and ended."""
+"""A tensor that moved: its number in :class:`Labels`, numbers of source and destination, begin and end in seconds."""
 
 HOST = -1
-"""The number that stands for pinned memory of the host where a device is expected."""
+"""Number of the host's pinned memory, where a device is expected."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Span:
 
     Attributes:
         kind: ``compute`` for a segment, ``copy`` for a transfer.
-        where: the name of the device or, for a copy, the names of the two ends of the link.
-        request: number of the request that it belonged to, among those in flight at once.
-        segment: number of the segment that ran, in the plan; None for a copy.
-        tensor: number of the tensor that moved, in :class:`Labels`; None for a segment, or if that is not known.
-        start: seconds, of any clock that all spans share.
+        where: name of the device or, for a copy, names of the two ends of the link.
+        request: number of its request, among the requests in flight at the same time.
+        segment: number of the segment in the plan; None for a copy.
+        tensor: number of the tensor in :class:`Labels`; None for a segment, or if it is not known.
+        start: seconds, by any clock that all spans share.
         finish: seconds; not before ``start``.
-        name: what is shown: the first op of the segment, or the one that made the tensor.
-        ops: names of the ops that ran.
-        sequence: number of the sequence that the request belonged to; 0 for none.
+        name: label for display: the first op of the segment, or the op that made the tensor.
+        ops: names of the segment's ops.
+        sequence: number of the sequence of its request; 0 for none.
     """
 
     kind: SpanKind
@@ -60,7 +60,7 @@ class Span:
 
     @property
     def track(self) -> str:
-        """Name of the line that it is drawn on: the device, or ``A -> B``."""
+        """Name of its track in a timeline: the device, or ``A -> B``."""
         return " -> ".join(self.where)
 
     @property
@@ -71,12 +71,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of what an executor runs and moves.
+    """Names of the segments and tensors of an executor.
 
     Attributes:
-        devices: names, by number.
-        segments: for each segment, its device and the names of its ops.
-        tensors: names of the plan's tensors, of the model's inputs, and of the model's outputs, one after the other.
+        devices: names of the devices, by number.
+        segments: device number and op names of each segment.
+        tensors: names of the plan's tensors, then of the model's inputs, then of the model's outputs.
     """
 
     devices: tuple[str, ...]
@@ -101,13 +101,13 @@ class Done:
 
     Attributes:
         number: number of the request, in the order in which requests began.
-        labels: names of what the executor that ran it runs and moves; the same object for all requests of one executor.
-        arrived: seconds of ``time.perf_counter``.
-        begun: when its inputs were put into place, or its lanes began.
-        ended: when its outputs were there; NaN if it has failed.
-        ran: segments.
-        moved: tensors.
-        replica: number of the replica that ran it, if that is known.
+        labels: names of its executor's segments and tensors; the same object for all requests of one executor.
+        arrived: time of its arrival, in seconds of ``time.perf_counter``.
+        begun: time at which its inputs were copied to their buffers, or its lanes began.
+        ended: time at which its outputs were ready; NaN if it failed.
+        ran: its segments.
+        moved: its transfers.
+        replica: number of the replica that ran it; 0 if it is not known.
         sequence: number of its sequence; 0 for none.
     """
 
@@ -129,13 +129,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a server, at a moment or for a while.
+    """An event of a server, with its start and end.
 
     Attributes:
-        name: what is shown.
-        start: seconds, of the clock of the spans.
+        name: label for display.
+        start: seconds, by the clock of the spans.
         finish: seconds; not before ``start``.
-        why: a sentence.
+        why: reason, as a sentence.
     """
 
     kind: ClassVar[Literal["event"]] = "event"
@@ -149,12 +149,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Timed:
-    """A timed run of one of several requests, whose times are averaged by their shares.
+    """A timed run of one of several requests, for means weighted by share.
 
     Attributes:
-        share: share of such requests.
-        seconds: seconds that it took.
-        begin: when it began.
+        share: weight of the request.
+        seconds: duration in seconds.
+        begin: begin of its lanes, in seconds of ``time.perf_counter``.
         ran: its segments.
         moved: its transfers.
     """
@@ -167,17 +167,17 @@ class Timed:
 
 
 def blended(runs: Sequence[Timed]) -> tuple[list[Ran], list[Moved]]:
-    """Return mean begins and ends of the segments and transfers of several runs, counted from the begin of the last run."""
+    """Return weighted mean times of the segments and transfers of several runs, as if in a run with the last one's begin."""
     last = runs[-1].begin
     ran: dict[int, tuple[float, float]] = {}
     moved: dict[tuple[int, int, int], tuple[float, float]] = {}
     for run in runs:
         for s, start, finish in run.ran:
-            ran[s] = _later(ran.get(s, (last, last)), run, start, finish)
+            ran[s] = _weighted(ran.get(s, (last, last)), run, start, finish)
         for tensor, src, dst, start, finish in run.moved:
-            moved[tensor, src, dst] = _later(moved.get((tensor, src, dst), (last, last)), run, start, finish)
+            moved[tensor, src, dst] = _weighted(moved.get((tensor, src, dst), (last, last)), run, start, finish)
     return [(s, *span) for s, span in ran.items()], [(*what, *span) for what, span in moved.items()]
 
 
-def _later(span: tuple[float, float], run: Timed, start: float, finish: float) -> tuple[float, float]:
+def _weighted(span: tuple[float, float], run: Timed, start: float, finish: float) -> tuple[float, float]:
     return span[0] + run.share * (start - run.begin), span[1] + run.share * (finish - run.begin)

@@ -14,12 +14,12 @@ __all__ = ["StepNames"]
 
 
 class StepNames:
-    """Names of the steps of a plan.
+    """Names of the steps (segments and transfers) of a plan.
 
     Args:
-        book: names, shapes and buffers of the plan's segments.
+        book: names of the plan's segments and tensors.
         plan: the plan.
-        devices: names of devices.
+        devices: names of the devices.
     """
 
     def __init__(self, book: SegmentBook, plan: Plan, devices: Sequence[str]) -> None:
@@ -44,8 +44,8 @@ class StepNames:
         segment = self._plan.segments[s]
         return f"the segment that starts with '{self._book.op_names(segment)[0]}' on {self._devices[segment.device]}"
 
-    def written(self, what: tuple[int, ...]) -> str:
-        """Return the name of what has written a buffer, by its key in :attr:`placeit.runtime.slots.Slot.writes`."""
+    def writer(self, what: tuple[int, ...]) -> str:
+        """Return the name of a writer of buffers, given its key in :attr:`placeit.runtime.slots.Slot.writes`."""
         if len(what) == 1:
             return self.segment(what[0])
         return f"the transfer of {self._tensor(what[0])} to {self._devices[what[1]]}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
+from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs, Segmenter
@@ -38,6 +42,17 @@ def test_openvino_runs_segments_beside_pytorch_on_core_sets() -> None:
     assert len({segment.device for segment in made.plan.programs}) == 2
     assert {one.name: one.failed for one in found.candidates} == {one.name: None for one in found.candidates}
     assert {one.name for one in found.candidates} >= set(MIXED)
+
+
+@pytest.mark.two_cores
+def test_a_slowed_core_set_of_openvino_runs_segments_beside_pytorch() -> None:
+    """PyTorch's outputs have other memory after each run, which OpenVINO cannot read, also behind an emulated device."""
+    fast, slow = discover(MIXED).devices
+    cluster = Cluster((fast, replace(slow, slowdown=2.0)))
+    with Session(NET, cluster, example=(X,), policy=STEADY, cache=None) as session:
+        made = session.run(alternating(session), runs=2)
+    assert made.output_error.max_rel < 1e-5
+    assert len({segment.device for segment in made.plan.programs}) == 2
 
 
 class Sorted(nn.Module):

@@ -13,7 +13,7 @@ from placeit.core.arrays import GpuArray, gpu_array, host_array
 from placeit.core.errors import UsageError
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.lending import LARGE
+from placeit.runtime.lending import MIN_LENT_BYTES
 from placeit.serving.server import Server
 from tests.runtime.test_lending import opened
 from tests.runtime.test_streams import chain
@@ -86,8 +86,8 @@ def test_an_interface_of_cuda_says_where_an_array_is() -> None:
 
 
 def test_core_sets_read_and_write_tensors_of_pytorch_in_place() -> None:
-    runtime, plan = opened(LARGE // 4)
-    x = torch.randn(1, LARGE // 4)
+    runtime, plan = opened(MIN_LENT_BYTES // 4)
+    x = torch.randn(1, MIN_LENT_BYTES // 4)
     y, z = torch.zeros_like(x), np.zeros(x.shape, np.float32)
     with runtime, runtime.executor(plan) as executor:
         got = executor.run({"x": x}, out={"y": y, "z": z})

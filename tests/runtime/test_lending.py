@@ -18,13 +18,13 @@ from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.runtime.lending import COPIED, LARGE
+from placeit.runtime.lending import MAX_COPIED_BYTES, MIN_LENT_BYTES
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Server
 
 ops = ov.opset13
-SIZES = {"copied": 64, "lent": LARGE // 4, "too large for a server's queue": COPIED // 4 + 1024}
+SIZES = {"copied": 64, "lent": MIN_LENT_BYTES // 4, "too large for a server's queue": MAX_COPIED_BYTES // 4 + 1024}
 
 
 def opened(size: int) -> tuple[Runtime, Plan]:

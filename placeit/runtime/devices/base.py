@@ -204,13 +204,12 @@ class WritesTo(Protocol):
 
 @runtime_checkable
 class ReadsInPlace(Protocol):
-    """A device whose instances read tensors in the memory that these have when they are bound, so it has to stay the same.
+    """A device whose instances may read tensors in the memory that these have when they are bound."""
 
-    Attributes:
-        reads_in_place: True.
-    """
-
-    reads_in_place: bool
+    @property
+    def reads_in_place(self) -> bool:
+        """True if they do, so that the memory of a bound tensor has to stay the same."""
+        ...
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from placeit.runtime.devices.base import (
     OnThread,
     PinsMemory,
     Program,
+    ReadsInPlace,
     RuntimeDevice,
     SegmentSource,
     SharesMemory,
@@ -73,6 +74,11 @@ class SlowedDevice:
     def shares_memory(self) -> bool:
         """True if the real device uses some host memory directly."""
         return isinstance(self._inner, SharesMemory) and self._inner.shares_memory
+
+    @property
+    def reads_in_place(self) -> bool:
+        """True if instances of the real device read tensors in memory that has to stay the same."""
+        return isinstance(self._inner, ReadsInPlace) and self._inner.reads_in_place
 
     @property
     def host_paced(self) -> bool:
