@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, Instance, Program, SegmentSource
-from placeit.runtime.devices.emulated import wake_on_time
+from placeit.runtime.devices.emulated import wake_precisely
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.worker import perform
 
@@ -22,7 +22,7 @@ __all__ = ["RayStage", "SleepingDevice", "TimedDevice", "sleep_for"]
 
 def sleep_for(seconds: float) -> None:
     """Sleep for a time, to within a few microseconds."""
-    wake_on_time()
+    wake_precisely()
     time.sleep(seconds)
 
 

@@ -14,7 +14,7 @@ import openvino as ov
 import pytest
 
 from placeit.runtime.devices.base import SegmentSource
-from placeit.runtime.devices.by_size import MOST, BySize
+from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -53,7 +53,7 @@ def test_every_size_is_computed_beside_segments_with_one_program(tmp_path: Path,
             assert_close(answer.result(60), at_one_size(path, inputs))
         assert len(compiled) >= len({*LENGTHS})
         assert {*compiled.values()} == {1}
-        for length in (*range(1, MOST + 2), 1):  # for which no program is kept any more
+        for length in (*range(1, MAX_PROGRAMS + 2), 1):  # for which no program is kept any more
             inputs = values(length)
             assert_close(server.submit(inputs).result(60), at_one_size(path, inputs))
         assert max(compiled.values()) == 2

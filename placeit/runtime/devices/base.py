@@ -1,9 +1,9 @@
 """The interface between devices and the executor.
 
-A device compiles segments, gives each request its own instance of a compiled segment with buffers wired up ahead of time,
-and runs instances asynchronously; it knows nothing of placement or scheduling. Devices, instances, programs, buffers and links
-that can do more say so by the protocols below, and in :mod:`~placeit.runtime.devices.entries` and
-:mod:`~placeit.runtime.devices.state`: callers ask with ``isinstance``.
+A device compiles segments, makes an instance of a compiled segment for each request, with its buffers bound in advance, and
+runs instances asynchronously. It has no part in placement or scheduling. Optional abilities of devices, instances, programs,
+buffers and links are protocols, here and in :mod:`~placeit.runtime.devices.entries` and
+:mod:`~placeit.runtime.devices.state`, that callers check with ``isinstance``.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class BufferSpec:
     """Shape and element type of a tensor, and whether its channels are last in memory.
 
     Attributes:
-        shape: logical shape, the typical one where sizes are open.
-        dtype: NumPy spelling.
-        channels_last: a rank-4 tensor whose memory is ordered ``[N, H, W, C]`` though its logical shape is ``[N, C, H, W]``.
-        limits: least and largest sizes, if some are open; None if all are fixed.
+        shape: logical shape; the typical one if sizes are open.
+        dtype: name of the element type, as NumPy spells it, or ``bfloat16``.
+        channels_last: whether the memory of a rank-4 tensor of logical shape ``[N, C, H, W]`` is ordered ``[N, H, W, C]``.
+        limits: minimum and maximum size of each dimension, if some sizes are open; None if all are fixed.
     """
 
     shape: tuple[int, ...]
@@ -114,7 +114,7 @@ class Buffer(Protocol):
     def blank(self, sentinel: int) -> None:
         """Fill the buffer with NaN, or with the sentinel if its type has no NaN. Nothing that uses it may be running.
 
-        Nothing else may change: where runs leave results without a copy, the memory may belong to an input or a weight.
+        No other tensor may change: if runs store results without a copy, the memory may belong to an input or a weight.
 
         Args:
             sentinel: 0 or 1.
@@ -136,7 +136,7 @@ class Delivers(Protocol):
 
 @runtime_checkable
 class InHostMemory(Protocol):
-    """A buffer that can be sent to another node from where it is, and received there."""
+    """A buffer in the host's memory that can be sent to another node, or received from one, without a copy."""
 
     def memory(self) -> NDArray[np.generic] | None:
         """Return its memory in memory order; None if the value is not contiguous, or NumPy lacks its type."""
@@ -168,10 +168,10 @@ class KeptOnDisk(Protocol):
 
 
 class Instance(Protocol):
-    """A program with its own buffers; there is one instance for every request that may be in flight.
+    """A program with its own buffers, for one of the requests in flight.
 
-    Every run starts from the segment's initial state, if it has any. What else an instance may be able to do:
-    :class:`WritesTo`, :class:`Rebinds`, :class:`placeit.runtime.devices.state.KeepsState`.
+    Every run starts from the segment's initial state, if it has any. Optional abilities of instances: :class:`WritesTo`,
+    :class:`Rebinds`, :class:`placeit.runtime.devices.state.KeepsState`.
     """
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -225,8 +225,9 @@ class Rebinds(WritesTo, Protocol):
 class RuntimeDevice(Protocol):
     """A device that compiles and runs segments.
 
-    What else a device may be able to do: :class:`OnThread`, :class:`ServesSlots`, :class:`OneAtATime`, :class:`SharesMemory`,
-    :class:`PinsMemory`, :class:`HostPaced`, :class:`KeepsPrograms`, :class:`DividedIntoStreams`, :class:`Slowed`.
+    Optional abilities of devices: :class:`OnThread`, :class:`ServesSlots`, :class:`OneAtATime`, :class:`SharesMemory`,
+    :class:`ReadsInPlace`, :class:`PinsMemory`, :class:`HostPaced`, :class:`KeepsPrograms`, :class:`CompilesSlowly`,
+    :class:`DividedIntoStreams`, :class:`Slowed`.
     """
 
     @property
@@ -241,7 +242,7 @@ class RuntimeDevice(Protocol):
 
     @property
     def program_key(self) -> str:
-        """Key of its programs: devices with equal keys can run each other's, so that a segment is compiled once for all."""
+        """Key of its programs: devices with equal keys can run each other's programs, so a segment is compiled once for all."""
         ...
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -257,9 +258,9 @@ class RuntimeDevice(Protocol):
         ...
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Run an instance and return at once. Instances run one at a time, in the order in which they were started.
+        """Start an instance and return at once. Instances run one at a time, in the order in which they were started.
 
-        ``done`` is called after ``start`` has returned, or on another thread: the caller may hold a lock that ``done`` takes.
+        ``done`` is called on another thread, or after ``start`` has returned: the caller may hold a lock that ``done`` takes.
         ``done`` may itself start instances. An error of the run is its third argument, and is not raised.
         """
         ...
@@ -314,23 +315,23 @@ class Slowed(Protocol):
 
 @runtime_checkable
 class OneAtATime(Protocol):
-    """A device of which a program may run one request at a time only."""
+    """A device whose programs may be limited to one running request at a time."""
 
     @property
     def one_at_a_time(self) -> bool:
-        """True if it gets separate programs for this reason, except for single groups."""
+        """True if they are, so that equal devices need separate programs of a segment, except for single groups."""
         ...
 
 
 @runtime_checkable
 class SharesMemory(Protocol):
-    """A device that may use some of the host's memory directly, and would copy from and to any other."""
+    """A device that may use some of the host's memory in place, and copies from and to other host memory."""
 
     @property
     def shares_memory(self) -> bool:
         """True if it does.
 
-        Its ``allocate`` then returns such memory, and the outputs of its instances are there. Tensors that it reads are put
+        Its ``allocate`` then returns such memory, and the outputs of its instances are there. Tensors that it reads are stored
         there, too: inputs of the model, and outputs of instances that are :class:`WritesTo`.
         """
         ...
@@ -338,38 +339,38 @@ class SharesMemory(Protocol):
 
 @runtime_checkable
 class PinsMemory(Protocol):
-    """A device with separate memory that copies some of the host's memory without a copy by the host before."""
+    """A device with separate memory that copies directly from pinned memory of the host."""
 
     def pin(self, spec: BufferSpec) -> Buffer:
-        """Make a buffer in such memory of the host, which instances can read. Raises DeviceError."""
+        """Make a buffer in pinned memory of the host, which instances can read. Raises DeviceError."""
         ...
 
 
 @runtime_checkable
 class HostPaced(Protocol):
-    """A device whose work may be queued on a stream."""
+    """A device whose segments may run on a stream."""
 
     @property
     def host_paced(self) -> bool:
-        """True if the host waits for each end on the stream before it decides what follows."""
+        """True if the host waits on the stream for the end of each segment before it starts the next one."""
         ...
 
 
 @runtime_checkable
 class KeepsPrograms(Protocol):
-    """A device that keeps programs on disk."""
+    """A device that may keep programs on disk."""
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the program of a segment is on disk, most likely."""
+        """Return whether the program of a segment is probably on disk."""
         ...
 
 
 @runtime_checkable
 class CompilesSlowly(Protocol):
-    """A device whose compiler takes many seconds, and can be given up."""
+    """A device whose compiler takes many seconds, and can be stopped."""
 
     def compile_within(self, segment: SegmentSource, seconds: float) -> Program:
-        """Compile a segment as :meth:`RuntimeDevice.compile` does. Raises ExecutionError if that takes longer."""
+        """Compile a segment; see :meth:`RuntimeDevice.compile`. Raises ExecutionError after ``seconds``."""
         ...
 
 

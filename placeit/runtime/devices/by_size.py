@@ -18,9 +18,9 @@ from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 
-__all__ = ["MOST", "BySize", "BySizeInstance", "times_slower"]
+__all__ = ["MAX_PROGRAMS", "BySize", "BySizeInstance", "times_slower"]
 
-MOST = 8  # programs of a segment that are kept, each with its own weights
+MAX_PROGRAMS = 8  # programs of a segment that are kept, each with its own weights
 _WARMUP, _RUNS = 2, 7  # untimed and timed runs of each of two programs that are compared
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -52,9 +52,9 @@ class BySize(Generic[P]):
 
     def __init__(self, segment: SegmentSource, compiled: Callable[[SegmentSource], P]) -> None:
         self.inputs, self.outputs = segment.inputs, segment.outputs
-        self._segment, self._compiled = segment, compiled
+        self._segment, self._compile_fixed = segment, compiled
         self._model = segment.in_format("openvino")
-        self._kept: OrderedDict[Shapes, P] = OrderedDict()
+        self._cached: OrderedDict[Shapes, P] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -65,12 +65,12 @@ class BySize(Generic[P]):
     def at(self, shapes: Shapes) -> P:
         """Return the program for some sizes. Raises DeviceError if it cannot be compiled."""
         with self._lock:
-            if shapes not in self._kept:
-                self._kept[shapes] = self._compiled(_AtSizes(self._segment, self._model, shapes))
-                if len(self._kept) > MOST:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(shapes)
-            return self._kept[shapes]
+            if shapes not in self._cached:
+                self._cached[shapes] = self._compile_fixed(_AtSizes(self._segment, self._model, shapes))
+                if len(self._cached) > MAX_PROGRAMS:
+                    self._cached.popitem(last=False)
+            self._cached.move_to_end(shapes)
+            return self._cached[shapes]
 
     def at_typical_sizes(self) -> P:
         """Return the program for the typical sizes, for which placements are searched. Raises DeviceError."""
@@ -79,7 +79,7 @@ class BySize(Generic[P]):
     def keeps(self, program: Program) -> bool:
         """Return whether a program is still kept."""
         with self._lock:
-            return any(program is kept for kept in self._kept.values())
+            return any(program is kept for kept in self._cached.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class BySizeInstance:
         self.program, self._instance = program, instance
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
         self._bound: dict[int, HostBuffer] = {}
-        self._made: dict[Program, _Runnable] = {}
+        self._instances: dict[Program, _Runnable] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on."""
@@ -151,10 +151,10 @@ class BySizeInstance:
     def run(self) -> None:
         """Compute the outputs. Raises DeviceError if there is no program for these sizes, and it cannot be compiled."""
         program = self.program.at(tuple(tuple(self._bound[i].tensor.shape) for i in range(len(self.program.inputs))))
-        if program not in self._made:
-            self._made = {one: made for one, made in self._made.items() if self.program.keeps(one)}
-            self._made[program] = self._instance(program)
-        instance = self._made[program]
+        if program not in self._instances:
+            self._instances = {one: made for one, made in self._instances.items() if self.program.keeps(one)}
+            self._instances[program] = self._instance(program)
+        instance = self._instances[program]
         for i, spec in enumerate(program.outputs):
             if self._outputs[i].spec.limits is not None:
                 self._outputs[i].resize(spec.shape)

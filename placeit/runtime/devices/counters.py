@@ -1,4 +1,4 @@
-"""Reads the time of each kernel from OpenVINO's counters."""
+"""Times of kernels, from OpenVINO's performance counters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["count_kernels", "counted_kernels"]
 def count_kernels(
     model: Any, device: Device, precision: str, samples: Sequence[Sequence[NDArray[np.generic]]], passes: int
 ) -> list[list[CountedKernel]]:
-    """Return what each kernel takes in passes over a whole model, for each sample.
+    """Measure the time of each kernel in passes over a whole model, for each sample.
 
-    OpenVINO fuses ops into kernels and says which layers each kernel stands for.
+    OpenVINO fuses ops into kernels and reports the layers that each kernel computes.
 
     Args:
         model: an ``openvino.Model``.
-        device: a device of OpenVINO in this machine.
+        device: a device of OpenVINO on this machine.
         precision: inference precision.
-        samples: the inputs of each sample, in the model's order.
+        samples: inputs of each sample, in the model's order. With state, each sample continues from the one before.
         passes: number of passes over the model; times are means.
 
     Raises:
@@ -38,10 +38,10 @@ def count_kernels(
     """
     found: list[list[CountedKernel]] = []
     # see CachingInstance of openvino.py
-    whole, growing = expose_growing_states(model) if device.where.family == "GPU" else (model, {})
-    first, before = len(model.outputs), None
-    for sample in samples:  # counters are means over all runs of a compiled model
-        compiled = compile_model(whole, device, precision, PERF_COUNT=True)
+    exposed, growing = expose_growing_states(model) if device.where.family == "GPU" else (model, {})
+    first, previous = len(model.outputs), None
+    for sample in samples:  # each is compiled anew, as counters are means over all runs of a compiled model
+        compiled = compile_model(exposed, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
         for i, value in enumerate(sample):
             tensor = request.get_input_tensor(i)
@@ -50,16 +50,16 @@ def count_kernels(
         for i, value in enumerate(growing.values()):
             request.set_input_tensor(len(sample) + i, value)
         with explaining(f"The model cannot be run on {device.name}"):
-            run = functools.partial(_run_after, before, request)
+            run = functools.partial(_run_after, previous, request)
             _run_bound(device.cores, functools.partial(_repeat, run, passes))
         found.append(counted_kernels(compiled))
         outputs = [request.get_output_tensor(first + i) for i in range(len(growing))]
-        before, growing = request, dict(zip(growing, outputs, strict=True))
+        previous, growing = request, dict(zip(growing, outputs, strict=True))
     return found
 
 
 def counted_kernels(compiled: Any) -> list[CountedKernel]:
-    """Return the kernels of an ``openvino.CompiledModel`` that counts, as its plugin tells of them."""
+    """Return the kernels of an ``openvino.CompiledModel`` with performance counters, as its plugin reports them."""
     found = []
     for kernel in compiled.get_runtime_model().get_ordered_ops():
         info = kernel.get_rt_info()
@@ -70,11 +70,11 @@ def counted_kernels(compiled: Any) -> list[CountedKernel]:
     return found
 
 
-def _run_after(before: Any, request: Any) -> None:
-    """Run a request from the state that ``before``, another request, left the model in; None for the initial state."""
-    states = {} if before is None else {state.name: state.state for state in before.query_state()}
+def _run_after(previous: Any, request: Any) -> None:
+    """Run a request from the state in which ``previous``, another request, left the model; None for the initial state."""
+    states = {} if previous is None else {state.name: state.state for state in previous.query_state()}
     for state in request.query_state():
-        if before is None:
+        if previous is None:
             state.reset()
         else:
             state.state = states[state.name]

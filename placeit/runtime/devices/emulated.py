@@ -28,14 +28,14 @@ from placeit.runtime.devices.base import (
 )
 from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors, RunsInPython
 
-__all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_on_time"]
+__all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_precisely"]
 
 _PR_SET_TIMERSLACK = 29
 _precise = threading.local()
 
 
-def wake_on_time() -> None:
-    """Have the calling thread woken to within a few microseconds: Linux may otherwise round its wake-up by 50 us."""
+def wake_precisely() -> None:
+    """Reduce the calling thread's timer slack, so that it wakes within a few microseconds instead of Linux's default of 50."""
     if not getattr(_precise, "set", False):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _precise.set = True
@@ -43,17 +43,17 @@ def wake_on_time() -> None:
 
 def _sleep(seconds: float, closing: Gate) -> None:
     """Sleep for some seconds, to within a few microseconds, or until ``closing`` is open."""
-    wake_on_time()
+    wake_precisely()
     if seconds > 0:
         closing.wait(min(seconds, threading.TIMEOUT_MAX))
 
 
 class SlowedDevice:
-    """A device on which everything takes ``slowdown`` times as long; it idles for the additional time.
+    """A device whose segments take ``slowdown`` times as long as on a real device; it idles for the additional time.
 
     Args:
         inner: the real device.
-        slowdown: at least 1.
+        slowdown: factor, at least 1.
     """
 
     def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
@@ -67,12 +67,12 @@ class SlowedDevice:
 
     @property
     def one_at_a_time(self) -> bool:
-        """True if requests of a program of the real device wait for each other."""
+        """True if programs of the real device run one request at a time."""
         return isinstance(self._inner, OneAtATime) and self._inner.one_at_a_time
 
     @property
     def shares_memory(self) -> bool:
-        """True if the real device uses some host memory directly."""
+        """True if the real device uses some of the host's memory in place."""
         return isinstance(self._inner, SharesMemory) and self._inner.shares_memory
 
     @property
@@ -82,7 +82,7 @@ class SlowedDevice:
 
     @property
     def host_paced(self) -> bool:
-        """True if the real device has a stream that the host waits for."""
+        """True if the host waits on a stream of the real device."""
         return isinstance(self._inner, HostPaced) and self._inner.host_paced
 
     def explain(self) -> str:
@@ -91,12 +91,12 @@ class SlowedDevice:
 
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """Function that makes the error of an instance whose function in C raised an exception; None if there are no such."""
+        """The real device's function that converts an exception of a run to an error; None if it has no such function."""
         return self._inner.failure if isinstance(self._inner, MakesErrors) else None
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Function that makes one that runs an instance on the real device's thread; None if only that device can run it."""
+        """The real device's function that returns the function to run an instance; None if it has no such function."""
         return self._inner.call if isinstance(self._inner, RunsInPython) else None
 
     def compile(self, segment: SegmentSource) -> Program:
@@ -104,7 +104,7 @@ class SlowedDevice:
         return self._inner.compile(segment)
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the real device finds its program on disk."""
+        """Return whether the real device has the program of a segment on disk."""
         return isinstance(self._inner, KeepsPrograms) and self._inner.keeps(segment)
 
     def instance(self, program: Program) -> Instance:
@@ -116,11 +116,11 @@ class SlowedDevice:
         return self._inner.allocate(spec)
 
     def pin(self, spec: BufferSpec) -> Buffer:
-        """Allocate memory of the host that the real device copies from, or other memory if it has no such memory."""
+        """Allocate pinned memory of the real device, or other memory if it pins none."""
         return self._inner.pin(spec) if isinstance(self._inner, PinsMemory) else self._inner.allocate(spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Run on the real device, then let its thread sleep for the additional time."""
+        """Run on the real device, whose thread then sleeps for the additional time."""
         self._inner.start(instance, functools.partial(self._finish, done))
 
     def _finish(self, done: DoneCallback, start: float, finish: float, error: BaseException | None) -> None:
@@ -128,17 +128,17 @@ class SlowedDevice:
         done(start, perf_counter(), error)
 
     def close(self) -> None:
-        """Wake its thread and close the real device."""
+        """Wake the thread and close the real device."""
         self._closing.open()
         self._inner.close()
 
 
 class SlowedLink:
-    """A link that takes latency + bytes / bandwidth for a transfer, or as long as the real link, if that is longer.
+    """A real link that is slowed down to at least ``latency + bytes / bandwidth`` for a transfer.
 
     Args:
         inner: the real link.
-        emulated: the time that a transfer is to take.
+        emulated: determines the minimum time of a transfer.
     """
 
     def __init__(self, inner: Transport, emulated: EmulatedLink) -> None:
@@ -146,14 +146,14 @@ class SlowedLink:
 
     @property
     def worker(self) -> Worker:
-        """The thread that waits for the time to be over."""
+        """The thread of the emulated link."""
         return self._emulated.worker
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
-        """Start a transfer after those already started."""
-        both = _Both(done)
-        self._inner.start(source, destination, both.done)
-        self._emulated.start(source, destination, both.done)
+        """Queue a transfer behind earlier ones."""
+        joined = _JoinedReport(done)
+        self._inner.start(source, destination, joined.done)
+        self._emulated.start(source, destination, joined.done)
 
     def close(self) -> None:
         """Close the real link and stop the thread."""
@@ -161,8 +161,8 @@ class SlowedLink:
         self._emulated.close()
 
 
-class _Both:
-    """Reports once when two reports have come: the first start, the last finish, the first error."""
+class _JoinedReport:
+    """Joins two reports into one, with the earlier start, the later finish, and the first error."""
 
     def __init__(self, done: DoneCallback) -> None:
         self._done, self._lock = done, threading.Lock()
@@ -187,7 +187,7 @@ class EmulatedLink:
 
     def __init__(self, name: str, bandwidth: float, latency: float) -> None:
         self._bandwidth, self._latency = bandwidth, latency
-        self._free_at, self._closing = 0.0, Gate()
+        self._available_at, self._closing = 0.0, Gate()
         self._worker = Worker(name)
 
     @property
@@ -200,15 +200,15 @@ class EmulatedLink:
         return self._latency + destination.nbytes / self._bandwidth
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
-        """Start a transfer after those already started."""
+        """Queue a transfer behind earlier ones."""
         self._worker.submit(functools.partial(self._run, perf_counter(), self.seconds(destination), done))
 
-    def _run(self, asked: float, seconds: float, done: DoneCallback) -> None:
-        # counted from the request: waking this thread is part of the transfer's time, not added to it
-        start = max(asked, self._free_at)
-        self._free_at = start + seconds
-        _sleep(self._free_at - perf_counter(), self._closing)
-        done(start, perf_counter() if self._closing.is_open else self._free_at, None)
+    def _run(self, submitted: float, seconds: float, done: DoneCallback) -> None:
+        # from the call of start(): waking this thread is part of the transfer's time, not added to it
+        start = max(submitted, self._available_at)
+        self._available_at = start + seconds
+        _sleep(self._available_at - perf_counter(), self._closing)
+        done(start, perf_counter() if self._closing.is_open else self._available_at, None)
 
     def close(self) -> None:
         """Wake the link's thread and stop it."""

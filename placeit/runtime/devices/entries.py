@@ -1,6 +1,6 @@
-"""What runs an instance of a segment: a function in C, or one of Python.
+"""Protocols for the functions that run instances of segments, in C or in Python, and explain their failures.
 
-Instances and devices say by these protocols which functions they have, as by those in :mod:`placeit.runtime.devices.base`.
+Callers check with ``isinstance`` which of them instances and devices have, as for :mod:`placeit.runtime.devices.base`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["ExplainsEntries", "MakesErrors", "RunsInC", "RunsInPython", "RunsNat
 
 @runtime_checkable
 class RunsNatively(Protocol):
-    """An instance that a C function may run."""
+    """An instance that may have a C function that runs it."""
 
     @property
     def native(self) -> tuple[int, int] | None:
@@ -30,34 +30,34 @@ class RunsNatively(Protocol):
 
 @runtime_checkable
 class RunsInC(Protocol):
-    """An instance that may be run without Python code, which a signal handler could interrupt."""
+    """An instance that may run without Python code, which a signal handler could interrupt."""
 
     @property
     def in_c(self) -> Callable[[], object] | None:
-        """A function in C that runs the instance on the calling thread, and raises any exception; None if Python is needed.
+        """A callable implemented in C that runs the instance on the calling thread; None if Python is needed.
 
-        Callers may call it on their own threads, as far as the device's lane allows.
+        It may raise any exception. Callers may call it on their own threads, as far as the device's lane allows.
         """
         ...
 
 
 @runtime_checkable
 class RunsInPython(Protocol):
-    """A device whose thread runs instances by Python functions."""
+    """A device whose thread may run instances by Python functions."""
 
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """Function that returns the function that runs an instance, which raises ExecutionError; or None."""
+        """Function that returns a function to run an instance, which raises ExecutionError; None if it has no such function."""
         ...
 
 
 @runtime_checkable
 class MakesErrors(Protocol):
-    """A device that says what an exception means that a function in C (:class:`RunsInC`) has raised."""
+    """A device that may convert exceptions of functions in C (:class:`RunsInC`) to errors."""
 
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """Function that makes the error of a run from such an exception; None if it has no such function."""
+        """Function that converts such an exception to the error of a run; None if it has no such function."""
         ...
 
 
@@ -66,5 +66,5 @@ class ExplainsEntries(Protocol):
     """A device whose instances run natively (:class:`RunsNatively`)."""
 
     def explain(self) -> str:
-        """Return the message of the entry that failed last on this thread."""
+        """Return a message for the last native entry that failed on this thread."""
         ...

@@ -1,4 +1,4 @@
-"""Which op of a segment has raised an error."""
+"""Finds the op of a segment that raised an error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["failing_op"]
 def failing_op(error: BaseException) -> str | None:
     """Return the op of a segment that raised an error; None if the error came from elsewhere.
 
-    The op is the node of a module that torch.fx has generated, with the line of the user's code that calls it, if it is known.
-    For any other module, a note ``op: NAME`` of the error names it.
+    In a module that torch.fx has generated, the op is a node, with the line of the user's code that calls it if it is known.
+    Other modules name the op in a note of the error: ``op: NAME``.
     """
     for note in getattr(error, "__notes__", ()):
         if note.startswith("op: "):

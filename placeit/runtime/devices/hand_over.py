@@ -1,4 +1,4 @@
-"""Links between two memories that have no direct way between them: tensors go through the host's memory."""
+"""Links between devices with separate memories that copy tensors through the host's memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HandOver:
         return self._worker
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
-        """Start a transfer after those already started."""
+        """Queue a transfer behind earlier ones."""
         self._worker.submit(functools.partial(perform, functools.partial(_move, source, destination), self._explain, done))
 
     def _explain(self, error: BaseException) -> str:

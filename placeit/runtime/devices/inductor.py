@@ -42,9 +42,9 @@ class InductorProgram(TorchProgram):
 
 
 class InPlace(TorchBuffer):
-    """A contiguous tensor in host memory that runs write to: its memory stays the same."""
+    """A contiguous tensor in host memory. Runs write to this memory, which never changes."""
 
-    stays = True
+    fixed_memory = True
 
     def __init__(self, spec: BufferSpec) -> None:
         super().__init__(spec, torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)))
@@ -58,16 +58,16 @@ class InPlace(TorchBuffer):
 class InductorInstance(TorchInstance):
     """A compiled segment with its input and output buffers.
 
-    It runs without Python if the memory of its inputs stays the same. Tensors of segments that run op by op do not: before
-    each run, Python looks where they are. The interpreter's lock is released while the segment runs.
+    It runs without Python if its inputs have fixed addresses. Outputs of segments that run op by op have none: before each
+    run, Python looks up their addresses. The interpreter's lock is released while the segment runs.
     """
 
     def __init__(self, program: InductorProgram, library: _core.CompiledProgram) -> None:
         super().__init__(program)
         self._outputs: list[Buffer] = [InPlace(spec) for spec in program.outputs]
         self._library, self._specs = library, program.inputs
-        self._given = [torch.empty(0)] * len(program.inputs)  # keeps the memory of inputs
-        self._elsewhere: set[int] = set()  # inputs whose memory may be another one in each run
+        self._input_tensors = [torch.empty(0)] * len(program.inputs)  # keeps the memory of inputs alive
+        self._movable_inputs: set[int] = set()  # inputs whose address may change between runs
         self._open()
 
     def _open(self) -> None:
@@ -86,29 +86,29 @@ class InductorInstance(TorchInstance):
 
     @property
     def native(self) -> tuple[int, int] | None:
-        """Addresses of a C function that runs it, and of its argument; None if Python has to look for inputs first."""
-        return None if self._elsewhere else self._compiled.entry
+        """Addresses of a C function that runs it, and of its argument; None if Python has to look up inputs first."""
+        return None if self._movable_inputs else self._compiled.entry
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
         super().bind(index, buffer)
-        stays = not isinstance(buffer, TorchBuffer) or buffer.stays
-        if stays and self._inputs[index].tensor.is_contiguous():
-            self._elsewhere.discard(index)
+        is_fixed = not isinstance(buffer, TorchBuffer) or buffer.fixed_memory
+        if is_fixed and self._inputs[index].tensor.is_contiguous():
+            self._movable_inputs.discard(index)
             self._read(index)
         else:
-            self._elsewhere.add(index)
+            self._movable_inputs.add(index)
 
     def run(self) -> None:
         """Compute the outputs. Raises RuntimeError."""
-        for index in self._elsewhere:
+        for index in self._movable_inputs:
             self._read(index)
         if self._enter(self._argument):
             raise RuntimeError("the compiled code has written the reason to the standard error")
 
     def _read(self, index: int) -> None:
-        self._given[index] = self._inputs[index].tensor.contiguous()
-        self._compiled.read(index, self._given[index].data_ptr())
+        self._input_tensors[index] = self._inputs[index].tensor.contiguous()
+        self._compiled.read(index, self._input_tensors[index].data_ptr())
 
 
 def _address(buffer: Buffer) -> int:
@@ -127,7 +127,7 @@ class InductorDevice(TorchDevice):
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         super().__init__(device, precision=precision)
-        self._refused: dict[str, str] = {}  # why, by the identity of a segment: none is tried twice
+        self._refused: dict[str, str] = {}  # reasons by segment identity: a refused segment is not compiled again
 
     @property
     def program_key(self) -> str:
@@ -139,14 +139,14 @@ class InductorDevice(TorchDevice):
         return self.compile_within(segment, math.inf)
 
     def compile_within(self, segment: SegmentSource, seconds: float) -> InductorProgram:
-        """Compile a segment, unless it is refused. Raises DeviceError, or ExecutionError after some seconds."""
+        """Compile a segment, unless Inductor refuses it. Raises DeviceError, or ExecutionError after ``seconds``."""
         module = module_of(segment, self.name, self.precision)
         if (why := self._refused.get(segment.identity)) is None:
             try:
                 found = compile_segment(module, self.threads, seconds)
             except DeviceError as error:
                 why = self._refused[segment.identity] = str(error)
-                _say_refused(why)
+                _warn_refused(why)
             else:
                 return InductorProgram(segment, module, found)
         return InductorProgram(segment, module, refused=why)
@@ -164,13 +164,13 @@ class InductorDevice(TorchDevice):
         return f"Inference failed on {self.name}: the compiled code has written the reason to the standard error"
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the program of a segment is on disk, or will not be compiled."""
+        """Return whether the program of a segment is on disk, or Inductor has refused the segment."""
         if segment.identity in self._refused:
             return True
         return is_kept(module_of(segment, self.name, self.precision), self.threads)
 
 
 @functools.cache
-def _say_refused(why: str) -> None:
+def _warn_refused(why: str) -> None:
     """Log, once for each reason, that a segment runs op by op."""
     _log.warning("PyTorch runs a segment op by op: %s", why)

@@ -16,11 +16,11 @@ __all__ = ["CountedKernel", "CountsKernels", "Kernel", "group_shares"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """Ops that a device computes as one.
+    """A kernel that a device runs, and the ops that it computes.
 
     Attributes:
-        ops: their numbers in the task graph; at least one.
-        seconds: seconds that they take together, in one pass over the model or in a number that is the same for all kernels.
+        ops: numbers of the ops in the task graph; at least one.
+        seconds: seconds that the kernel takes in one pass over the model, or in equally many passes for all kernels.
     """
 
     ops: tuple[int, ...]
@@ -28,13 +28,13 @@ class Kernel:
 
 
 class CountedKernel(NamedTuple):
-    """A kernel of a program, as its runtime tells of it.
+    """A kernel of a program, as its runtime reports it.
 
     Attributes:
         name: its name.
-        kind: what it computes.
-        layers: names of the layers of the program that it stands for.
-        seconds: mean time of a run; None if it did not run, or is not counted.
+        kind: type of its computation.
+        layers: names of the program's layers that it computes.
+        seconds: mean seconds of a run; None if it did not run, or is not timed.
     """
 
     name: str
@@ -48,7 +48,7 @@ class CountsKernels(Protocol):
     """A program that may count the time of each of its kernels."""
 
     def counted(self) -> list[CountedKernel]:
-        """Return its kernels; none if it does not count."""
+        """Return the kernels; empty if their times are not counted."""
         ...
 
 

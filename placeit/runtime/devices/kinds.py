@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "DeviceKind", "device_kind"]
 
 _NODE = "placeit.runtime.kinds.node:on_node"
-"""The function that makes a kind for devices of other nodes, from the kind that drives them there."""
+"""Function that returns the kind for devices of other nodes, given the kind that drives them on their node."""
 
 
 class DeviceKind(Kind, ABC):
@@ -38,22 +38,23 @@ class DeviceKind(Kind, ABC):
 
     @abstractmethod
     def open(self, device: Device, precision: str) -> RuntimeDevice:
-        """Make the device that runs segments. Raises DeviceError."""
+        """Open a device to run segments on. Raises DeviceError."""
 
     @abstractmethod
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the names of the ops that the device can run. Raises DeviceError if it runs no such models at all."""
+        """Return the names of the ops that the device can run. Raises DeviceError if it cannot run models of this format."""
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:  # noqa: ARG002
         """Measure the kernels of a pass over the whole model. Raises DeviceError.
 
-        None if the runtime has no times of ops: the groups then run one by one (:mod:`placeit.runtime.group_times`), on the
-        eager kind (``compiles``) of a kind that compiles.
+        Returns:
+            The kernels; None if the runtime does not report times of ops. Then the groups are timed one by one
+            (:mod:`placeit.runtime.group_times`), on the eager kind (``compiles``) of a kind that compiles.
         """
         return None
 
     def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
-        """Drive all devices of a cluster through streams, launched ahead; None if it cannot, or none of them has streams.
+        """Open streams that drive all devices of a cluster; None if this kind cannot, or no device has streams.
 
         Raises:
             DeviceError: the streams cannot be opened.
@@ -73,16 +74,16 @@ class DeviceKind(Kind, ABC):
         return False
 
     def expected(self, device: Device, precision: str) -> RuntimeDevice:  # noqa: ARG002
-        """Make a device that need not be there yet, and counts as lost until it is.
+        """Make a device that may be missing, and counts as lost until it can be opened.
 
-        See :class:`placeit.runtime.reopening.Losable`. Raises DeviceError if devices of this kind have to be there.
+        See :class:`placeit.runtime.reopening.Losable`. Raises DeviceError if the kind does not support that.
         """
         raise DeviceError(f"{device.name} has to be there when it is opened.")
 
 
 @runtime_checkable
 class Counts(Protocol):
-    """A kind whose devices can count the time of each kernel of a segment, as OpenVINO reports it."""
+    """A kind whose devices can count the time of each kernel of a segment, as OpenVINO does."""
 
     def counting(self, device: Device, precision: str) -> RuntimeDevice:
         """Open a device whose programs count the time of each kernel. Raises DeviceError."""

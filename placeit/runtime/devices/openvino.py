@@ -26,7 +26,7 @@ from placeit.devices.openvino import (
     what_openvino_says,
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
-from placeit.runtime.devices.by_size import MOST, BySize, BySizeInstance, times_slower
+from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize, BySizeInstance, times_slower
 from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
@@ -39,7 +39,7 @@ from placeit.runtime.devices.openvino_c import (
     native_openvino,
 )
 from placeit.runtime.devices.state import Fetched
-from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
+from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
@@ -335,10 +335,10 @@ class OpenVinoDevice(OnWorker):
                 self._native = None
                 with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
                     self._context = openvino_core().get_default_context(target_name(device))
-        self._said = False  # whether it has been logged that this device compiles for each size
+        self._warned = False  # whether it has been logged that this device compiles for each size
         self._worker = Worker(f"placeit {device.name}", device.cores)
         # a caller may run inference on its own thread, which is on the device's cores only if these are all cores
-        self._worker.lane.lends = LENT_S if device.cores else LENT_BY_ALL_CORES_S
+        self._worker.lane.lends = MAX_LENT_S if device.cores else MAX_LENT_ALL_CORES_S
 
     @property
     def shares_memory(self) -> bool:
@@ -353,29 +353,29 @@ class OpenVinoDevice(OnWorker):
         each size.
         """
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
-            return self._compiled(segment)
-        apart = BySize(segment, self._compiled)
-        if apart.has_state:  # a single request has to keep the state for all sizes
-            return self._compiled(segment, native=False)
-        typical = apart.at_typical_sizes()
+            return self._compile_once(segment)
+        per_size = BySize(segment, self._compile_once)
+        if per_size.has_state:  # a single request has to keep the state for all sizes
+            return self._compile_once(segment, native=False)
+        typical = per_size.at_typical_sizes()
         if typical.is_open:  # sizes also enter as values
-            return self._compiled(segment, native=False)
+            return self._compile_once(segment, native=False)
         with contextlib.suppress(DeviceError):
-            together = self._compiled(segment, native=False)
+            all_sizes = self._compile_once(segment, native=False)
             with explaining(f"A segment fails on {self.name}"):
-                if times_slower(together, typical, self._runnable) <= _SLOWER:
-                    return together
-        if not self._said:
-            self._said = True
+                if times_slower(all_sizes, typical, self._runnable) <= _SLOWER:
+                    return all_sizes
+        if not self._warned:
+            self._warned = True
             _log.warning(
                 "%s runs a segment faster that is compiled for one size: it compiles anew for each size, of which %d are kept. "
                 "The first request of a size waits for that.",
                 self.name,
-                MOST,
+                MAX_PROGRAMS,
             )
-        return apart
+        return per_size
 
-    def _compiled(self, segment: SegmentSource, *, native: bool = True) -> OpenVinoProgram:
+    def _compile_once(self, segment: SegmentSource, *, native: bool = True) -> OpenVinoProgram:
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
             model = segment.in_format("openvino")
             if self._native is not None and native:

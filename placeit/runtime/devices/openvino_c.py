@@ -63,13 +63,13 @@ def library_folder() -> Path:
 
 def native_openvino() -> NativeOpenVino | None:
     """Return the C library of the installed wheel, loaded once; None if it cannot be used (:func:`why_not` returns why)."""
-    found = _attempt(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), _wheel_version())
     return None if isinstance(found, str) else found
 
 
 def why_not() -> str | None:
     """Return why the C library cannot be used; None if it can."""
-    found = _attempt(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), _wheel_version())
     return found if isinstance(found, str) else None
 
 
@@ -78,7 +78,7 @@ def _wheel_version() -> str:
 
 
 @functools.cache
-def _attempt(folder: Path, version: str) -> NativeOpenVino | str:
+def _load_library(folder: Path, version: str) -> NativeOpenVino | str:
     libraries = sorted(folder.glob("*openvino_c.*"))
     if not libraries:
         return f"OpenVINO's C library is not in {folder}"
@@ -143,7 +143,7 @@ class NativeOpenVino:
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
         """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""
-        spelled = [c_char_p(_spelled(text)) for name_and_value in properties.items() for text in name_and_value]
+        spelled = [c_char_p(_property_text(text)) for name_and_value in properties.items() for text in name_and_value]
         if model.is_dynamic() and not self.takes_tensors:
             raise ValueError("a shape is not fixed")
         specs = [[_spec(port, model.is_dynamic()) for port in ports] for ports in (model.inputs, model.outputs)]
@@ -415,6 +415,6 @@ def _at(specs: Sequence[Spec], index: int) -> Spec:
     return specs[index]
 
 
-def _spelled(value: Any) -> bytes:
+def _property_text(value: Any) -> bytes:
     """Spell a property as OpenVINO does."""
     return ("YES" if value else "NO").encode() if isinstance(value, bool) else str(value).encode()

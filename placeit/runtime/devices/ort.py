@@ -23,7 +23,7 @@ from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, o
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.state import Fetched
-from placeit.runtime.devices.worker import LENT_BY_ALL_CORES_S, LENT_S, OnWorker
+from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = [
     "OrtDevice",
@@ -262,7 +262,7 @@ class OrtDevice(OnWorker):
         self._plain = device.plain
         self.program_key = f"onnxruntime {address.hardware} {of} {'plain' if device.plain else ''}"
         self._worker = Worker(f"placeit {device.name}", device.cores)
-        self._worker.lane.lends = LENT_BY_ALL_CORES_S if address.whole_cpu else LENT_S
+        self._worker.lane.lends = MAX_LENT_ALL_CORES_S if address.whole_cpu else MAX_LENT_S
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""

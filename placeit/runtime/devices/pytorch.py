@@ -55,19 +55,13 @@ def use_threads(count: int) -> None:
     with _default_threads:
         before: Future[int] = Future()
 
-        def ask() -> None:
-            before.set_result(torch.get_num_threads())
-
-        def put_back() -> None:
-            torch.set_num_threads(before.result())
-
-        _elsewhere(ask)
+        _on_other_thread(lambda: before.set_result(torch.get_num_threads()))
         torch.set_num_threads(count)
         torch.get_num_threads()  # the first call in a thread fixes its number
-        _elsewhere(put_back)
+        _on_other_thread(lambda: torch.set_num_threads(before.result()))
 
 
-def _elsewhere(job: Callable[[], None]) -> None:
+def _on_other_thread(job: Callable[[], None]) -> None:
     thread = threading.Thread(target=job)
     thread.start()
     thread.join()
@@ -79,14 +73,14 @@ def _torch_dtype(spec: BufferSpec) -> torch.dtype:
 
 
 class TorchBuffer:
-    """A tensor in host memory. If it is an output of an instance, each run puts a new tensor there, without a copy.
+    """A tensor in host memory. In the output of an instance, each run replaces the tensor, without a copy.
 
     Attributes:
-        stays: whether runs write to its memory instead, which stays the same.
+        fixed_memory: whether runs write to the memory of the tensor instead, which never changes.
     """
 
     space = "host"
-    stays = False
+    fixed_memory = False
 
     def __init__(self, spec: BufferSpec, tensor: torch.Tensor | None = None) -> None:
         layout = torch.channels_last if spec.channels_last else torch.contiguous_format
@@ -137,7 +131,8 @@ class TorchProgram:
     """A segment as a module, or as another object with a method ``forward``.
 
     Attributes:
-        states: initial values of its states, by name: the last inputs of the module, whose last outputs are their next values.
+        states: initial values of its states, by name. The states are the last inputs of the module, and their next values its
+            last outputs.
     """
 
     def __init__(self, segment: SegmentSource, module: Forwards) -> None:
@@ -156,13 +151,13 @@ class TorchInstance:
         self._forward = program.forward
         self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
         self._outputs: list[Buffer] = [TorchBuffer(spec) for spec in program.outputs]
-        self._moving: dict[int, Buffer] = {}  # buffers of other kinds, whose memory may be another one in each run
+        self._movable: dict[int, Buffer] = {}  # bound buffers of other types, whose memory may change between runs
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
         spec = self._inputs[index].spec
         source = buffer if isinstance(buffer, TorchBuffer) else TorchBuffer(spec, torch.from_numpy(buffer.array()))
-        self._moving.pop(index, None)
+        self._movable.pop(index, None)
         if not fits(source.tensor.shape, spec.shape, spec.limits) or source.tensor.dtype is not _torch_dtype(spec):
             raise DeviceError(
                 f"A buffer does not fit input {index} of a segment, {spec.dtype} {list(spec.shape)}: it holds "
@@ -170,10 +165,10 @@ class TorchInstance:
             )
         self._inputs[index] = source
         if source is not buffer and spec.limits is not None:
-            self._moving[index] = buffer
+            self._movable[index] = buffer
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Copy output ``index`` to ``buffer`` in every later run, for readers that need it in the same memory."""
+        """Copy output ``index`` to ``buffer`` in every later run, for readers that need it at a fixed address."""
         self._outputs[index] = buffer
 
     def output(self, index: int) -> Buffer:
@@ -182,13 +177,14 @@ class TorchInstance:
 
     def run(self) -> None:
         """Compute the outputs, on a thread in inference mode."""
-        for index, source in [*self._moving.items()]:
+        for index, source in [*self._movable.items()]:
             self.bind(index, source)
-        made = self._call([buffer.tensor for buffer in self._inputs])
-        lent = {buffer.tensor.untyped_storage().data_ptr() for buffer in self._inputs if buffer.stays}
-        for buffer, tensor in zip(self._outputs, made, strict=True):  # an output may be an input
+        outputs = self._call([buffer.tensor for buffer in self._inputs])
+        # an output may be an input, whose memory the next run may overwrite
+        reused = {buffer.tensor.untyped_storage().data_ptr() for buffer in self._inputs if buffer.fixed_memory}
+        for buffer, tensor in zip(self._outputs, outputs, strict=True):
             if isinstance(buffer, TorchBuffer):
-                buffer.tensor = tensor.clone() if lent and tensor.untyped_storage().data_ptr() in lent else tensor
+                buffer.tensor = tensor.clone() if reused and tensor.untyped_storage().data_ptr() in reused else tensor
             else:
                 torch.from_numpy(buffer.array()).copy_(tensor)
 
@@ -197,7 +193,7 @@ class TorchInstance:
 
 
 class StatefulTorchInstance(TorchInstance):
-    """An instance that gives its module the states of the last run, or the initial ones, and keeps the states that follow."""
+    """An instance of a module with state: it passes the current or the initial states, and keeps the next ones."""
 
     def __init__(self, program: TorchProgram) -> None:
         super().__init__(program)
@@ -207,12 +203,12 @@ class StatefulTorchInstance(TorchInstance):
     def _call(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if not self._keep:
             self.reset_state()
-        made = self._forward(*inputs, *self._states.values())
-        count = len(made) - len(self._states)
-        written = {tensor.untyped_storage().data_ptr() for tensor in inputs}  # by the caller, before the next run
-        following = (one.clone() if one.untyped_storage().data_ptr() in written else one for one in made[count:])
-        self._states = dict(zip(self._states, following, strict=True))
-        return made[:count]
+        results = self._forward(*inputs, *self._states.values())
+        count = len(results) - len(self._states)
+        reused = {tensor.untyped_storage().data_ptr() for tensor in inputs}  # callers may overwrite it before the next run
+        states = (state.clone() if state.untyped_storage().data_ptr() in reused else state for state in results[count:])
+        self._states = dict(zip(self._states, states, strict=True))
+        return results[:count]
 
     def keep_state(self, *, keep: bool) -> None:
         """Choose whether later runs continue from the current state, or each start from the initial one."""
@@ -223,7 +219,7 @@ class StatefulTorchInstance(TorchInstance):
         self._states = dict(self._initial)
 
     def states(self) -> dict[str, Any]:
-        """Return copies of the states, by name: their bytes, since NumPy and OpenVINO lack some types."""
+        """Return copies of the states by name, as bytes, since NumPy and OpenVINO lack some types."""
         tensor = import_openvino().Tensor
         return {
             name: tensor(np.frombuffer(value.contiguous().flatten().view(torch.uint8).numpy(force=True).tobytes(), np.uint8))
@@ -233,8 +229,8 @@ class StatefulTorchInstance(TorchInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
         for name, initial in self._initial.items():
-            given = states[name].fetch() if isinstance(states[name], Fetched) else states[name]
-            self._states[name] = torch.from_numpy(np.array(given.data)).view(initial.dtype).reshape(initial.shape)
+            value = states[name].fetch() if isinstance(states[name], Fetched) else states[name]
+            self._states[name] = torch.from_numpy(np.array(value.data)).view(initial.dtype).reshape(initial.shape)
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes."""
@@ -263,7 +259,7 @@ class TorchDevice(OnWorker):
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         self.name, self.precision = device.name, precision
         self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
-        # the whole machine is used as PyTorch does by default: one thread for each physical core
+        # PyTorch's default for the whole machine is one thread for each physical core
         self.threads = max(1, len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores))
         self._worker.submit(functools.partial(use_threads, self.threads))
 
@@ -273,7 +269,7 @@ class TorchDevice(OnWorker):
         return "torch cpu"
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
-        """Take a segment as a module. Raises DeviceError."""
+        """Make a program of a segment's module. Raises DeviceError."""
         return TorchProgram(segment, module_of(segment, self.name, self.precision))
 
     def instance(self, program: Program) -> TorchInstance:
@@ -295,23 +291,23 @@ def module_of(segment: SegmentSource, device: str, precision: str) -> torch.nn.M
     """Return a segment as a module for a device, in a precision.
 
     Raises:
-        DeviceError: it has other numbers of inputs or outputs, or has no such precision.
+        DeviceError: the module has another number of inputs or outputs than the segment, or the precision is not available.
     """
     module: torch.nn.Module = segment.in_format("torch")
     if isinstance(module, torch.fx.GraphModule):
-        (end,) = module.graph.find_nodes(op="output")
-        takes, gives = len(module.graph.find_nodes(op="placeholder")), len(end.args[0])
-        if (takes, gives) != (len(segment.inputs), len(segment.outputs)):
+        (output,) = module.graph.find_nodes(op="output")
+        inputs, outputs = len(module.graph.find_nodes(op="placeholder")), len(output.args[0])
+        if (inputs, outputs) != (len(segment.inputs), len(segment.outputs)):
             raise DeviceError(
                 f"{device} cannot run a segment of {len(segment.inputs)} inputs and {len(segment.outputs)} outputs whose "
-                f"module takes {takes} and gives {gives}."
+                f"module takes {inputs} and gives {outputs}."
             )
     return in_precision(module, precision)
 
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Convert exceptions of PyTorch to a DeviceError that says ``what`` failed, and in which op."""
+    """Convert exceptions of PyTorch in the block to a DeviceError that names ``what``, which failed, and the op."""
     try:
         yield
     except FAILURES as error:

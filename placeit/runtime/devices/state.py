@@ -1,4 +1,4 @@
-"""What instances of segments with state can do beside others, by protocols as in :mod:`placeit.runtime.devices.base`."""
+"""Protocols of instances of segments with state; see :mod:`placeit.runtime.devices.base`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Fetched", "KeepsState"]
 
 @runtime_checkable
 class Fetched(Protocol):
-    """The value of a variable that is not in this process."""
+    """The value of a variable that is stored outside this process."""
 
     def fetch(self) -> Any:
-        """Return it as an ``openvino.Tensor``."""
+        """Fetch the value as an ``openvino.Tensor``."""
         ...
 
 
@@ -37,7 +37,7 @@ class KeepsState(Protocol):
         ...
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        """Set its variables to values from ``states``, which may hold the variables of all segments. Raises DeviceError."""
+        """Set its variables to values from ``states``, which may have variables of other segments, too. Raises DeviceError."""
         ...
 
     def state_bytes(self) -> int:

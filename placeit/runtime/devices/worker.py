@@ -1,4 +1,4 @@
-"""Base class of devices whose segments Python runs, on a thread for each device."""
+"""Base class of devices that run segments from Python, on a thread for each device."""
 
 from __future__ import annotations
 
@@ -12,47 +12,39 @@ from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance
 
-__all__ = ["LENT_BY_ALL_CORES_S", "LENT_S", "OnWorker", "Worker", "explained", "perform"]
+__all__ = ["MAX_LENT_ALL_CORES_S", "MAX_LENT_S", "OnWorker", "Worker", "wrap_error", "perform"]
 
-LENT_S = 2e-3  # seconds of the longest segment that a caller runs itself: waking two threads takes a few percent of it
-LENT_BY_ALL_CORES_S = 20e-3  # seconds of the longest such segment on all cores; a signal handler waits until it ends
+MAX_LENT_S = 2e-3  # longest segment that a caller runs on its own thread: waking two threads takes a few percent of it
+MAX_LENT_ALL_CORES_S = 20e-3  # longest such segment on all cores; signal handlers wait until it ends
 
 
-def explained(error: BaseException, explain: Callable[[BaseException], str]) -> ExecutionError:
-    """Make the ExecutionError of a run that raised any exception, which is its cause."""
+def wrap_error(error: BaseException, explain: Callable[[BaseException], str]) -> ExecutionError:
+    """Wrap an exception of a run in an ExecutionError, whose message ``explain`` returns."""
     kind = "" if isinstance(error, Exception) else f" ({type(error).__name__})"
     failure = ExecutionError(explain(error) + kind)
     failure.__cause__ = error
     return failure
 
 
-def _attempt(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
-    """Run a function, and turn any exception into an ExecutionError.
-
-    Args:
-        run: the function.
-        explain: returns the message of the error.
-
-    Raises:
-        ExecutionError: ``run`` raised an exception, which is the cause of this error.
-    """
+def _run_or_explain(run: Callable[[], object], explain: Callable[[BaseException], str]) -> None:
+    """Run a function, and convert any exception to an ExecutionError, whose message ``explain`` returns."""
     try:
         run()
-    except BaseException as error:  # also one that is no Exception: the thread that waits for the run has to be told
-        raise explained(error, explain) from error
+    except BaseException as error:  # also SystemExit: the thread that waits for the run has to get it
+        raise wrap_error(error, explain) from error
 
 
 def perform(run: Callable[[], object], explain: Callable[[BaseException], str], done: DoneCallback) -> None:
-    """Run a function and report its start and end; the job of a device's worker.
+    """Run a function and report its start and end, as the job of a device's worker.
 
     Args:
         run: the function. Any exception that it raises is reported as an ExecutionError.
-        explain: returns the message of that error.
-        done: called at the end; once more if the call raises.
+        explain: returns the message of the ExecutionError, given the exception.
+        done: called at the end; called again if it raises.
     """
     begin, failure = perf_counter(), None
     try:
-        _attempt(run, explain)
+        _run_or_explain(run, explain)
     except ExecutionError as error:
         failure = error.with_traceback(None)
     try:
@@ -62,7 +54,7 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
 
 
 class OnWorker(ABC):
-    """Base class of devices whose instances Python runs, by their method ``run``, on a thread for each device."""
+    """Base class of devices that call the method ``run`` of instances on a thread of the device."""
 
     _worker: Worker
 
@@ -73,11 +65,11 @@ class OnWorker(ABC):
 
     def call(self, instance: Instance) -> Callable[[], None]:
         """Return a function that runs an instance on the worker thread. It raises ExecutionError."""
-        return functools.partial(_attempt, cast("Any", instance).run, self._explain)
+        return functools.partial(_run_or_explain, cast("Any", instance).run, self._explain)
 
     def failure(self, error: BaseException) -> ExecutionError:
-        """Make the error of an instance whose function in C raised an exception."""
-        return explained(error, self._explain)
+        """Convert an exception of an instance's function in C to an error."""
+        return wrap_error(error, self._explain)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
@@ -89,4 +81,4 @@ class OnWorker(ABC):
 
     @abstractmethod
     def _explain(self, error: BaseException) -> str:
-        """Return the message of an ExecutionError."""
+        """Return the message of the ExecutionError for an exception of a run."""

@@ -17,7 +17,7 @@ from placeit.runtime.kinds.pytorch import TorchKind
 if TYPE_CHECKING:
     from placeit.runtime.devices.accelerator import Streams
 
-__all__ = ["KIND", "say_missing"]
+__all__ = ["KIND", "warn_missing"]
 
 _LOG = logging.getLogger("placeit")
 
@@ -63,12 +63,12 @@ def _lacks_compiler() -> bool:
     name = os.environ.get("CXX", "g++")
     lacking = shutil.which(name) is None
     if lacking:
-        say_missing(name)
+        warn_missing(name)
     return lacking
 
 
 @functools.cache
-def say_missing(name: str) -> None:
+def warn_missing(name: str) -> None:
     """Log, once for each name, that no C++ compiler of that name exists."""
     _LOG.warning(
         "PyTorch models run eagerly only, since Inductor finds no C++ compiler '%s': install one, or set CXX to its path.", name
