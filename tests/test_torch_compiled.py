@@ -180,7 +180,7 @@ def test_without_a_compiler_the_module_runs_eagerly_which_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    inductor.say_missing.cache_clear()
+    inductor.warn_missing.cache_clear()
     caplog.set_level(logging.WARNING, "placeit")
     with optimize(NET, f"CPU@{CORE}", example=(X,), budget=1000, candidates=Candidates("heft")) as found:
         assert [one.name for one in found.candidates] == [f"CPU@{CORE}"]
