@@ -12,7 +12,7 @@ from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.devices.base import DoneCallback, Instance
 
-__all__ = ["MAX_LENT_ALL_CORES_S", "MAX_LENT_S", "OnWorker", "Worker", "wrap_error", "perform"]
+__all__ = ["MAX_LENT_ALL_CORES_S", "MAX_LENT_S", "OnWorker", "Worker", "perform", "wrap_error"]
 
 MAX_LENT_S = 2e-3  # longest segment that a caller runs on its own thread: waking two threads takes a few percent of it
 MAX_LENT_ALL_CORES_S = 20e-3  # longest such segment on all cores; signal handlers wait until it ends
