@@ -56,6 +56,8 @@ class RandomTaskEft:
                 placement[op] = earliest_finish_devices(problem, placement, np.array([op]))[0]
                 path.append(placement)
             found.offer(np.stack(path))
+            if found.over:
+                break
         return found.placement
 
 

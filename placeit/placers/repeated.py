@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
+from placeit.placers.feasibility import fits, repair
 
 __all__ = ["Repeated", "repeated_blocks"]
 
@@ -47,11 +48,13 @@ class Repeated:
             return inner.place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
         small, of = _folded(problem, blocks)
 
-        def whole(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        def graph_cost(placements: NDArray[np.int32]) -> NDArray[np.float64]:
             return cost(np.ascontiguousarray(placements[:, of]))
 
         try:
-            return inner.place(small, whole, seed=seed, evaluations=evaluations, deadline=deadline)[of]
+            placement = inner.place(small, graph_cost, seed=seed, evaluations=evaluations, deadline=deadline)[of]
+            # the small problem does not count copies of weights that several ops read
+            return placement if fits(problem, placement) else repair(problem, placement)
         except InfeasibleError:
             return inner.place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 

@@ -262,6 +262,15 @@ def test_training_ends_with_the_best_so_far_where_nothing_can_be_measured_any_mo
     assert resumed.stages[1].best is not None
 
 
+def test_a_stage_whose_last_update_measured_nothing_is_over_when_training_resumes(tmp_path):
+    stages = [stage(10, cost="lost"), stage(2)]
+    result = train(toy(), stages, evaluate_on=(), seed=0, costs=COSTS, folder=tmp_path)
+    assert result.stopped is not None
+    resumed = train(toy(), stages, evaluate_on=(), seed=0, costs=COSTS, folder=tmp_path, resume=True)
+    assert resumed.stopped is None
+    assert [record.update for record in resumed.history] == [*range(1, 11), 1, 2]
+
+
 def test_an_evaluation_of_which_a_problem_could_not_be_measured_has_no_figure():
     judges = [FEW[0], dataclasses.replace(FEW[1], cost=lost(FEW[1]))]
     assert np.isnan(evaluate(toy(), judges))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -154,6 +156,18 @@ def test_without_repetition_or_without_room_for_it_the_graph_itself_is_placed():
             parse_placer(name).place(problem, cost, seed=3, evaluations=50) for name in ("random", "repeated:placer=random")
         )
         assert repeated.tolist() == alone.tolist()
+
+
+def test_copies_of_a_shared_weight_fit_into_memory():
+    plain = layers()
+    last = len(plain) - 1
+    problem = dataclasses.replace(
+        plain, param_bytes=np.eye(1, len(plain))[0] * 10.0, memory=np.array([10.0, 5.0, 5.0]), shared=((10.0, (0, last)),)
+    )
+    found = parse_placer("repeated:placer=random").place(
+        problem, lambda placements: 1.0 + (placements[:, last] != 1), seed=0, evaluations=None
+    )
+    problem.check(found)
 
 
 @pytest.mark.parametrize(("placer", "words"), [("repeated", "name another one"), ("nobody", "no placer 'nobody'")])

@@ -181,7 +181,7 @@ class _Training:
                     figure = self._opening(stage, judges)
                 self._report({}, figure)
             self._save()
-        over = False
+        over = run.update == stage.updates  # resumed after a last update that measured nothing
         while not over:
             share = run.update / stage.updates
             if self.progress is not None:
