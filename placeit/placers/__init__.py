@@ -1,6 +1,6 @@
-"""Placers: algorithms that assign ops to devices, one file each, which :mod:`~placeit.placers.registry` finds by name.
+"""Placers: algorithms that assign ops to devices. Each has its own file, and :mod:`~placeit.placers.registry` finds it by name.
 
-May import ``planning``, ``simulator`` and ``core``: a placer sees a problem and a cost function. Read
+This package may import ``planning``, ``simulator`` and ``core``: a placer sees a problem and a cost function. Read
 :mod:`~placeit.placers.base` first.
 """
 

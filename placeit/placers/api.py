@@ -34,14 +34,14 @@ def place(
     Args:
         problem: the problem.
         placer: a placer, its name, or its name with options, as in ``annealing:evaluations=100000``.
-        seed: the same seed gives the same placement, in any process.
-        evaluations: most placements that ``cost`` may value, including the comparison with single devices; None for
-            the placer's own default.
+        seed: seed of all random draws. The same seed gives the same placement, in any process.
+        evaluations: maximum number of placements that ``cost`` may value, including the comparison with single devices; None
+            for the placer's default.
         cost: values placements, in seconds; None for the simulator.
-        rules: rules of execution of the simulator; None for the rules of executors.
+        rules: execution rules of the simulator; None for the rules by which executors run.
 
     Raises:
-        UsageError: the placer is not known, ``rules`` are given with ``cost``, or ``evaluations`` is too small for the
+        UsageError: the placer does not exist, ``rules`` are given with ``cost``, or ``evaluations`` is too small for the
             comparison with single devices.
         InfeasibleError: no placement that fits the devices and their memory was found.
         PlacementError: the placer returned a placement that is not valid.
@@ -55,12 +55,12 @@ def place(
     if isinstance(placer, str):
         placer = parse_placer(placer)
     singles = problem.single_devices
-    compared = len(singles) + 1 if singles else 0
-    if evaluations is not None and evaluations < compared:
+    reserved = len(singles) + 1 if singles else 0
+    if evaluations is not None and evaluations < reserved:
         raise UsageError(
-            f"{evaluations} evaluations are too few: comparing the answer with {len(singles)} single devices takes {compared}."
+            f"{evaluations} evaluations are too few: comparing the answer with {len(singles)} single devices takes {reserved}."
         )
-    left = None if evaluations is None else evaluations - compared
+    left = None if evaluations is None else evaluations - reserved
     answer = problem.check(placer.place(problem, cost, seed=seed, evaluations=left))
     if singles:
         candidates = np.vstack([np.full(len(problem), device, np.int32) for device in singles] + [answer])

@@ -1,4 +1,4 @@
-"""Run a placer with a time limit that it cannot exceed."""
+"""Run a placer on a separate thread, with a deadline that it cannot exceed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from placeit.placers.exact import Exact
 
 __all__ = ["ask", "check_able"]
 
-_GRACE_S = 1.0  # seconds that a placer may run after its deadline, and once more after it has been told to end
+_GRACE_S = 1.0  # seconds from a placer's deadline to the exception that ends it, and from there to giving up
 
 
 class _Ended(BaseException):
-    """Exception that ends a placer after its deadline; no Exception, which placers may catch."""
+    """Raised inside a placer to end it after its deadline; not an ``Exception``, since placers may catch these."""
 
 
 def ask(
@@ -39,61 +39,61 @@ def ask(
     deadline: float = math.inf,
     measured: Measured | None = None,
 ) -> NDArray[np.int32]:
-    """Return a placer's checked answer, ``int32[V]``.
+    """Run a placer, and return its placement after checking it, ``int32[V]``.
 
-    The placer runs on a separate thread, so that Ctrl-C takes effect whatever it computes. A plug-in's placer that runs for a
-    second after its deadline gets an exception between two of its Python instructions. If it is not in Python code, its thread
-    is left running.
+    The placer runs on a separate thread, so that Ctrl-C takes effect whatever it computes. If a plug-in's placer still runs a
+    second after its deadline, an exception is raised between two of its Python instructions. If it does not return to Python
+    code, its thread is left running.
 
     Args:
-        placer: the placer. A placer whose method has no parameter ``deadline`` is not told its deadline.
+        placer: the placer. If its method has no parameter ``deadline``, it is called without one.
         problem: the problem.
         cost: values placements.
-        seed: seed of everything random.
-        evaluations: most placements that it may value in ``place``; None for its own default.
-        deadline: when it should have answered, by :func:`placeit.core.clock.now`.
-        measured: measured placements, from which a :class:`placeit.placers.base.RefiningPlacer` refines; other placers place
-            anew. None to have all of them place anew.
+        seed: seed of all random draws.
+        evaluations: maximum number of placements that ``place`` may value; None for the placer's default.
+        deadline: time by :func:`placeit.core.clock.now` at which the placer should have returned.
+        measured: measured placements, from which a :class:`placeit.placers.base.RefiningPlacer` continues. Other placers start
+            again, and with None all of them do.
 
     Raises:
-        PlacementError: the answer is not valid, the placer gave none in time, or it failed with an error that is not placeit's.
+        PlacementError: the placement is not valid, there is none in time, or the placer failed with an error that is not
+            placeit's.
         PlaceitError: the placer raised another error of placeit.
         KeyboardInterrupt: the placer, or the wait for it, was interrupted.
     """
-    answer: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
+    method: Callable[..., NDArray[np.int32]] = functools.partial(placer.place, problem, cost, evaluations=evaluations)
     if measured is not None and isinstance(placer, RefiningPlacer):
-        answer = functools.partial(placer.refine, problem, cost, measured)
-    parameters = inspect.signature(answer.func).parameters  # type: ignore[attr-defined]
-    told = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
-    made: list[NDArray[np.int32]] = []
+        method = functools.partial(placer.refine, problem, cost, measured)
+    parameters = inspect.signature(method.func).parameters  # type: ignore[attr-defined]
+    limits = {"deadline": deadline} if "deadline" in parameters and deadline < math.inf else {}
+    placements: list[NDArray[np.int32]] = []
     failures: list[BaseException] = []
-    over, ident = Gate(), [0]
+    done, thread_id = Gate(), [0]
 
     def run() -> None:
-        ident[0] = threading.get_ident()
+        thread_id[0] = threading.get_ident()
         try:
-            made.append(answer(seed=seed, **told))
+            placements.append(method(seed=seed, **limits))
         except BaseException as error:  # noqa: BLE001 (the caller of ``ask`` raises it)
             failures.append(error)
-        over.open()
+        done.open()
 
     worker = Worker("placeit placer")
     try:
         worker.submit(run)
         # placeit's own placers keep to their deadline
-        own = type(placer).__module__.startswith("placeit.")
-        if not _wait(over, math.inf if own else deadline - clock.now() + _GRACE_S):
-            _end(ident[0])
-            _wait(over, _GRACE_S)
+        if not _wait(done, math.inf if _is_own(placer) else deadline - clock.now() + _GRACE_S):
+            _end(thread_id[0])
+            _wait(done, _GRACE_S)
     except BaseException:
-        if not over.is_open:
-            _end(ident[0])
+        if not done.is_open:
+            _end(thread_id[0])
         raise
     finally:
-        if over.is_open:
+        if done.is_open:
             worker.close()
-    if made:
-        return problem.check(made[0])
+    if placements:
+        return problem.check(placements[0])
     if not failures or isinstance(failures[0], _Ended):
         state = "It was ended" if failures else "It still runs, and slows down what is measured"
         raise PlacementError(f"It gave no answer by its deadline. {state}: give it fewer evaluations, or a larger budget.")
@@ -106,8 +106,8 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
     """Check that a placer of placeit can run, by placing two ops, so that a missing package is noticed before measuring.
 
     Args:
-        name: its name in messages.
-        placer: the placer; a plug-in's is not tried, since its run could take any time.
+        name: name of the placer in messages.
+        placer: the placer. A plug-in's placer is not tried, since it could take any time.
         devices: number of devices to place on.
 
     Raises:
@@ -115,24 +115,30 @@ def check_able(name: str, placer: Placer, devices: int) -> None:
             devices.
         FileError: a file that it needs is missing or damaged.
     """
-    if not type(placer).__module__.startswith("placeit.") or isinstance(placer, Exact):  # 'exact' would only lack evaluations
+    if not _is_own(placer) or isinstance(placer, Exact):  # 'exact' would only lack evaluations
         return
-    free, at_once = np.zeros((devices, devices)), np.full((devices, devices), np.inf)
-    two = Problem.from_arrays(np.ones((2, devices)), [(0, 1)], [1.0], at_once, free)
+    latency, bandwidth = np.zeros((devices, devices)), np.full((devices, devices), np.inf)
+    two_ops = Problem.from_arrays(np.ones((2, devices)), [(0, 1)], [1.0], bandwidth, latency)
     try:
-        ask(placer, two, lambda rows: np.ones(len(rows)), seed=0, evaluations=0)
+        ask(placer, two_ops, lambda rows: np.ones(len(rows)), seed=0, evaluations=0)
     except (UsageError, FileError) as error:
         raise type(error)(f"The placer '{name}' cannot be asked: {error}") from error
     except PlaceitError:
         return  # other errors are reported when the search runs the placer on the model
 
 
-def _wait(over: Gate, seconds: float) -> bool:
-    until = time.perf_counter() + seconds
-    while not over.is_open and (left := until - time.perf_counter()) > 0:
-        over.wait(min(CHECK_S, left))
-    return over.is_open
+def _is_own(placer: Placer) -> bool:
+    return type(placer).__module__.startswith("placeit.")
+
+
+def _wait(done: Gate, timeout: float) -> bool:
+    """Wait until a gate is open, for at most ``timeout`` seconds, and return whether it is; Ctrl-C ends the wait."""
+    end = time.perf_counter() + timeout
+    while not done.is_open and (left := end - time.perf_counter()) > 0:
+        done.wait(min(CHECK_S, left))
+    return done.is_open
 
 
 def _end(thread: int) -> None:
+    """Raise :class:`_Ended` in a thread at its next Python instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Ended))

@@ -1,4 +1,4 @@
-"""The interface of placers."""
+"""The interface of placers, and the search state that they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from placeit.core.problem import CostFunction, Problem
 
 __all__ = ["Incumbent", "Measured", "Placer", "RefiningPlacer", "best", "is_over", "option"]
 
-_AT_ONCE = 1024  # placements that are valued between two checks of the deadline
+_CHUNK = 1024  # placements that are valued between two checks of the deadline
 
 
 @runtime_checkable
@@ -28,11 +28,11 @@ class Placer(Protocol):
 
         Args:
             problem: the problem; never changed.
-            cost: values placements, in bulk; a heuristic that needs no cost function ignores it.
-            seed: the same seed gives the same placement, in any process.
-            evaluations: most placements that ``cost`` may value, zero included; None for the placer's own default.
-            deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
-                A deadline that has passed leaves time for a first placement.
+            cost: values placements, in bulk. A heuristic that needs no cost function ignores it.
+            seed: seed of all random draws. The same seed gives the same placement, in any process.
+            evaluations: maximum number of placements that ``cost`` may value, zero included; None for the placer's default.
+            deadline: time by :func:`placeit.core.clock.now` at which to return the best placement so far; None for no limit.
+                After the deadline, a placer still returns its first placement.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -57,21 +57,20 @@ class Measured:
 class RefiningPlacer(Placer, Protocol):
     """A placer that can continue from measured placements.
 
-    A placer without ``refine`` has to ``place`` once more instead, since the costs have changed.
+    Of a placer without ``refine``, ``place`` is called again with the corrected costs.
     """
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return a feasible placement that is worth measuring, ``int32[V]``.
+        """Return a feasible placement that is worth measuring, ``int32[V]``; a measured one if nothing better was found.
 
         Args:
             problem: the problem, with costs that measurements have corrected.
             cost: values placements by these costs.
-            measured: placements with their measured values, from which to continue. An answer that is one of them means that
-                nothing better was found.
-            seed: the same seed gives the same placement, in any process.
-            deadline: when to answer with the best placement so far, by :func:`placeit.core.clock.now`; None for no limit.
+            measured: placements from which to continue, with their measured values.
+            seed: seed of all random draws. The same seed gives the same placement, in any process.
+            deadline: time by :func:`placeit.core.clock.now` at which to return the best placement so far; None for no limit.
 
         Raises:
             InfeasibleError: no placement that fits the devices and their memory was found.
@@ -85,23 +84,24 @@ def option(default: Any, help: str, *, least: float = -math.inf, most: float = m
     Args:
         default: a bool, int, float or string.
         help: one line: the effect of the option, and its unit.
-        least: least value of a number.
-        most: greatest value of a number, beyond which a search would take more memory or time than any machine has.
+        least: minimum of a number.
+        most: maximum of a number; a search with a larger value would take more memory or time than any machine has.
     """
     return field(default=default, metadata={"help": help, "range": (least, most)})
 
 
 class Incumbent:
-    """The best placement so far, and the number of evaluations left.
+    """Values placements within a budget, and keeps the best one.
 
     Args:
         cost: values placements.
-        evaluations: number of placements that may be valued; None for any number.
+        evaluations: maximum number of placements to value; None for no limit.
         deadline: deadline of the search, by :func:`placeit.core.clock.now`; None for no limit.
 
     Attributes:
-        placement: ``int32[V]``, the placement of least cost, the first of equals; the first one offered if none may be valued.
-        cost: its cost, seconds; ``inf`` before anything was valued.
+        placement: ``int32[V]``, the placement with the lowest cost, the first in a tie; the first one offered if none may be
+            valued. Not set before the first offer.
+        cost: its cost; ``inf`` before anything was valued.
         left: number of placements that may still be valued.
     """
 
@@ -115,11 +115,11 @@ class Incumbent:
 
     @property
     def over(self) -> bool:
-        """True when the search has to end: no evaluations are left, or the deadline has passed."""
+        """Whether the search has to end: no evaluations are left, or the deadline has passed."""
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value the first of ``int32[B, V]`` placements, as many as evaluations are left for, and return their costs.
+        """Value ``int32[B, V]`` placements in order, as far as evaluations are left, and return the costs.
 
         A placement that could not be measured (NaN) costs ``inf``, so that it is never the best.
         """
@@ -130,26 +130,26 @@ class Incumbent:
             return np.empty(0)
         costs = np.nan_to_num(self._cost(placements[:count]), nan=np.inf, posinf=np.inf)
         self.left -= count
-        at = int(np.argmin(costs))
-        if costs[at] < self.cost:
-            self.placement, self.cost = placements[at].copy(), float(costs[at])
+        lowest = int(np.argmin(costs))
+        if costs[lowest] < self.cost:
+            self.placement, self.cost = placements[lowest].copy(), float(costs[lowest])
         return costs
 
 
 def best(
     cost: CostFunction, candidates: NDArray[np.int32], evaluations: int | None, deadline: float | None = None
 ) -> NDArray[np.int32]:
-    """Return the candidate of least cost, the first one among equals.
+    """Return the candidate with the lowest cost, the first in a tie.
 
     Args:
         cost: values placements.
         candidates: ``int32[B, V]``, at least one, the most promising first.
-        evaluations: number of them that may be valued; if zero, the first is the answer.
-        deadline: when to stop valuing, by :func:`placeit.core.clock.now`; None for no limit.
+        evaluations: maximum number of candidates to value; with zero, the first candidate is returned.
+        deadline: time by :func:`placeit.core.clock.now` at which to stop valuing; None for no limit.
     """
     incumbent = Incumbent(cost, 0 if len(candidates) == 1 else evaluations, deadline)  # a single candidate needs no valuing
-    for first in range(0, len(candidates), _AT_ONCE):
-        incumbent.offer(candidates[first : first + _AT_ONCE])
+    for first in range(0, len(candidates), _CHUNK):
+        incumbent.offer(candidates[first : first + _CHUNK])
         if incumbent.over:
             break
     return incumbent.placement

@@ -1,4 +1,4 @@
-"""Find placers by name: placeit's own heuristics, and entry points of the group ``placeit.placers``, also of plug-ins."""
+"""Find placers by name: placeit's heuristics, and the placers that packages declare as ``placeit.placers`` entry points."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PlacerOption:
         type: ``bool``, ``int``, ``float`` or ``str``.
         default: its default value.
         help: its effect.
-        range: least and greatest value of a number.
+        range: minimum and maximum of a number.
     """
 
     name: str
@@ -110,26 +110,26 @@ def placer_summary(name: str) -> str:
 
 
 def get_placer(name: str, **options: Any) -> Placer:
-    """Return a placer with the given options.
+    """Return a placer by name, with the given options.
 
     Args:
-        name: one of :func:`placer_names`.
+        name: one of :func:`placer_names`, or ``module:Class``.
         **options: the placer's options; the others keep their defaults.
 
     Raises:
         UsageError: the placer or the option does not exist, or the option has another type or is out of its range.
         FileError: a file that an option names is missing or damaged.
     """
-    known = {option.name: option for option in placer_options(name)}
-    check_options("placer", name, options, known)
+    declared = {option.name: option for option in placer_options(name)}
+    check_options("placer", name, options, declared)
     for key, value in options.items():
-        wanted = known[key].type
+        expected = declared[key].type
         # an int is accepted for a float, but a bool is not accepted for a number
-        accepted = (float, int) if wanted is float else wanted
-        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            raise UsageError(f"The option '{key}' of the placer '{name}' is of type {wanted.__name__}; got {value!r}.")
+        accepted = (float, int) if expected is float else expected
+        if not isinstance(value, accepted) or (isinstance(value, bool) and expected is not bool):
+            raise UsageError(f"The option '{key}' of the placer '{name}' is of type {expected.__name__}; got {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            check_size("placer", name, key, value, *known[key].range)
+            check_size("placer", name, key, value, *declared[key].range)
     try:
         placer: Placer = _load(name)(**options)
     except FileError as error:
@@ -142,7 +142,7 @@ def get_placer(name: str, **options: Any) -> Placer:
 def parse_placer(text: str) -> Placer:
     """Return a placer from ``name`` or ``name:key=value,key=value``, as on the command line.
 
-    Instead of a name, ``module:Class`` imports a placer that no package names.
+    Instead of a name, ``module:Class`` imports a placer that no package declares.
 
     Raises:
         UsageError: the text has another form, the placer or an option does not exist, or an option is not valid.
@@ -158,24 +158,24 @@ def parse_placer(text: str) -> Placer:
 
 
 def placers_by_name(placers: Iterable[str | Placer]) -> dict[str, Placer]:
-    """Return placers by name: a text is its own name, and an object has its class and the options that are not defaults.
+    """Return placers by name. The name of a string is the string; the name of an object is its class with its options.
 
     Raises:
-        UsageError: two different placers have one name, or :func:`parse_placer` refuses a text.
+        UsageError: two different placers have the same name, or :func:`parse_placer` refuses a string.
         FileError: a file that an option names is missing or damaged.
     """
-    found = dict[str, Placer]()
-    for one in placers:
-        name, placer = (one, parse_placer(one)) if isinstance(one, str) else (_name(one), one)
-        if found.setdefault(name, placer) != placer:
+    named = dict[str, Placer]()
+    for item in placers:
+        name, placer = (item, parse_placer(item)) if isinstance(item, str) else (_name(item), item)
+        if named.setdefault(name, placer) != placer:
             raise UsageError(f"Two different placers have the name '{name}': name their classes differently.")
-    return found
+    return named
 
 
 def _name(placer: Placer) -> str:
-    """Return the name of an object: ``Class:option=value,option=value``, as on the command line."""
+    """Return ``Class:option=value,option=value``, without the options that have their default values."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(placer) if dataclasses.is_dataclass(placer) else ()
-    values = {one.name: getattr(placer, one.name) for one in fields if getattr(placer, one.name) != one.default}
+    values = {field.name: getattr(placer, field.name) for field in fields if getattr(placer, field.name) != field.default}
     return f"{type(placer).__name__}:{','.join(f'{name}={value}' for name, value in values.items())}".removesuffix(":")
 
 
