@@ -1,4 +1,4 @@
-"""Optimal planned schedules, and optimal throughput, by constraint programming, with OR-tools."""
+"""Optimal planned schedules and optimal throughput by constraint programming with OR-tools."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["CpSat"]
 
-_TICKS = 1_000_000  # value of the known placement in ticks, the solver's integer unit of time
+_TICKS = 1_000_000  # value of the baseline placement in ticks, the solver's integer unit of time
 
 
 @dataclass(frozen=True)
 class CpSat:
     """Optimal placement and order in HEFT's model, where links have no contention, by constraint programming.
 
-    Other placers leave the order of ops to the queues of the executor. This one chooses it, so its plan should run in planned
-    order (the queue ``planned``).
+    Other placers leave the order of ops to the queues of the executor. This placer chooses it, so its plan should run in
+    planned order (the queue ``planned``).
 
-    With a bound of throughput as the cost function, it minimises the seconds of the busiest device or link, as the integer
-    program of Tarnawski et al. (NeurIPS 2020) does, but from annealing's placement and without contiguous stages.
+    With a bound of the throughput as the cost function, it minimises the seconds of the busiest device or link, as the integer
+    program of Tarnawski et al. (NeurIPS 2020) does. It starts from annealing's placement, and stages need not be contiguous.
 
-    It is for up to about a hundred ops: each edge needs a constraint per pair of devices. Needs
+    It is meant for up to about a hundred ops, since each edge needs a constraint per pair of devices. Needs
     ``pip install 'placeit[exact]'``.
     """
 
@@ -54,7 +54,7 @@ class CpSat:
         evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of throughput.
+        """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of the throughput.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -66,11 +66,10 @@ class CpSat:
     def balanced(
         self, problem: Problem, *, seed: int = 0, evaluations: int | None = None, deadline: float | None = None
     ) -> tuple[NDArray[np.int32], float]:
-        """Return a placement with the least seconds of the busiest device or link, and a lower bound of these seconds.
+        """Return a placement that minimises the seconds of the busiest device or link, and a lower bound of these seconds.
 
-        The placement is never worse than the one of annealing with ``evaluations``. The solver counts in millionths of its
-        seconds and rounds down, so a placement that is proven optimal may lie above the bound by as many of these as there are
-        ops and transfers.
+        The placement is never worse than annealing's with ``evaluations``. The solver rounds down to millionths of annealing's
+        seconds, so a placement that is proven optimal may be above the bound by one millionth per op and transfer.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -78,47 +77,47 @@ class CpSat:
         from ortools.sat.python import cp_model
 
         cost = ThroughputCost(problem)
-        known = Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
-        seconds = float(cost(known)[0])
+        baseline = Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
+        seconds = float(cost(baseline)[0])
         if seconds <= 0:
-            return known, 0.0
+            return baseline, 0.0
         model = cp_model.CpModel()
-        on = _placed(model, problem, known)
-        _balance(model, problem, on, seconds)
-        solver, solved = self._solved(model, seed, deadline)
-        found = _placement(solver, on) if solved else known
-        return (found if cost(found)[0] < seconds else known), max(0.0, solver.best_objective_bound) * seconds / _TICKS
+        on = _add_placement(model, problem, baseline)
+        _add_balance(model, problem, on, seconds)
+        solver, solved = self._solve(model, seed, deadline)
+        found = _placement(solver, on) if solved else baseline
+        return (found if cost(found)[0] < seconds else baseline), max(0.0, solver.best_objective_bound) * seconds / _TICKS
 
     def plan(self, problem: Problem, *, seed: int = 0, deadline: float | None = None) -> tuple[ListSchedule, float]:
         """Return the best plan found, never worse than HEFT's, and a lower bound of all makespans, in seconds.
 
-        The solver counts in millionths of HEFT's makespan and rounds down, so a plan that is proven optimal may lie above
-        the bound by as many of these as there are ops and transfers on its critical path.
+        The solver rounds down to millionths of HEFT's makespan, so a plan that is proven optimal may be above the bound by one
+        millionth per op and transfer on its critical path.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
         from ortools.sat.python import cp_model
 
-        known = Heft().plan(problem)
-        if known.makespan <= 0:
-            return known, 0.0
+        baseline = Heft().plan(problem)
+        if baseline.makespan <= 0:
+            return baseline, 0.0
         model = cp_model.CpModel()
-        on = _placed(model, problem, known.placement)
-        start = _scheduled(model, problem, on, known)
-        solver, solved = self._solved(model, seed, deadline)
-        bound = max(0.0, solver.best_objective_bound) * known.makespan / _TICKS
+        on = _add_placement(model, problem, baseline.placement)
+        start = _add_schedule(model, problem, on, baseline)
+        solver, solved = self._solve(model, seed, deadline)
+        bound = max(0.0, solver.best_objective_bound) * baseline.makespan / _TICKS
         if not solved:
-            return known, bound
+            return baseline, bound
         placement = _placement(solver, on)
-        turn = np.empty(len(problem), np.int64)
-        turn[problem.order] = np.arange(len(problem))
-        order = np.lexsort((turn, np.array([solver.value(s) for s in start]))).astype(np.int32)
+        position = np.empty(len(problem), np.int64)
+        position[problem.order] = np.arange(len(problem))
+        order = np.lexsort((position, np.array([solver.value(s) for s in start]))).astype(np.int32)
         plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
-        return (plan if plan.makespan < known.makespan else known), bound
+        return (plan if plan.makespan < baseline.makespan else baseline), bound
 
-    def _solved(self, model: CpModel, seed: int, deadline: float | None) -> tuple[CpSolver, bool]:
-        """Return the solver after its work, and whether it found a placement."""
+    def _solve(self, model: CpModel, seed: int, deadline: float | None) -> tuple[CpSolver, bool]:
+        """Run the solver, and return it and whether it found a placement."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
@@ -136,18 +135,18 @@ def _placement(solver: CpSolver, on: list[dict[int, Any]]) -> NDArray[np.int32]:
     return np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
 
 
-def _placed(model: CpModel, problem: Problem, known: NDArray[np.int32]) -> list[dict[int, Any]]:
-    """Add a variable for each op and each device that can run it, and the limits of memory; return the variables."""
+def _add_placement(model: CpModel, problem: Problem, baseline: NDArray[np.int32]) -> list[dict[int, Any]]:
+    """Add memory limits and a variable for each op on each device that can run it; return the variables by op and device."""
     on: list[dict[int, Any]] = []
     for v, name in enumerate(problem.op_names):
         row = {d: model.new_bool_var(f"{name} on {d}") for d in np.flatnonzero(problem.feasible[v]).tolist()}
         model.add_exactly_one(row.values())
         for d, chosen in row.items():
-            model.add_hint(chosen, int(known[v]) == d)
+            model.add_hint(chosen, int(baseline[v]) == d)
         on.append(row)
     for d in np.flatnonzero(np.isfinite(problem.memory)).tolist():
         used = sum(int(np.ceil(problem.param_bytes[v])) * row[d] for v, row in enumerate(on) if d in row)
-        for nbytes, ops in problem.shared:  # a device of other readers than the first, which counts the weight, has a copy
+        for nbytes, ops in problem.shared:  # ``used`` counts the weight on the first reader's device; others need a copy
             copy = model.new_bool_var("")
             for v in ops[1:]:
                 model.add(on[v].get(d, 0) <= copy + on[ops[0]].get(d, 0))
@@ -156,14 +155,17 @@ def _placed(model: CpModel, problem: Problem, known: NDArray[np.int32]) -> list[
     return on
 
 
-def _balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], known: float) -> None:
-    """Have the model minimise the ticks of the busiest device, set of conflicting devices, or link; ``known``: seconds."""
+def _add_balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: float) -> None:
+    """Minimise the ticks of the busiest device, set of conflicting devices, or link.
+
+    ``_TICKS`` ticks are ``baseline`` seconds.
+    """
 
     def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / known))
+        return int(seconds * (_TICKS / baseline))
 
-    most = model.new_int_var(0, _TICKS, "busiest")
-    model.minimize(most)
+    busiest = model.new_int_var(0, _TICKS, "busiest")
+    model.minimize(busiest)
     devices = range(problem.devices)
     busy: list[Any] = [sum(ticks(problem.compute[v, d]) * row[d] for v, row in enumerate(on) if d in row) for d in devices]
     links: dict[tuple[int, int], Any] = {}
@@ -182,17 +184,17 @@ def _balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], known: 
                     crosses = model.new_bool_var("")
                     model.add(crosses >= first[source] + enters - 1)
                     links[source, d] = links.get((source, d), 0) + delay * crosses
-    for together in cliques(problem.conflicts):
-        model.add(sum(busy[d] for d in np.flatnonzero(together).tolist()) <= most)
+    for clique in cliques(problem.conflicts):
+        model.add(sum(busy[d] for d in np.flatnonzero(clique).tolist()) <= busiest)
     for seconds in links.values():
-        model.add(seconds <= most)
+        model.add(seconds <= busiest)
 
 
-def _scheduled(model: CpModel, problem: Problem, on: list[dict[int, Any]], known: ListSchedule) -> list[Any]:
-    """Have the model minimise the makespan; return the variables of the starts of ops."""
+def _add_schedule(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: ListSchedule) -> list[Any]:
+    """Minimise the makespan; return the variables of the ops' start times."""
 
     def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / known.makespan))
+        return int(seconds * (_TICKS / baseline.makespan))
 
     start, end = [], []
     busy: list[list[Any]] = [[] for _ in range(problem.devices)]
@@ -200,15 +202,15 @@ def _scheduled(model: CpModel, problem: Problem, on: list[dict[int, Any]], known
     model.minimize(span)
     for v, (name, row) in enumerate(zip(problem.op_names, on, strict=True)):
         begin = model.new_int_var(0, _TICKS, f"start of {name}")
-        model.add_hint(begin, ticks(known.start[v]))
+        model.add_hint(begin, ticks(baseline.start[v]))
         for d, chosen in row.items():
             size = ticks(problem.compute[v, d])
             busy[d].append(model.new_optional_fixed_size_interval_var(begin, size, chosen, f"{name} on {d}"))
         start.append(begin)
         end.append(begin + sum(ticks(problem.compute[v, d]) * chosen for d, chosen in row.items()))
         model.add(span >= end[v])
-    for together in cliques(problem.conflicts):
-        model.add_no_overlap([interval for d in np.flatnonzero(together).tolist() for interval in busy[d]])
+    for clique in cliques(problem.conflicts):
+        model.add_no_overlap([interval for d in np.flatnonzero(clique).tolist() for interval in busy[d]])
     for e, (u, v) in enumerate(problem.edges.tolist()):
         comm = problem.comm(e)
         model.add(start[v] >= end[u])

@@ -1,4 +1,4 @@
-"""CPOP: the critical path on one device, every other op where it finishes first."""
+"""CPOP: the critical path runs on one device, and every other op where it finishes first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["Cpop"]
 class Cpop(ListPlacer):
     """Critical Path On a Processor (Topcuoglu et al. 2002), with insertion.
 
-    Differs from the paper: where no device can run the whole critical path, the device that can run most of it gets that
-    part, and the rest of the path goes where it finishes first. Mean costs are computed as in HEFT. Where devices conflict, the
-    plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
+    Differs from the paper: if no device can run the whole critical path, the device that can run most of its ops runs these,
+    and the other ops of the path go where they finish first. Mean costs are computed as in HEFT. If devices conflict, the plan
+    is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
@@ -40,13 +40,13 @@ class Cpop(ListPlacer):
         upward = upward_ranks(problem)
         path = _critical_path(problem, upward)
         on_path = problem.compute[path]
-        cannot = np.isinf(on_path).sum(axis=0)
+        infeasible = np.isinf(on_path).sum(axis=0)
         seconds = np.where(np.isinf(on_path), 0.0, on_path).sum(axis=0)
-        device = int(np.lexsort((seconds, cannot))[0])
+        device = int(np.lexsort((seconds, infeasible))[0])
         pinned = problem.compute.copy()
-        can = path[np.isfinite(on_path[:, device])]
-        pinned[can] = np.inf
-        pinned[can, device] = problem.compute[can, device]
+        feasible = path[np.isfinite(on_path[:, device])]
+        pinned[feasible] = np.inf
+        pinned[feasible, device] = problem.compute[feasible, device]
         return shortest_schedule(
             problem, priority_order(problem, upward + downward_ranks(problem)), compute=pinned, links=links
         )

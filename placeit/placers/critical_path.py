@@ -1,4 +1,4 @@
-"""Critical path: the list scheduler that DOPPLER uses as a baseline and as its teacher."""
+"""Critical path: the list scheduler that DOPPLER uses as a baseline and as a teacher."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["CriticalPath"]
 class CriticalPath:
     """Place the ready op with the longest path to an exit first, where it starts earliest; best of several runs.
 
-    This is the baseline of DOPPLER (sections 6, stage I, and 7), which runs it 50 times and keeps the best: runs differ in how
-    ties between ops and between devices are broken. An op waits for all ops that were given to its device, or to a conflicting
-    device, before. Path lengths use HEFT's mean costs.
+    This is the baseline of DOPPLER (sections 6, stage I, and 7), which runs it 50 times and keeps the best result. Runs differ
+    in how ties between ops and between devices are broken. An op waits for all ops that were placed earlier on its device, or
+    on a conflicting device. Path lengths use HEFT's mean costs.
     """
 
     runs: int = option(50, "randomised runs; the best result wins", least=1, most=10**5)
@@ -40,14 +40,14 @@ class CriticalPath:
         count = max(1, self.runs if evaluations is None else min(self.runs, evaluations))
         rng = np.random.default_rng(seed)
         ranks = upward_ranks(problem)
-        made = [self._run(problem, ranks, rng)]
-        while len(made) < count and not is_over(deadline):
-            made.append(self._run(problem, ranks, rng))
-        return best(cost, unique_rows(np.array(made))[0], evaluations, deadline)
+        placements = [self._run(problem, ranks, rng)]
+        while len(placements) < count and not is_over(deadline):
+            placements.append(self._run(problem, ranks, rng))
+        return best(cost, unique_rows(np.array(placements))[0], evaluations, deadline)
 
     def _run(self, problem: Problem, ranks: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int32]:
         order = priority_order(problem, ranks, rng.random(len(problem)))
-        lots = rng.random((len(problem), problem.devices))
+        tie_breaks = rng.random((len(problem), problem.devices))
         placement = np.empty(len(problem), np.int32)
-        _core.earliest_start_placement(compiled(problem), order, lots, placement)
+        _core.earliest_start_placement(compiled(problem), order, tie_breaks, placement)
         return placement if fits(problem, placement) else repair(problem, placement)

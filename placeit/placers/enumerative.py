@@ -15,7 +15,7 @@ from placeit.placers.feasibility import fits, repair
 
 __all__ = ["Enumerative", "parallel_sets"]
 
-_CUT = re.compile(r"\[[^\[\]]*\]")
+_SHARD = re.compile(r"\[[^\[\]]*\]")  # the part of an op's name that tells shards apart
 _TIE = 1e-9  # weight of a device's work compared with transfers: it decides only between equal transfers
 
 
@@ -23,18 +23,18 @@ _TIE = 1e-9  # weight of a device's work compared with transfers: it decides onl
 class Enumerative:
     """Spread the shards of each tensor op over the devices, where their inputs take least time to get; a baseline of DOPPLER.
 
-    Yao et al., *DOPPLER*, Appendix A and Algorithm 4. Meta-ops come in topological order; of each, first the shards are placed
-    and then the ops that combine their results. All ways to spread such a set evenly over the devices are enumerated, and the
-    one with the least sum of transfer times is taken. Neither the time of ops nor the ops that read the results count.
+    Source: Yao et al., *DOPPLER*, Appendix A and Algorithm 4. Meta-ops are placed in topological order: first the shards of a
+    meta-op, then the ops that combine their results. All ways to spread such a set evenly over the devices are enumerated, and
+    the way with the shortest total transfer time is chosen. Compute times and the readers of the results do not count.
 
-    Sets are recognized by the names of ops (:func:`parallel_sets`) of tensor programs. In any other model
-    each op is a set by itself and follows its inputs, so this placer has little to gain there.
+    Sets are recognized by the names that ops have in tensor programs (:func:`parallel_sets`). In any other model, each op is a
+    set of one and follows its inputs, so this placer gains little there.
 
-    Differs from the paper, which has as many shards as devices: of ``n`` ops a device gets at most ``n / D``, rounded up (more
-    where other devices cannot run them). Branches of the enumeration that cannot be better are skipped, which changes nothing;
-    after ``limit`` steps the best so far is taken. A tensor that an op placed before has brought to a device costs nothing
-    there. Equal sums go to the devices with the least work so far. Ops are also spread over devices that conflict, though that
-    does not help.
+    Differs from the paper, which has as many shards as devices: of ``n`` ops a device gets at most ``n / D``, rounded up, or
+    more if other devices cannot run them. Branches of the enumeration that cannot be better are skipped, which does not change
+    the result. After ``limit`` steps the best way so far is chosen. A tensor that is already on a device, because an earlier op
+    read it there, costs nothing. Ties go to the devices with the least work so far. Ops are also spread over devices that
+    conflict, though that does not help.
     """
 
     limit: int = option(200_000, "steps of the enumeration for one set of shards", least=1, most=10**9)
@@ -48,7 +48,7 @@ class Enumerative:
         evaluations: int | None,  # noqa: ARG002
         deadline: float | None = None,  # noqa: ARG002
     ) -> NDArray[np.int32]:
-        """Return the placement; the cost function and the seed are not used.
+        """Return the placement, without using the cost function or the seed.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -72,31 +72,31 @@ class Enumerative:
 
 
 def parallel_sets(problem: Problem) -> list[list[int]]:
-    """Return the sets of ops that one op became when it was cut, in topological order; an op that was not cut is one set.
+    """Return sets of ops that are shards of one op, in topological order; an op that was not cut is a set of one.
 
-    The names of a set differ only between brackets: ``AB[i0,j1]``, ``AB[i1,j0]``; ``AB[0,1] formation``. Ops are not shards if
-    one of them reads another, or if their set would have to run both before and after another set: then each is one set.
+    The names in a set differ only between brackets: ``AB[i0,j1]``, ``AB[i1,j0]``; ``AB[0,1] formation``. If one of these ops
+    reads another, or if the set would have to run both before and after another set, each op is a set of one.
     """
-    label = [_CUT.sub("[]", name) if _CUT.search(name) else f"op {v}" for v, name in enumerate(problem.op_names)]
-    turn = np.empty(len(problem), np.int64)
-    turn[problem.order] = np.arange(len(problem))
-    left: dict[str, list[int]] = {}
+    label = [_SHARD.sub("[]", name) if _SHARD.search(name) else f"op {v}" for v, name in enumerate(problem.op_names)]
+    position = np.empty(len(problem), np.int64)
+    position[problem.order] = np.arange(len(problem))
+    pending: dict[str, list[int]] = {}
     for v in problem.order.tolist():
-        left.setdefault(label[v], []).append(v)
-    waiting = np.bincount(problem.edges[:, 1], minlength=len(problem))
+        pending.setdefault(label[v], []).append(v)
+    missing_inputs = np.bincount(problem.edges[:, 1], minlength=len(problem))
     out, sets = problem.successors, []
-    while left:
-        able = (name for name, ops in left.items() if not waiting[ops].any())
-        name = next(able, None)
+    while pending:
+        ready = (name for name, ops in pending.items() if not missing_inputs[ops].any())
+        name = next(ready, None)
         if name is None:  # every set waits for another: take apart the set that is first in topological order
-            first = min(left, key=lambda name: turn[left[name][0]])
-            for v in left.pop(first):
-                left[f"op {v}"] = [v]
+            first = min(pending, key=lambda name: position[pending[name][0]])
+            for v in pending.pop(first):
+                pending[f"op {v}"] = [v]
             continue
-        ops = left.pop(name)
+        ops = pending.pop(name)
         sets.append(ops)
         for v in ops:
-            np.subtract.at(waiting, problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1], 1)
+            np.subtract.at(missing_inputs, problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1], 1)
     return sets
 
 
@@ -106,7 +106,7 @@ def _first_of_each(tensor: NDArray[np.int32], edges: NDArray[np.int32]) -> list[
 
 
 def _spread(seconds: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
-    """Spread ops evenly over devices at the least sum of ``float64[n, D]`` (``inf``: cannot run); return ``int32[n]``."""
+    """Spread ops evenly over devices with the lowest total of ``float64[n, D]`` seconds (``inf``: cannot run): ``int32[n]``."""
     devices = np.empty(len(seconds), np.int32)
     _core.spread(seconds, limit, devices)
     return devices

@@ -1,4 +1,4 @@
-"""The optimal placement, for small problems."""
+"""The optimal placement of small problems."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["Exact", "alike"]
 
-_CHUNK = 4096
+_CHUNK = 4096  # placements that are valued in one call
 _NO_TIME = "the time that it has"
-_AT_ONCE = 200_000  # partial placements between two checks of the deadline
+_CHECK_EVERY = 200_000  # partial placements between two checks of the deadline
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Exact:
     """Branch and bound over all placements: the answer is optimal by the given cost function.
 
     Ops are placed in topological order. If the cost function is a simulator without noise, or the bound of the throughput,
-    partial placements that cannot beat the best so far are cut off. Their bounds are the work of each device and of the devices
-    that conflict with it, the mean work of all, the critical path or, for the throughput, the transfers over each link.
-    Placements that differ from another by a swap of equal devices are cut off, too. Any other cost function values every
-    feasible placement.
+    partial placements that cannot beat the best so far are pruned. Their bounds are the work of each device and of the devices
+    that conflict with it, the mean work of all devices, and the critical path or, for the throughput, the transfers over each
+    link. Placements that differ from another only by a swap of equal devices are pruned, too. With any other cost function,
+    every feasible placement is valued.
 
-    The optimum is over placements, with the simulator's queues; a schedule with a planned order may be shorter still (see the
-    placer ``cp-sat``).
+    The answer is optimal among placements that run with the simulator's queues; a schedule with a planned order may be shorter
+    (see the placer ``cp-sat``).
     """
 
     nodes: int = option(5_000_000, "partial placements to examine before giving up", least=0, most=10**15)
@@ -53,8 +53,8 @@ class Exact:
         """Return the optimal placement.
 
         Raises:
-            UsageError: no proof within the limits, or before the deadline. A cost function without bounds is not called at
-                all if there are more placements than the limits allow.
+            UsageError: the optimum is not proven within the limits or before the deadline. A cost function without bounds is
+                not called at all if there are more placements than the limits allow.
             InfeasibleError: the weights fit in no way that was found.
         """
         found = Incumbent(cost, evaluations)  # no deadline: only a complete search is an answer
@@ -70,12 +70,12 @@ class Exact:
                 found.offer(leaves)
                 chunk = min(2 * chunk, _CHUNK)
             return found.placement
-        every: list[NDArray[np.int32]] = []
+        chunks: list[NDArray[np.int32]] = []
         while len(leaves := search.next(np.inf, _CHUNK)):
-            every.append(leaves)
-            if len(every) * _CHUNK - (_CHUNK - len(leaves)) > found.left:
+            chunks.append(leaves)
+            if sum(map(len, chunks)) > found.left:
                 raise _too_large(problem, f"{evaluations} evaluations")
-        for leaves in every:
+        for leaves in chunks:
             if is_over(deadline):
                 raise _too_large(problem, _NO_TIME)
             found.offer(leaves)
@@ -90,7 +90,7 @@ def _too_large(problem: Problem, limit: str) -> UsageError:
 
 
 class _Search:
-    """Iterator over the feasible placements of a problem, depth first, a chunk at a time."""
+    """A depth-first search that yields the feasible placements of a problem in chunks."""
 
     def __init__(self, problem: Problem, bounded: bool, capacity: bool, nodes: int, deadline: float | None) -> None:
         self._problem, self._bounded = problem, bounded
@@ -115,7 +115,7 @@ class _Search:
         while True:
             if is_over(self._deadline):
                 raise _too_large(self._problem, _NO_TIME)
-            count, examined = self._search.next(leaves, bound if self._bounded else np.inf, min(self._left, _AT_ONCE))
+            count, examined = self._search.next(leaves, bound if self._bounded else np.inf, min(self._left, _CHECK_EVERY))
             self._left -= examined
             if self._left <= 0:
                 raise _too_large(self._problem, f"{self._limit} partial placements")
@@ -135,7 +135,7 @@ def _min_tail(problem: Problem) -> NDArray[np.float64]:
 
 
 def alike(problem: Problem) -> NDArray[np.int64]:
-    """Return for each device the first device that it can be swapped with without any effect, ``int64[D]``."""
+    """Return for each device the first device that is equal in all costs, links, memory and conflicts, ``int64[D]``."""
     first = np.arange(problem.devices)
     for b in range(problem.devices):
         for a in range(b):

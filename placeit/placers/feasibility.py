@@ -1,4 +1,4 @@
-"""Feasible placements by supported ops and memory: sampling, packing and repair."""
+"""Feasible placements, with respect to supported ops and memory: sampling, packing and repair."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from placeit.planning.room import of_one_op, too_little
 __all__ = ["FEWER_STEPS", "PACKING_STEPS", "fits", "has_room", "pack", "packed", "random_placements", "repair"]
 
 PACKING_STEPS, FEWER_STEPS = 200_000, 2_000
-"""Steps of packing: until no placement is taken to fit, and for a guess at what would fit."""
-_MORE = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)  # times the memory that is there, which are tried where nothing fits
+"""Maximum steps of packing: to find a placement, and to estimate how much more memory would suffice."""
+_MEMORY_FACTORS = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)  # tried in turn if no placement fits, to advise on memory
 
 
 def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
@@ -26,18 +26,18 @@ def fits(problem: Problem, placement: NDArray[np.int32]) -> bool:
 
 
 def has_room(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return whether each device has room for the weights of each op, if it moves there alone: ``bool[V, D]``."""
-    more = np.repeat(problem.param_bytes[:, None], problem.devices, axis=1)
+    """Return whether each device has room for each op's weights if only this op moves there, ``bool[V, D]``."""
+    needed = np.repeat(problem.param_bytes[:, None], problem.devices, axis=1)
     for size, ops in problem.shared:
         holds = np.bincount(placement[list(ops)], minlength=problem.devices) > 0
-        more[ops[0]] -= size * holds
-        more[list(ops[1:])] += size * ~holds
-    room: NDArray[np.bool_] = problem.held(placement[None]) + more <= problem.memory
+        needed[ops[0]] -= size * holds
+        needed[list(ops[1:])] += size * ~holds
+    room: NDArray[np.bool_] = problem.held(placement[None]) + needed <= problem.memory
     return room
 
 
 def random_placements(problem: Problem, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Draw placements: each op uniformly on one of its feasible devices, then repaired if memory is exceeded.
+    """Draw random placements: each op on one of its feasible devices, uniformly; repaired if memory is exceeded.
 
     Returns:
         ``int32[count, V]``.
@@ -59,8 +59,8 @@ def random_placements(problem: Problem, count: int, rng: np.random.Generator) ->
 def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
     """Make a placement feasible with few moves: every device can run its ops and hold their weights.
 
-    Ops that cannot run on their device go to their fastest device. Then ops leave each overfull device, first the ops that
-    lose least time per byte freed. If that does not succeed, the answer is :func:`pack`.
+    Ops that cannot run on their device move to their fastest device. Then ops leave each overfull device, in the order of the
+    time lost per byte freed. If the result still does not fit, the placement of :func:`pack` is returned.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
@@ -86,20 +86,20 @@ def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def pack(problem: Problem) -> NDArray[np.int32]:
-    """Find a placement that fits into memory, regardless of cost: large weights first, with backtracking.
+    """Return a placement that fits into memory, regardless of cost: large weights first, with backtracking.
 
     Returns:
         ``int32[V]``.
 
     Raises:
-        InfeasibleError: no placement fits, or none was found in a bounded number of steps (packing is NP-hard). The message
-            says how much more memory is enough.
+        InfeasibleError: no placement fits, or none was found in a limited number of steps (packing is NP-hard). The message
+            tells how much more memory would suffice.
     """
     if (found := packed(problem, PACKING_STEPS)) is not None:
         return found
     size, names, memory = problem.param_bytes, problem.device_names, problem.memory
     why, advice = of_one_op(problem.op_names, size, problem.feasible, names, memory), ""
-    for factor in _MORE if not why else ():
+    for factor in _MEMORY_FACTORS if not why else ():
         if packed(replace(problem, memory=memory * factor), FEWER_STEPS) is not None:
             advice = f"With {factor:g} times the memory of each device, they would fit."
             break
@@ -107,48 +107,48 @@ def pack(problem: Problem) -> NDArray[np.int32]:
 
 
 def packed(problem: Problem, steps: int) -> NDArray[np.int32] | None:
-    """Return a placement that fits into memory, as :func:`pack` does; None if none was found in a number of steps."""
-    tied: list[list[int]] = [[] for _ in range(len(problem))]  # weights that each op reads with others
+    """Return a placement that fits into memory, as :func:`pack` does; None if none was found within ``steps`` steps."""
+    shared_by: list[list[int]] = [[] for _ in range(len(problem))]  # numbers of the shared weights that each op reads
     own, total = problem.param_bytes.copy(), problem.param_bytes.copy()
     sizes, readers = [size for size, _ in problem.shared], np.zeros((len(problem.shared), problem.devices), int)
     for w, (size, ops) in enumerate(problem.shared):
         own[ops[0]] -= size
         total[list(ops[1:])] += size
         for v in ops:
-            tied[v].append(w)
+            shared_by[v].append(w)
 
     def needed(op: int) -> NDArray[np.float64]:
-        """Return the bytes that each device needs to take an op, ``float64[D]``: less if it holds weights of the op already."""
-        bytes_of = np.full(problem.devices, own[op])
-        for w in tied[op]:
-            bytes_of += sizes[w] * (readers[w] == 0)
-        return bytes_of
+        """Return the bytes that an op adds on each device, ``float64[D]``, without shared weights that are there already."""
+        added = np.full(problem.devices, own[op])
+        for w in shared_by[op]:
+            added += sizes[w] * (readers[w] == 0)
+        return added
 
     placement: NDArray[np.int32] = problem.compute.argmin(axis=1).astype(np.int32)
     heavy = np.flatnonzero(total > 0)
     heavy = heavy[np.lexsort((problem.feasible[heavy].sum(axis=1), -total[heavy]))].tolist()
     room = problem.memory.copy()
-    tried: list[list[int]] = [[] for _ in heavy]  # devices left to try for each op on the way down
-    depth, fresh = 0, True
+    untried: list[list[int]] = [[] for _ in heavy]  # devices left to try, for each op up to the current depth
+    depth, descending = 0, True
     for _ in range(steps):
         if depth == len(heavy):
             return placement
         op = heavy[depth]
-        if fresh:
-            more = needed(op)
-            able = np.flatnonzero(problem.feasible[op] & (more <= room))
-            tried[depth] = able[np.lexsort((problem.compute[op, able], more[able]))[::-1]].tolist()
+        if descending:
+            added = needed(op)
+            able = np.flatnonzero(problem.feasible[op] & (added <= room))
+            untried[depth] = able[np.lexsort((problem.compute[op, able], added[able]))[::-1]].tolist()
         else:
-            readers[tied[op], placement[op]] -= 1
+            readers[shared_by[op], placement[op]] -= 1
             room[placement[op]] += needed(op)[placement[op]]
-        if tried[depth]:
-            device = tried[depth].pop()
+        if untried[depth]:
+            device = untried[depth].pop()
             placement[op] = device
             room[device] -= needed(op)[device]
-            readers[tied[op], device] += 1
-            depth, fresh = depth + 1, True
+            readers[shared_by[op], device] += 1
+            depth, descending = depth + 1, True
         elif depth == 0:
             break
         else:
-            depth, fresh = depth - 1, False
+            depth, descending = depth - 1, False
     return None

@@ -1,4 +1,4 @@
-"""A fuser by rules, in the manner of IBM Streams: processing elements of about equally many ops, along heavy edges."""
+"""A rule-based fuser in the manner of IBM Streams: parts of about the same number of ops, fused along heavy edges."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["Fuser", "fuse"]
 
 
 def fuse(problem: Problem, parts: int) -> NDArray[np.int32]:
-    """Fuse ops into at most ``parts`` parts of about equally many ops, however long these take.
+    """Fuse ops into at most ``parts`` parts of about the same number of ops, regardless of their compute times.
 
-    The heaviest edge (by bytes; of equals the first) between two parts whose ops together do not exceed a part's share fuses
-    them, until there is no such edge. The share is the number of ops divided by ``parts``, rounded up. Then, while there are
-    too many parts, the two smallest are fused.
+    The two ends of the heaviest edge (by bytes; the first in a tie) are fused if the new part does not exceed its share, until
+    there is no such edge. The share is the number of ops divided by ``parts``, rounded up. Then, while there are too many
+    parts, the two smallest are fused.
 
-    The rules of the fuser in IBM Streams are not published; Ni et al. (2020, section 4.1) say that they are simple, balance the
-    number of operators and reduce the edge cut.
+    The rules of the fuser in IBM Streams are not published. According to Ni et al. (2020, section 4.1) they are simple, balance
+    the number of operators and reduce the edge cut.
 
     Args:
-        problem: the problem whose ops to divide; feasibility and memory do not count.
-        parts: most parts, at least 1.
+        problem: the problem whose ops to divide. Feasibility and memory are ignored.
+        parts: maximum number of parts, at least 1.
 
     Returns:
-        ``int32[V]``, the number of each op's part; the part with most work has number 0, and so on.
+        ``int32[V]``, the number of each op's part; parts are numbered by falling work.
 
     Raises:
         UsageError: ``parts`` is less than 1.
@@ -40,17 +40,17 @@ def fuse(problem: Problem, parts: int) -> NDArray[np.int32]:
     if parts < 1:
         raise UsageError(f"A graph is divided into at least one part; got parts={parts}.")
     part = np.arange(len(problem))
-    room = -(-len(problem) // parts)
+    max_size = -(-len(problem) // parts)
     for e in np.argsort(-problem.edge_bytes, kind="stable").tolist():
         a, b = part[problem.edges[e]]
-        if a != b and np.count_nonzero((part == a) | (part == b)) <= room:
+        if a != b and np.count_nonzero((part == a) | (part == b)) <= max_size:
             part[part == b] = a
     while True:
         numbers, sizes = np.unique(part, return_counts=True)
         if len(numbers) <= parts:
             break
-        small, smaller = numbers[np.argsort(sizes, kind="stable")[1::-1]]
-        part[part == small] = smaller
+        smallest, second = numbers[np.argsort(sizes, kind="stable")[:2]]
+        part[part == second] = smallest
     work = np.bincount(np.searchsorted(numbers, part), mean_compute(problem))
     rank = np.empty(len(numbers), np.int32)
     rank[np.argsort(-work, kind="stable")] = np.arange(len(numbers))
@@ -76,15 +76,15 @@ class Fuser:
         evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost; if not all numbers of parts may be valued, most parts come first.
+        """Return the best placement by cost; the largest numbers of parts are valued first.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
         """
-        most = min(problem.devices, len(problem))
-        numbers = [min(self.parts, most)] if self.parts else range(most, 0, -1)
-        missing = (~problem.feasible).sum(axis=0)
-        fast = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), missing)).astype(np.int32)
-        candidates = np.array([repair(problem, fast[fuse(problem, number)]) for number in numbers])
-        different = candidates[np.sort(np.unique(unique_rows(candidates)[1], return_index=True)[1])]
-        return best(cost, different, evaluations, deadline)
+        max_parts = min(problem.devices, len(problem))
+        counts = [min(self.parts, max_parts)] if self.parts else range(max_parts, 0, -1)
+        infeasible = (~problem.feasible).sum(axis=0)
+        by_speed = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), infeasible)).astype(np.int32)
+        candidates = np.array([repair(problem, by_speed[fuse(problem, count)]) for count in counts])
+        distinct = candidates[np.sort(np.unique(unique_rows(candidates)[1], return_index=True)[1])]
+        return best(cost, distinct, evaluations, deadline)

@@ -1,4 +1,4 @@
-"""HEFT: ops in order of upward rank, each on the device where it finishes first."""
+"""HEFT: ops in order of their upward ranks, each on the device where it finishes first."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Heft(ListPlacer):
     """Heterogeneous Earliest Finish Time (Topcuoglu et al. 2002), with insertion.
 
     Ranks use mean costs: the mean of an op over the devices that can run it, and the mean of a transfer over all pairs of a
-    device that can run the producer and one that can run the consumer. A pair of equal devices counts with zero.
+    device that can run the producer and a device that can run the consumer. A pair of a device with itself counts as zero.
 
-    Differs from the paper: equal ranks go by the topological order of the problem, not at random. Where devices conflict, the
-    plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
+    Differs from the paper: ties go by the topological order of the problem, not at random. If devices conflict, the plan is the
+    shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:

@@ -1,9 +1,9 @@
 """Shared parts of the list schedulers: mean costs, ranks, optimistic costs, and insertion-based earliest finish times.
 
-A list scheduler is an order of the ops and a rule for devices. All of them here place one op after the other, in an order
-that respects precedence, in the earliest idle gap that is long enough (Topcuoglu et al., "Performance-effective and
-low-complexity task scheduling for heterogeneous computing", 2002, section 4). The device is the one where the op finishes
-first, or where its finish plus an estimate of the remaining time is least.
+A list scheduler consists of an order of the ops and a rule that selects a device. The schedulers here place one op after the
+other, in topological order, in the earliest idle gap that is long enough (Topcuoglu et al., "Performance-effective and
+low-complexity task scheduling for heterogeneous computing", 2002, section 4). They select the device where the op finishes
+first, or where its finish time plus an estimate of the remaining time is lowest.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
     "upward_ranks",
 ]
 
-_EXCESS = (1.9, 1.6, 1.35, 1.15, 1.0)
-"""Limits of an op's core seconds where devices conflict, as multiples of the least core seconds on any device."""
-_SAMPLE, _TURNS = 2000, 100  # ops from which prices of devices are computed (about), and steps of that computation
-_LIMITED = 0.7  # least work, as a share of the makespan, for which balanced schedules are planned
+_CORE_LIMITS = (1.9, 1.6, 1.35, 1.15, 1.0)
+"""Limits of an op's core seconds where devices conflict, as multiples of its lowest core seconds on any device."""
+_SAMPLE, _PRICE_STEPS = 2000, 100  # approximate number of ops from which device prices are computed; iterations for it
+_MIN_WORK = 0.7  # minimum work, as a share of the makespan, for which balanced schedules are planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class ListSchedule:
         start: ``float64[V]``, seconds.
         finish: ``float64[V]``, seconds.
         makespan: seconds.
-        priority: ``float64[V]``, larger runs earlier; the ops of each device in falling priority are in planned order.
+        priority: ``float64[V]``; on each device, ops run in the order of falling priority.
     """
 
     placement: NDArray[np.int32]
@@ -66,7 +66,7 @@ class ListSchedule:
 
 
 class ListPlacer(ABC):
-    """A placer that returns the placement of a planned schedule; it needs no cost function and no random numbers."""
+    """Base class of placers that return the placement of a planned schedule, without a cost function or random numbers."""
 
     def place(
         self,
@@ -86,7 +86,7 @@ class ListPlacer(ABC):
 
         Args:
             problem: the problem.
-            links: whether transfers between two devices wait for each other (``channel``).
+            links: link model of the plan; with ``channel``, transfers between two devices wait for each other.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -94,12 +94,12 @@ class ListPlacer(ABC):
 
 
 def links_of(cost: CostFunction) -> LinkModel:
-    """Return how links move tensors under a cost function: by its simulator's rules, or else by the rules of executors."""
+    """Return the link model of a cost function if it is a simulator, else the link model of executors."""
     return cost.rules.links if isinstance(cost, SimulatedCost) else EXECUTED_RULES.links
 
 
 def mean_over_devices(problem: Problem, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of ``float64[V, D]`` values over the devices that can run each op, ``float64[V]``."""
+    """Return each op's mean of ``float64[V, D]`` values over the devices that can run it, ``float64[V]``."""
     feasible = problem.feasible
     mean: NDArray[np.float64] = np.where(feasible, values, 0.0).sum(axis=1) / feasible.sum(axis=1)
     return mean
@@ -111,16 +111,16 @@ def mean_compute(problem: Problem) -> NDArray[np.float64]:
 
 
 def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
-    """Return the mean seconds to move each edge's tensor between devices where its ends can run, ``float64[E]``.
+    """Return the mean seconds to move each edge's tensor, ``float64[E]``.
 
-    The mean is over all pairs of a device that can run the producer and one that can run the consumer. Cut costs are part of a
-    transfer, as in :meth:`Problem.comm`.
+    The mean is over all pairs of a device that can run the producer and a device that can run the consumer. Cut costs are part
+    of a transfer, as in :meth:`Problem.comm`.
 
     Args:
         problem: the problem.
-        apart: whether to leave out pairs of equal devices, which otherwise count as zero seconds.
+        apart: whether to leave out pairs of a device with itself, which otherwise count as zero seconds.
     """
-    # many ops can run on the same devices: what depends on these alone is computed once for each pair of such sets
+    # many ops can run on the same set of devices: terms that depend on these sets alone are computed once per pair of sets
     _, first, kind = np.unique(np.packbits(problem.feasible, axis=1), axis=0, return_index=True, return_inverse=True)
     able = problem.feasible[first].astype(np.float64)
     ends = kind.reshape(-1)[problem.edges]
@@ -128,7 +128,7 @@ def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
     src, dst = np.divmod(pairs, len(able))
     can_send, can_receive = able[src], able[dst]
     senders, receivers = can_send.sum(axis=1), can_receive.sum(axis=1)
-    # sums over pairs of devices: F[u] @ matrix @ F[v], with matrices that are zero on the diagonal
+    # sums over pairs of devices: able[u] @ matrix @ able[v], with matrices that are zero on the diagonal
     latency = ((able @ problem.latency)[src] * can_receive).sum(axis=1)
     seconds_per_byte = ((able @ (1.0 / problem.bandwidth))[src] * can_receive).sum(axis=1)
     counted = senders * receivers - ((can_send * can_receive).sum(axis=1) if apart else 0.0)
@@ -141,24 +141,25 @@ def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
 
 
 def upward_ranks(problem: Problem) -> NDArray[np.float64]:
-    """Return each op's upward rank in seconds: mean length of the longest path from its start to an exit (Eq. 8 of HEFT)."""
+    """Return each op's upward rank in seconds: mean length of the longest path from its start to an exit (HEFT, Eq. 8)."""
     rank = np.empty(len(problem))
     _core.upward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
 def downward_ranks(problem: Problem) -> NDArray[np.float64]:
-    """Return each op's downward rank in seconds: mean length of the longest path from an entry to it (Eq. 10 of CPOP)."""
+    """Return each op's downward rank in seconds: mean length of the longest path from an entry to it (CPOP, Eq. 10)."""
     rank = np.empty(len(problem))
     _core.downward_ranks(compiled(problem), mean_compute(problem), mean_comm(problem)[problem.successors.edge], rank)
     return rank
 
 
 def optimistic_costs(problem: Problem) -> NDArray[np.float64]:
-    """Return the least seconds from the end of each op on each device to an exit, if devices were free, ``float64[V, D]``.
+    """Return PEFT's optimistic cost table (Arabnejad and Barbosa 2014), in seconds, ``float64[V, D]``.
 
-    This is the optimistic cost table of PEFT (Arabnejad and Barbosa 2014). It counts the longest path, where each op on it is
-    on the device that is best for the ops after it, and transfers between different devices take their mean.
+    An entry is the shortest time from the end of an op on a device to an exit if all devices were idle. It counts the longest
+    path. Each op on this path is on the device that is best for the ops after it. Transfers between different devices take
+    their mean time.
     """
     cost = np.empty((len(problem), problem.devices))
     _core.optimistic_costs(compiled(problem), mean_comm(problem, apart=True)[problem.successors.edge], cost)
@@ -173,7 +174,8 @@ def priority_order(
     Args:
         problem: the problem.
         priority: ``float64[V]``.
-        ties: ``float64[V]``, the smaller goes first among equal priorities; the problem's topological order if None.
+        ties: ``float64[V]``; among ops of equal priority, the lowest value goes first. None for the problem's topological
+            order.
     """
     if ties is None:
         ties = np.empty(len(problem))
@@ -190,17 +192,17 @@ def shortest_schedule(
     compute: NDArray[np.float64] | None = None,
     links: LinkModel = "contention-free",
 ) -> ListSchedule:
-    """Return :func:`list_schedule`; where devices conflict, the shortest of several such schedules.
+    """Return the schedule of :func:`list_schedule`; if devices conflict, the shortest of several such schedules.
 
     Where devices conflict, an op often finishes first on a device that takes all cores for a small gain. The schedules differ
-    in the core seconds that an op may take beyond the least.
+    in the core seconds that an op may take, compared with its lowest core seconds on any device.
     """
     compute = problem.compute if compute is None else compute
     if not problem.conflicts.any():
         return list_schedule(problem, order, compute, onward, links)
-    taken = compute * cover(problem.conflicts).sum(axis=0)
-    least = taken.min(axis=1, keepdims=True)
-    limited = [compute, *(np.where(taken <= limit * least, compute, np.inf) for limit in _EXCESS)]
+    core_seconds = compute * cover(problem.conflicts).sum(axis=0)
+    lowest = core_seconds.min(axis=1, keepdims=True)
+    limited = [compute, *(np.where(core_seconds <= limit * lowest, compute, np.inf) for limit in _CORE_LIMITS)]
     return min((list_schedule(problem, order, seconds, onward, links) for seconds in limited), key=lambda plan: plan.makespan)
 
 
@@ -211,74 +213,74 @@ def list_schedule(
     onward: NDArray[np.float64] | None = None,
     links: LinkModel = "contention-free",
 ) -> ListSchedule:
-    """Place each op, in the given order, in the idle gap and on the device with room for it where it finishes first.
+    """Plan a schedule: place each op, in the given order, in the idle gap where it finishes first.
 
-    With ``onward``, the device is the one where the finish plus ``onward`` is least. A device is idle while neither it nor a
-    conflicting one runs anything. If weights run out of memory, devices are chosen as if memory were unbounded, the placement
-    is repaired, and the schedule is planned again for it.
+    Only devices with room for the op's weights are considered. With ``onward``, the op goes where its finish time plus
+    ``onward`` is lowest. A device is idle while neither it nor a conflicting device runs an op. If memory runs out, devices
+    are chosen as if memory were unlimited, the placement is repaired, and the schedule is planned again for it.
 
     Args:
         problem: the problem.
-        order: ``int32[V]``, respects precedence.
-        compute: ``float64[V, D]`` to use instead of the problem's, with more ``inf`` to forbid devices.
-        onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the whole; None for zero.
-        links: with ``channel``, a transfer waits for a gap of the link between both devices that is long enough for it.
+        order: ``int32[V]``, a topological order.
+        compute: ``float64[V, D]``, seconds to use instead of the problem's; ``inf`` forbids a device. None for the problem's.
+        onward: ``float64[V, D]``, estimated seconds from the end of an op on a device to the end of the run; None for zero.
+        links: link model; with ``channel``, a transfer waits for an idle gap of its link that is long enough for it.
 
     Raises:
         InfeasibleError: the weights fit in no way that was found.
     """
     compute = problem.compute if compute is None else compute
     onward = np.zeros(compute.shape) if onward is None else onward
-    placement, start, finish, room = _schedule(problem, order, compute, onward, problem.memory, links)
-    if not room or (problem.shared and not fits(problem, placement)):  # schedules know nothing of copies of shared weights
-        unbounded = np.full(problem.devices, np.inf)
-        placement, *_ = _schedule(problem, order, compute, onward, unbounded, links)
-        kept = pinned(problem, repair(problem, placement))
-        placement, start, finish, _ = _schedule(problem, order, kept, onward, unbounded, links)
-    turn = np.empty(len(problem))
-    turn[order] = np.arange(len(problem))
+    placement, start, finish, fitted = _schedule(problem, order, compute, onward, problem.memory, links)
+    if not fitted or (problem.shared and not fits(problem, placement)):  # schedules do not count copies of shared weights
+        unlimited = np.full(problem.devices, np.inf)
+        placement, *_ = _schedule(problem, order, compute, onward, unlimited, links)
+        repaired = pinned(problem, repair(problem, placement))
+        placement, start, finish, _ = _schedule(problem, order, repaired, onward, unlimited, links)
+    position = np.empty(len(problem))
+    position[order] = np.arange(len(problem))
     priority = np.empty(len(problem))
-    # by start, then finish (an op of no duration goes before an op that starts with it), then order of planning
-    priority[np.lexsort((turn, finish, start))] = np.arange(len(problem), 0, -1)
+    # by start, then finish (an op of zero duration goes before another op that starts at the same time), then position
+    priority[np.lexsort((position, finish, start))] = np.arange(len(problem), 0, -1)
     return ListSchedule(placement, start, finish, float(finish.max()), priority)
 
 
 def balanced_schedules(problem: Problem, makespan: float, links: LinkModel = "contention-free") -> Iterator[ListSchedule]:
-    """Yield schedules that give ops to devices that are fast at them, if the work of all devices limits the makespan.
+    """Yield schedules that prefer devices that are fast at an op, if the total work limits the makespan.
 
-    A list scheduler takes an op to the device where it finishes first, even to one that is slow at it while others are busy.
-    Here seconds of a device also have a price. It is their value when work is shared best (the dual of the linear program that
-    shares it in fractions, solved by multiplicative weights), times 2, 8 or 32.
+    A list scheduler assigns an op to the device where it finishes first, even to a slow device while the others are busy. Here
+    each second of a device also has a price: its dual value in the linear program that divides the work optimally, in
+    fractions, between the devices, times 2, 8 or 32. The program is solved by multiplicative weights.
 
     Args:
-        problem: the problem; nothing is planned where devices conflict.
-        makespan: seconds of a schedule; nothing is planned if the work alone takes less than 70 % of it.
-        links: how transfers are planned.
+        problem: the problem. Nothing is yielded if devices conflict.
+        makespan: seconds of a schedule. Nothing is yielded if the work alone takes less than 70 % of it.
+        links: link model of the plans.
     """
     if problem.conflicts.any():
         return
     sample = problem.compute[:: max(1, len(problem) // _SAMPLE)]
     price = np.full(problem.devices, 1.0 / problem.devices)
-    least = 0.0
-    for turn in range(_TURNS):
-        paid = price * sample
-        device = paid.argmin(axis=1)
+    bound = 0.0  # lower bound of the makespan from the work alone, seconds
+    for step in range(_PRICE_STEPS):
+        priced = price * sample
+        device = priced.argmin(axis=1)
         rows = np.arange(len(sample))
-        least = max(least, float(paid[rows, device].sum()) * len(problem) / len(sample))
+        bound = max(bound, float(priced[rows, device].sum()) * len(problem) / len(sample))
         load = np.bincount(device, sample[rows, device], minlength=problem.devices)
         if not load.any():
             return
-        price = price * np.exp(0.5 / (1 + turn / 20) * np.minimum(load / load.mean() - 1, 2.0))
+        price = price * np.exp(0.5 / (1 + step / 20) * np.minimum(load / load.mean() - 1, 2.0))
         price /= price.sum()
-    if least < _LIMITED * makespan:
+    if bound < _MIN_WORK * makespan:
         return
     order = priority_order(problem, upward_ranks(problem))
-    for times in (2.0, 8.0, 32.0):
-        yield list_schedule(problem, order, onward=times * problem.devices * price * problem.compute, links=links)
+    for factor in (2.0, 8.0, 32.0):
+        yield list_schedule(problem, order, onward=factor * problem.devices * price * problem.compute, links=links)
 
 
 def pinned(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the problem's ``compute``, ``float64[V, D]``, with ``inf`` on all devices but the one of each op."""
+    """Return the problem's ``compute``, ``float64[V, D]``, with ``inf`` except on each op's device in the placement."""
     compute = np.full_like(problem.compute, np.inf)
     rows = np.arange(len(problem))
     compute[rows, placement] = problem.compute[rows, placement]
@@ -293,8 +295,9 @@ def _schedule(
     memory: NDArray[np.float64],
     links: LinkModel,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], bool]:
+    """Return placement, start and finish times of an insertion schedule, and whether the weights fit into ``memory``."""
     placement, start, finish = np.full(len(problem), -1, np.int32), np.zeros(len(problem)), np.zeros(len(problem))
-    costs, later = np.ascontiguousarray(compute), np.ascontiguousarray(onward)
+    costs, remaining = np.ascontiguousarray(compute), np.ascontiguousarray(onward)
     model = Rules(links).compiled[0]
-    room = _core.insertion_schedule(compiled(problem), order, costs, later, memory, model, placement, start, finish)
-    return placement, start, finish, room
+    fitted = _core.insertion_schedule(compiled(problem), order, costs, remaining, memory, model, placement, start, finish)
+    return placement, start, finish, fitted

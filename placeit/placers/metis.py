@@ -28,10 +28,11 @@ _UNITS = 1_000_000  # approximate sum of all weights of one kind, since METIS we
 class Metis:
     """K-way partition of the undirected graph (Karypis and Kumar 1998), one part per device that can run at the same time.
 
-    A vertex weighs its mean compute, an edge its bytes; a part's share of the work is its device's share of the speed. METIS
-    knows neither how devices differ op by op nor how links differ, so parts are assigned to devices afterwards. If there are at
-    most ``ways`` assignments, the best by cost is taken. Otherwise the heaviest part comes first, each part where it computes
-    fastest. Needs ``pip install 'placeit[metis]'`` on machines other than x86-64.
+    The weight of a vertex is its mean compute time, and the weight of an edge its bytes. A part's share of the work is its
+    device's share of the speed. METIS takes no account of how devices differ op by op, nor of how links differ, so parts are
+    assigned to devices afterwards. If there are at most ``ways`` assignments, the best by cost is chosen. Otherwise parts are
+    assigned by falling work, each to the device where it computes fastest. Needs ``pip install 'placeit[metis]'`` on machines
+    other than x86-64.
     """
 
     ways: int = option(120, "most assignments of parts to devices to evaluate", least=1, most=50_000)
@@ -48,25 +49,26 @@ class Metis:
             InfeasibleError: the weights fit in no way that was found.
         """
         part = _partition(problem, seed)
-        allowed = self.ways if evaluations is None else min(self.ways, evaluations)
+        limit = self.ways if evaluations is None else min(self.ways, evaluations)
         parts = together(problem.conflicts)
-        if math.perm(problem.devices, len(parts)) <= allowed:
-            ways = [_way(problem, parts, way) for way in itertools.permutations(range(problem.devices), len(parts))]
+        if math.perm(problem.devices, len(parts)) <= limit:
+            chosen = itertools.permutations(range(problem.devices), len(parts))
+            assignments = [_assignment(problem, parts, devices) for devices in chosen]
         else:
-            ways = [_greedy(problem, part)]
-        candidates = [repair(problem, np.array(way, np.int32)[part]) for way in ways]
+            assignments = [_greedy(problem, part)]
+        candidates = [repair(problem, np.array(assignment, np.int32)[part]) for assignment in assignments]
         return best(cost, unique_rows(np.array(candidates))[0], evaluations, deadline)
 
 
 def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int32]:
     """Divide the ops into parts of equal work with few bytes between them, by METIS' multilevel k-way scheme.
 
-    An op weighs its mean compute, an edge its bytes. On equal devices the parts are a placement, for any number of parts up to
-    the number of devices; any part can go to any device there. For other devices see :class:`Metis`.
+    The weight of an op is its mean compute time, and the weight of an edge its bytes. If devices are equal, the part numbers
+    are a placement, for any number of parts up to the number of devices. For other devices see :class:`Metis`.
 
     Args:
-        problem: the problem whose ops to divide; feasibility and memory do not count.
-        parts: number of parts, at least 1. Some may stay empty.
+        problem: the problem whose ops to divide. Feasibility and memory are ignored.
+        parts: number of parts, at least 1. Some may be empty.
         seed: seed of METIS' random numbers.
 
     Returns:
@@ -84,7 +86,7 @@ def partition(problem: Problem, parts: int, *, seed: int = 0) -> NDArray[np.int3
 
 
 def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
-    """Return the part of each op, ``int64[V]``; parts are numbered as the devices that can all run at once."""
+    """Return the part of each op, ``int64[V]``; parts have the numbers of devices that can all run at once."""
     devices = list(together(problem.conflicts))
     feasible = np.zeros_like(problem.feasible)
     feasible[:, devices] = problem.feasible[:, devices]
@@ -92,39 +94,39 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
     if parts <= 1:
         return np.full(len(problem), devices[0])
     work = mean_compute(problem)
-    # speed of a device: how many times faster than the mean its ops run there
+    # speed of a device: its ops' total mean time over their total time on this device
     relative = np.where(feasible, problem.compute, 0.0).sum(axis=0) / np.maximum(feasible.T @ work, np.finfo(float).tiny)
     speed = 1.0 / np.maximum(relative, 1e-9)
     speed = np.where(feasible.any(axis=0), speed, 0.0)
     share = np.sort(speed)[::-1][:parts]
-    part = _parts(problem, share / share.sum(), seed)
+    part = _bisect(problem, share / share.sum(), seed)
     # part i has the i-th largest share: give it the number of the i-th fastest device
     return np.argsort(-speed, kind="stable")[part]
 
 
-def _parts(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
+def _bisect(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
     """Divide the undirected graph by recursive bisection into parts with given shares of the work, which sum to one.
 
-    METIS could recurse by itself, but would print to standard output when it runs out of ops.
+    METIS can recurse by itself, but prints to standard output when it runs out of ops.
     """
     part = np.zeros(len(problem), np.int64)
-    waiting = [(np.arange(len(problem)), 0, len(shares))]
-    while waiting:
-        ops, first, end = waiting.pop()
+    pending = [(np.arange(len(problem)), 0, len(shares))]
+    while pending:
+        ops, first, end = pending.pop()
         if end - first == 1 or not len(ops):
             part[ops] = first
             continue
         middle = first + (end - first) // 2
         share = shares[first:middle].sum() / shares[first:end].sum()
         right = _cut(problem, ops, 2, recursive=True, tpwgts=[share, 1.0 - share], seed=seed) == 1
-        waiting += [(ops[~right], first, middle), (ops[right], middle, end)]
+        pending += [(ops[~right], first, middle), (ops[right], middle, end)]
     return part
 
 
 def _cut(
     problem: Problem, ops: NDArray[np.int64], parts: int, *, recursive: bool, tpwgts: list[float] | None, seed: int
 ) -> NDArray[np.int64]:
-    """Divide the undirected graph of some ops, at least one, by METIS; return the part of each of them."""
+    """Divide the undirected graph of the given ops, at least one, by METIS; return the part of each."""
     need("A partition by METIS", "metis", "pymetis")
     import pymetis
 
@@ -152,29 +154,29 @@ def _cut(
     return np.array(result.vertex_part, np.int64)
 
 
-def _way(problem: Problem, parts: Sequence[int], devices: Sequence[int]) -> list[int]:
+def _assignment(problem: Problem, parts: Sequence[int], devices: Sequence[int]) -> list[int]:
     """Return a device for each part number, where ``parts[i]`` goes to ``devices[i]``."""
-    way = list(range(problem.devices))
+    assignment = list(range(problem.devices))
     for part, device in zip(parts, devices, strict=True):
-        way[part] = device
-    return way
+        assignment[part] = device
+    return assignment
 
 
 def _integers(weights: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Scale weights to integers of at least one that METIS can add up."""
+    """Scale weights to integers of at least 1 whose sum fits into METIS' 32-bit integers."""
     total = weights.sum()
     scaled = weights * (_UNITS / total) if total > 0 else weights
     return np.maximum(1, np.rint(scaled)).astype(np.int64)
 
 
 def _greedy(problem: Problem, part: NDArray[np.int64]) -> list[int]:
-    """Return the device of each part: the part with most work first, where it lacks fewest ops and computes fastest."""
+    """Return a device for each part: by falling work, each part gets the device that can run most of its ops, fastest."""
     work = np.bincount(part, weights=mean_compute(problem), minlength=problem.devices)
-    way = [-1] * problem.devices
+    assignment = [-1] * problem.devices
     for p in np.argsort(-work, kind="stable").tolist():
         seconds = problem.compute[part == p]
-        cannot = np.isinf(seconds).sum(axis=0)
-        taken = np.isin(np.arange(problem.devices), way)
-        order = np.lexsort((np.where(np.isinf(seconds), 0.0, seconds).sum(axis=0), cannot, taken))
-        way[p] = int(order[0])
-    return way
+        infeasible = np.isinf(seconds).sum(axis=0)
+        taken = np.isin(np.arange(problem.devices), assignment)
+        order = np.lexsort((np.where(np.isinf(seconds), 0.0, seconds).sum(axis=0), infeasible, taken))
+        assignment[p] = int(order[0])
+    return assignment

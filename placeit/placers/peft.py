@@ -1,4 +1,4 @@
-"""PEFT: each op on the device where it, and the optimistic cost of what comes after it, finish first."""
+"""PEFT: each op runs on the device where its finish time plus the optimistic cost of the ops after it is lowest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Peft"]
 class Peft(ListPlacer):
     """Predict Earliest Finish Time (Arabnejad and Barbosa 2014), with insertion: a list scheduler that looks ahead.
 
-    The optimistic cost table holds the least remaining time after an op on a device, if all devices were free. The ready op
-    with the largest mean over devices goes first; it goes to the device where its finish plus the optimistic cost is least.
+    The optimistic cost table holds the shortest remaining time after an op on a device if all devices were idle. The ready op
+    with the largest mean over devices is placed first, where its finish time plus its optimistic cost is lowest.
 
     Differs from the paper: means of ops are over the devices that can run them, and means of transfers over all pairs of
-    different devices that can run their ends. Equal ranks go by the topological order of the problem. Where devices conflict,
-    the plan is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
+    different devices that can run their ends. Ties go by the topological order of the problem. If devices conflict, the plan
+    is the shortest of several (:func:`placeit.placers.list_scheduling.shortest_schedule`).
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:

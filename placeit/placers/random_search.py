@@ -16,13 +16,17 @@ __all__ = ["RandomSearch"]
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """Best of several random feasible placements; with one sample, the random baseline of the papers."""
+    """The best of several random feasible placements; with one sample, the random baseline of the papers."""
 
     samples: int = option(100, "placements to draw", least=1, most=10**5)
 
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best of ``samples`` placements, or of as many as may be valued."""
+        """Return the best of ``samples`` placements, or of fewer if fewer may be valued.
+
+        Raises:
+            InfeasibleError: the weights fit in no way that was found.
+        """
         count = self.samples if evaluations is None else min(self.samples, evaluations)
         return best(cost, random_placements(problem, max(1, count), np.random.default_rng(seed)), evaluations, deadline)

@@ -1,4 +1,4 @@
-"""Random task, earliest finish time: the relocation search that GiPH uses as a baseline."""
+"""Random task selection with earliest finish times: the relocation search that GiPH uses as a baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from placeit.simulator.tables import compiled
 
 __all__ = ["RandomTaskEft", "earliest_finish_devices"]
 
-_CHUNK = 256
+_CHUNK = 256  # placements that are valued in one call
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RandomTaskEft:
     policy. The finish time on a device is the end of the op in the earliest idle gap after its inputs have arrived, in the
     simulated schedule of the current placement without the op. An episode has 2|V| steps, as in GiPH.
 
-    Differs from the paper, which leaves open how finish times are computed: idle gaps count, and effects on later ops do not.
+    Differs from the paper, which does not define finish times: idle gaps are used, and effects on later ops are ignored.
     """
 
     episodes: int = option(1, "searches from a random placement", least=1, most=10**6)
@@ -35,7 +35,7 @@ class RandomTaskEft:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated.
+        """Return the visited placement with the lowest cost.
 
         Raises:
             InfeasibleError: the weights fit in no way that was found.
@@ -62,7 +62,7 @@ class RandomTaskEft:
 
 
 def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Return the device with room for it on which each op, moved alone, would finish first, ``int32[K]``.
+    """Return the device on which each op, if only this op moved, would finish first; only devices with room are considered.
 
     Args:
         problem: the problem.
@@ -70,7 +70,7 @@ def earliest_finish_devices(problem: Problem, placement: NDArray[np.int32], ops:
         ops: ``int[K]``.
 
     Returns:
-        ``int32[K]``; the op's present device if it would finish earlier on no other one.
+        ``int32[K]``; the op's current device if it would finish earlier on no other device.
     """
     devices = np.empty(len(ops), np.int32)
     place = np.ascontiguousarray(placement, np.int32)

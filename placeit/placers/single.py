@@ -28,7 +28,7 @@ class Single:
         evaluations: int | None,
         deadline: float | None = None,
     ) -> NDArray[np.int32]:
-        """Return the best single device; if evaluations are short, only devices with the least compute are evaluated.
+        """Return the best single-device placement; devices with the shortest compute times are evaluated first.
 
         Raises:
             InfeasibleError: no device can run every op and hold all weights.
