@@ -1,4 +1,4 @@
-"""Local search with any cost function."""
+"""Local search, for any cost function."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["LocalSearch", "neighbours", "starts"]
 class LocalSearch:
     """Move one op at a time to a better device until no move helps; then perturb the best placement and continue.
 
-    Placements are valued in batches, which suits a cost function that is fast in bulk, or that measures interleaved. Of each
-    batch of neighbours, the best is taken if it is better. The start is the best of HEFT, PEFT and the single devices.
+    Placements are valued in batches, which suits cost functions that are fast in bulk or that interleave measurements. The best
+    neighbour of a batch is accepted if it is better. The search starts from the best of HEFT, PEFT and the single devices.
     """
 
     evaluations: int = option(20_000, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -61,41 +61,41 @@ class LocalSearch:
         evaluations: int,
         deadline: float | None,
     ) -> NDArray[np.int32]:
-        """Return the best placement found by a search from the best of some placements, ``int32[B, V]``."""
+        """Search from the best of the ``int32[B, V]`` placements in ``first``, and return the best placement found."""
         found = Incumbent(cost, evaluations, deadline)
         found.offer(first)
-        current, now = found.placement, found.cost
+        current, current_cost = found.placement, found.cost
         rng = np.random.default_rng(seed)
         while not found.over:
-            better = False
-            near = None
-            for near in neighbours(problem, current, rng, self.batch):
-                costs = found.offer(near)
-                at = int(np.argmin(costs))
-                better = bool(costs[at] < now)
-                if better:
-                    current, now = near[at], float(costs[at])
-                if better or found.over:
+            improved = False
+            batch = None
+            for batch in neighbours(problem, current, rng, self.batch):
+                costs = found.offer(batch)
+                lowest = int(np.argmin(costs))
+                improved = bool(costs[lowest] < current_cost)
+                if improved:
+                    current, current_cost = batch[lowest], float(costs[lowest])
+                if improved or found.over:
                     break
-            if near is None:
+            if batch is None:
                 break  # no op can be moved alone
-            if not better and not found.over:
+            if not improved and not found.over:
                 current = _kick(problem, found.placement, rng, max(2, round(self.kick * len(problem))))
-                now = float(found.offer(current[None])[0])
+                current_cost = float(found.offer(current[None])[0])
         return found.placement
 
 
 def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: float | None = None) -> NDArray[np.int32]:
-    """Return different placements to start a search from, ``int32[B, V]``.
+    """Return distinct placements to start a search from, ``int32[B, V]``.
 
-    They are HEFT's placement, every device that can hold the whole graph, and, until the deadline, PEFT's placement and list
-    schedules that balance work. Where links are channels, HEFT's placement without contention is added, so that no search is
+    They are HEFT's placement, each single device that can hold the whole graph, and, until the deadline, PEFT's placement and
+    list schedules that balance work. If links are channels, HEFT's placement without contention is added, so that no search is
     worse than HEFT.
 
     Args:
         problem: the problem.
-        links: how list schedules plan transfers.
-        deadline: when to stop planning, by :func:`placeit.core.clock.now`; None for no limit.
+        links: link model of the list schedules.
+        deadline: time by :func:`placeit.core.clock.now` at which to stop planning; None for no limit.
     """
     plans = [Heft().plan(problem, links), *([Heft().plan(problem)] if links == "channel" else [])]
     if not is_over(deadline):
@@ -114,7 +114,7 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: 
 def neighbours(
     problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, batch: int
 ) -> Iterator[NDArray[np.int32]]:
-    """Yield all feasible placements that differ in one op, in random order, in batches."""
+    """Yield batches of all feasible placements that differ from ``placement`` in one op, in random order."""
     able = problem.feasible & has_room(problem, placement)
     able[np.arange(len(problem)), placement] = False
     moves = rng.permutation(np.flatnonzero(able))
@@ -126,7 +126,7 @@ def neighbours(
 
 
 def _kick(problem: Problem, placement: NDArray[np.int32], rng: np.random.Generator, moves: int) -> NDArray[np.int32]:
-    """Move some random ops to random devices, each only if the result fits."""
+    """Return a copy of a placement with random ops moved to random devices; a move that does not fit is undone."""
     placement = placement.copy()
     for op in rng.integers(len(problem), size=moves).tolist():
         before = placement[op]
