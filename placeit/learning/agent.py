@@ -1,4 +1,4 @@
-"""The interface between learned placers and training."""
+"""The interface between agents and training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ProblemInstance:
 
     Attributes:
         problem: the problem.
-        cost: values placements: a simulator, measured runs, or another objective. NaN for a placement that could not be
-            measured this time, ``inf`` for one that cannot be.
-        unit: positive and finite; costs are divided by it, so that rewards of different problems can be compared. For
-            makespans, the lower bound of the schedule length ratio is usual
-            (:attr:`placeit.core.problem.Problem.critical_path`).
+        cost: values placements by a simulator, by measured runs, or by another objective. It returns NaN for a placement that
+            could not be measured this time, and ``inf`` for a placement that can never be measured.
+        unit: unit of the costs, positive and finite. Costs are divided by it, so that rewards of different problems can be
+            compared. For makespans it is usually the critical path (:attr:`placeit.core.problem.Problem.critical_path`), which
+            makes costs schedule length ratios.
     """
 
     problem: Problem
@@ -40,10 +40,10 @@ class Trajectory:
     The agent defines what a step is: the relocation of one op, the choice of one device, or a whole placement.
 
     Attributes:
-        valid: ``bool[T, B]``, where a decision was made; problems may end at different steps.
-        visited: for each problem ``int32[S, V]``, ``S`` >= 1, the placements to be valued, in the order in which they were met.
-            A search lists every placement from its start on (``S`` may be ``T`` + 1); an agent that writes one placement per
-            episode lists that one. Duplicates may stay: the caller values equal placements once.
+        valid: ``bool[T, B]``, True where a decision was made; problems may end at different steps.
+        visited: for each problem ``int32[S, V]``, ``S`` >= 1, the placements to be valued, in the order in which they were
+            visited. A search lists every placement, its start included (``S`` may be ``T`` + 1). An agent that makes one
+            placement per episode lists that placement. Duplicates are allowed: the caller values equal placements once.
         decisions: everything that the agent needs to score the decisions again.
     """
 
@@ -60,8 +60,8 @@ class Agent(Protocol):
     Attributes:
         name: the agent's name in checkpoints and on the command line (``giph``, ``placeto``).
         version: version of the network's shapes and features: a checkpoint of another version does not load.
-        network: the module that is trained. In ``train()`` mode, episodes are learned from, so the agent may explore and
-            remember placements; in ``eval()`` mode, the mode of loaded and of trained agents, it may not.
+        network: the module that is trained. In ``train()`` mode, the agent may explore and remember placements. In ``eval()``
+            mode, which loaded and trained agents are in, it does neither.
     """
 
     name: ClassVar[str]
@@ -76,22 +76,24 @@ class Agent(Protocol):
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Play one episode for each problem, sampling decisions; gradients are not needed.
 
-        It decides without costs and calls no cost function: the caller values the visited placements, of all problems at once,
-        by simulation or by measured runs.
+        The agent decides without calling a cost function: the caller values the visited placements of all problems at once, by
+        simulation or by measured runs.
         """
         ...
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Turn the costs of the visited placements into rewards. Called once for each trajectory that is learned from.
+        """Return the rewards of a trajectory, given the costs of the placements that it visited.
+
+        Training calls this once for each trajectory that it learns from.
 
         Args:
             trajectory: a trajectory that :meth:`rollout` returned.
-            costs: for each problem ``float64[S]``, of ``trajectory.visited``, in multiples of the instance's unit. One that
-                could not be measured is NaN.
+            costs: for each problem ``float64[S]``, the costs of ``trajectory.visited`` in multiples of the instance's unit; NaN
+                for a placement that could not be measured.
 
         Returns:
-            ``float64[T, B]``, zero where no decision was made; a reward that comes at the end has zeros before it. NaN where it
-            would depend on a cost that is NaN: such a decision is not learned from.
+            ``float64[T, B]``, zero where no decision was made, and before a reward at the end of an episode. NaN where the
+            reward depends on an unknown cost: training leaves such a decision out.
         """
         ...
 
@@ -99,20 +101,21 @@ class Agent(Protocol):
         """Score a trajectory's decisions under the present network, with gradients.
 
         Yields:
-            Parts of the trajectory, of any size, so that one part's graph is in memory at a time: steps ``[N]`` and problems
-            ``[N]``, the log-probability of each decision ``[N]``, and the entropy of what it was drawn from ``[N]``. Together
-            the parts hold every valid decision once. The caller differentiates a part before it asks for the next, so no two of
-            them may share a part of the graph. A trajectory may be scored several times, while the network changes.
+            Parts of the trajectory, of any size: steps ``[N]`` and problems ``[N]``, the log-probability of each decision
+            ``[N]``, and the entropy of the distribution from which it was drawn ``[N]``. Together the parts hold every valid
+            decision once. The caller differentiates each part before it takes the next, so that only one part's autograd graph
+            is in memory. Two parts must not share nodes of this graph. A trajectory may be scored several times, while the
+            network changes.
         """
         ...
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
         """Return a scalar to minimise, for training methods other than REINFORCE, such as ``imitation``.
 
-        It may call the instances' cost functions. A cost that is NaN could not be measured, and teaches nothing.
+        It may call the instances' cost functions, and leaves out placements whose cost is NaN (not measured).
 
         Raises:
-            UsageError: the agent does not learn by this method; the message names the methods that it has.
+            UsageError: the agent does not have this training method; the message names the methods that it has.
         """
         ...
 
@@ -122,7 +125,7 @@ class Explorer(Protocol):
     """An agent that deviates from its policy during training, as epsilon-greedy agents do.
 
     Attributes:
-        explore: how much to explore in episodes that are learned from, in [0, 1]; training sets it (``Stage.explore``).
+        explore: degree of exploration in ``train()`` mode, in [0, 1]; training sets it from ``Stage.explore``.
     """
 
     explore: float
@@ -143,7 +146,7 @@ class Taught(Protocol):
 
     @property
     def teachers(self) -> Mapping[str, Sequence[str]]:
-        """Names of teachers, by the kind of training that they teach. The first is the default."""
+        """Names of teachers, by training method. The first is the default."""
         ...
 
     def loss(
@@ -157,7 +160,7 @@ class Taught(Protocol):
 class Remembering(Protocol):
     """An agent that keeps more than its network between episodes, such as a buffer of good placements.
 
-    Training states keep that memory, so that training can be resumed with the same result; checkpoints do not.
+    Training states include this memory, so that training can be resumed with the same result. Checkpoints do not.
     """
 
     def memory(self) -> Mapping[str, Tensor]:
@@ -165,12 +168,12 @@ class Remembering(Protocol):
         ...
 
     def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
-        """Take into account ``int32[S, V]`` placements from outside of episodes, with ``float64[S]`` costs in units."""
+        """Add ``int32[S, V]`` placements from outside of episodes to the memory, with ``float64[S]`` costs in units."""
         ...
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Restore a memory that :meth:`memory` returned; an empty mapping clears the memory.
 
-        Training clears it where a stage has another cost than the stage before.
+        Training clears the memory before a stage whose cost differs from the previous stage's.
         """
         ...

@@ -1,4 +1,4 @@
-"""Agents in the notation of the command line."""
+"""Parse agents in the notation of the command line."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["parse_agent"]
 def parse_agent(text: str, *, seed: int, devices: int | None = None) -> Agent:
     """Make an agent from ``name`` or ``name:option=value,option=value``, as on the command line.
 
-    The agent is untrained, unless ``weights`` names a checkpoint: then its policy goes on learning, with the options that it
-    was made with.
+    The agent is untrained, unless the option ``weights`` names a checkpoint. Then the agent has the weights and the options of
+    the checkpoint.
 
     Args:
         text: the agent, with its options.
         seed: seed of the initial weights.
-        devices: number of outputs of an agent that has one for each device, unless the text gives it; None for its default.
+        devices: default of the option ``devices`` of agents that have one output per device; None for the agent's default.
 
     Raises:
         UsageError: the text has another form, there are options beside ``weights``, or :func:`make_agent` raises it.
-        FileError: there is no such checkpoint, or it holds another agent.
+        FileError: the checkpoint does not exist, or it holds another agent.
     """
     name, options = parse_options("agent", text, lambda name: option_types(agent_class(name)))
     if "weights" not in options:

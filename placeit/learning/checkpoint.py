@@ -1,4 +1,4 @@
-"""Policies as files: safetensors with everything needed to construct the agent in the metadata."""
+"""Checkpoints of policies: safetensors files whose metadata holds everything that is needed to construct the agent."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
 A = TypeVar("A", bound=Agent)
 
 _FORMAT = "placeit-agent"
-_WHAT = {_FORMAT: "the weights of a policy", "placeit-training": "the state of a training"}
-_LARGEST = 1 << 31
+_FORMAT_NAMES = {_FORMAT: "the weights of a policy", "placeit-training": "the state of a training"}
+_MAX_BYTES = 1 << 31  # of a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,10 @@ class Checkpoint:
 
     Attributes:
         agent: name of the agent.
-        version: version of its network's shapes and features.
-        config: arguments of its class.
-        about: origin: what it was trained on and how, and its evaluation figure.
-        weights: state of its network, by name.
+        version: version of the network's shapes and features.
+        config: arguments of the agent's class.
+        about: origin of the weights: the training problems and configuration, and the evaluation figure.
+        weights: state of the network, by name.
     """
 
     agent: str
@@ -61,13 +61,13 @@ class Checkpoint:
 
 
 def save_agent(agent: Agent, path: str | Path, *, half: bool = False, **about: Any) -> None:
-    """Write an agent to a file, in one step.
+    """Write an agent to a file atomically.
 
     Args:
         agent: the agent.
         path: the file, usually ``*.safetensors``.
-        half: round weights to float16, which halves the file; they are loaded as float32 again.
-        **about: what else the file should say (training configuration, evaluation figure, origin); any JSON.
+        half: round weights to float16, which halves the size of the file; they are loaded as float32 again.
+        **about: further metadata, such as training configuration, evaluation figure and origin; any JSON.
 
     Raises:
         FileError: the folder is missing or read-only, or the disk is full.
@@ -97,11 +97,11 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
 
     Args:
         path: a file that :func:`save_agent` wrote.
-        find: gives the class of an agent by its name.
+        find: returns the class of an agent by its name.
 
     Raises:
         FileError: the file is missing or damaged, or its agent has another version, other options or other shapes here.
-        UsageError: there is no agent of that name.
+        UsageError: the agent does not exist.
     """
     checkpoint = read_checkpoint(path)
     cls = find(checkpoint.agent)
@@ -140,10 +140,10 @@ def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_clas
 
 
 def load_policy(path: str | Path, cls: type[A]) -> A:
-    """Construct the agent in a file for a placer that needs an agent of one class.
+    """Construct the agent in a file for a placer that needs an agent of a given class.
 
     Args:
-        path: the file; empty for the policy of this agent that ships with placeit. That one is shared: do not train it.
+        path: the file; empty for the policy that ships with placeit, which is shared: do not train it.
         cls: the agent's class.
 
     Raises:
@@ -168,11 +168,11 @@ def weights_of(agent: Agent) -> dict[str, Tensor]:
 
 
 def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write tensors and metadata (any JSON) as safetensors, in one step. Raises FileError."""
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    head = {"format": file_format, "digest": _digest(meta, whole), "about": meta}
-    # a single entry, because safetensors writes several in any order
-    data = save(whole, {"placeit": json.dumps(head, allow_nan=False)})
+    """Write tensors and metadata (any JSON) as a safetensors file, atomically. Raises FileError."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"format": file_format, "digest": _digest(meta, contiguous), "about": meta}
+    # a single entry, because safetensors writes several entries in arbitrary order
+    data = save(contiguous, {"placeit": json.dumps(header, allow_nan=False)})
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -180,42 +180,43 @@ def write_safetensors(path: Path, file_format: str, tensors: Mapping[str, Tensor
 def read_safetensors(
     path: Path, file_format: str, remedy: str = "Get or make it again."
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file written by :func:`write_safetensors`: tensors and metadata.
+    """Read the tensors and metadata of a file that :func:`write_safetensors` wrote.
 
     Args:
         path: the file.
-        file_format: its format, as it was written.
-        remedy: what to do about another file or a damaged one, as a sentence.
+        file_format: the format with which it was written.
+        remedy: a sentence for error messages that tells how to get another file.
 
     Raises:
-        FileError: the file is missing, of another format, or damaged (its contents have another digest than when written).
+        FileError: the file is missing, of another format, or damaged (the digest does not match its contents).
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-            raise FileError(f"Cannot read {path}: it is no file of at most {_LARGEST >> 30} GiB.")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise FileError(f"Cannot read {path}: it is no file of at most {_MAX_BYTES >> 30} GiB.")
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("placeit", "{}")
-            head = parsed(text, finite=True)
+            header = parsed(text, finite=True)
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if not isinstance(head, dict) or head.get("format") != file_format:
-            holds = _WHAT.get(str(head.get("format")) if isinstance(head, dict) else "", "something else")
-            raise FileError(f"{path} holds {holds}, not {_WHAT[file_format]} as 'placeit train' writes it. {remedy}")
-        about: dict[str, Any] = head.get("about") or {}
-        as_written = text == json.dumps(head)  # other digits can say the same number
-        whole = as_written and isinstance(about, dict) and head.get("digest") == _digest(about, tensors)
+        if not isinstance(header, dict) or header.get("format") != file_format:
+            holds = _FORMAT_NAMES.get(str(header.get("format")) if isinstance(header, dict) else "", "something else")
+            raise FileError(f"{path} holds {holds}, not {_FORMAT_NAMES[file_format]} as 'placeit train' writes it. {remedy}")
+        about: dict[str, Any] = header.get("about") or {}
+        as_written = text == json.dumps(header)  # the digest does not see numbers that are written with other digits
+        intact = as_written and isinstance(about, dict) and header.get("digest") == _digest(about, tensors)
     except FileNotFoundError as error:
         raise FileError(f"There is no file {path}.") from error
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except (SafetensorError, ValueError) as error:
         raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. {remedy}") from error
-    if not whole:
+    if not intact:
         raise FileError(f"{path} is damaged: its contents are not what was written. {remedy}")
     return tensors, about
 
 
 def _digest(meta: Any, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of metadata and tensors in hexadecimal."""
     digest = hashlib.sha256(json.dumps(meta).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())

@@ -1,4 +1,4 @@
-"""Agents by name: placeit's agents and plug-ins' agents, from the entry points of the group ``placeit.agents``."""
+"""Find agents by name: the agents that placeit and plug-ins declare as ``placeit.agents`` entry points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "agent_class", "agent_names", "fresh", "make_agent", "option_types"]
 
 GROUP = "placeit.agents"
-"""Entry-point group of agents, for placeit's agents and for plug-ins' agents."""
+"""Entry-point group in which placeit and plug-ins declare agents."""
 
 
 def agent_names() -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def agent_class(name: str) -> type[Agent]:
     """Return the class of an agent.
 
     Raises:
-        UsageError: there is no such agent, or its package cannot be imported.
+        UsageError: the agent does not exist, or its package cannot be imported.
     """
     cls: type[Agent] = load_entry("agent", _table(), name)
     return cls
@@ -42,10 +42,10 @@ def make_agent(name: str, *, seed: int, **options: Any) -> Agent:
     Args:
         name: one of :func:`agent_names`.
         seed: seed of the initial weights.
-        **options: arguments of its class; what is left out keeps its default.
+        **options: arguments of the agent's class; the others keep their defaults.
 
     Raises:
-        UsageError: the agent or an option does not exist, or the agent refuses a value.
+        UsageError: the agent or an option does not exist, or a value is not valid.
     """
     cls = agent_class(name)
     check_options("agent", name, options, inspect.signature(cls).parameters)

@@ -10,7 +10,7 @@ Use it like this::
         def make(self):
             return MyAgent()
 
-Importing this module needs pytest, as :mod:`placeit.testing.placers` does.
+Importing this module requires pytest, as :mod:`placeit.testing.placers` does.
 """
 
 # ruff: noqa: S101 (assertions are what a test suite is made of)
@@ -81,14 +81,14 @@ class AgentConformance:
     def test_an_episode_calls_no_cost_function(self) -> None:
         """The caller values the placements of an episode, in training and in evaluation."""
 
-        def asked(_placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        def forbidden(_placements: NDArray[np.int32]) -> NDArray[np.float64]:
             raise AssertionError
 
-        agent, instances = self.make(), self.instances()
-        silent = [dataclasses.replace(instance, cost=asked) for instance in instances]
+        agent = self.make()
+        instances = [dataclasses.replace(instance, cost=forbidden) for instance in self.instances()]
         for network in (agent.network.train(), agent.network.eval()):
             assert network is agent.network
-            agent.rollout(silent, np.random.default_rng(0))
+            agent.rollout(instances, np.random.default_rng(0))
 
     def test_a_trajectory_holds_what_it_says(self) -> None:
         """Shapes agree, and every visited placement is feasible."""
@@ -120,12 +120,12 @@ class AgentConformance:
         """An episode without any known cost has an unknown reward; all rewards of the other episodes are known."""
         instances = self.instances()
         trajectory = self.make().rollout(instances, np.random.default_rng(0))
-        for lost in range(len(instances)):
+        for unknown in range(len(instances)):
             costs = _costs(instances, trajectory)
-            costs[lost] = np.full_like(costs[lost], np.nan)
+            costs[unknown] = np.full_like(costs[unknown], np.nan)
             rewards = self.make().rewards(trajectory, costs)
-            assert np.isnan(rewards[:, lost]).any() == trajectory.valid[:, lost].any()
-            assert np.isfinite(np.delete(rewards, lost, axis=1)).all()
+            assert np.isnan(rewards[:, unknown]).any() == trajectory.valid[:, unknown].any()
+            assert np.isfinite(np.delete(rewards, unknown, axis=1)).all()
 
     def test_every_decision_is_scored_once_with_gradients(self) -> None:
         """Log-probabilities and entropies belong to a distribution, depend on the weights, and are equal when scored again."""
@@ -196,15 +196,15 @@ class AgentConformance:
         if isinstance(agent, Taught):
             instances = self.instances()
             agent.network.train()
-            played = agent.rollout(instances, np.random.default_rng(1))  # the placements that were met may be a teacher, too
-            agent.rewards(played, [one.cost(path) / one.unit for one, path in zip(instances, played.visited, strict=True)])
+            played = agent.rollout(instances, np.random.default_rng(1))  # remembered placements may be a teacher, too
+            agent.rewards(played, _costs(instances, played))
             for kind, name in ((kind, name) for kind, names in agent.teachers.items() for name in names):
                 loss = agent.loss(kind, instances, np.random.default_rng(0), name)
                 assert torch.isfinite(loss)
                 assert loss.requires_grad
 
     def test_what_it_likes_best_is_feasible_and_always_the_same(self) -> None:
-        """Applies to agents that have a preferred placement."""
+        """Applies to agents with ``greedy_placement``."""
         agent = self.make()
         if isinstance(agent, Decisive):
             for problem in (instance.problem for instance in self.instances()):
