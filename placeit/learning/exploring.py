@@ -1,8 +1,8 @@
-"""The learned part of a search: a surrogate of the machine says which placement is measured next, and when to stop."""
+"""The part of a search in which a surrogate of the machine selects the next placements to measure, and when to stop."""
 
 from __future__ import annotations
 
-from placeit.learning.choosing import Tried, worth_measuring
+from placeit.learning.choosing import Measurement, worth_measuring
 from placeit.measuring.budget import TRIFLE_S
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.ledger import MEASURING, Item
@@ -14,15 +14,15 @@ __all__ = ["EXPLORING", "explore", "why_pointless"]
 EXPLORING = "surrogate"
 """The placer's name."""
 
-_PAIRS = 3  # runs of each placement, each one beside a run of the anchor
-_AT_ONCE = 4  # placements that are measured before the surrogate is asked again
+_ROUNDS = 3  # runs of each placement, each paired with a run of the anchor
+_BATCH = 4  # placements that are measured before the surrogate is fitted again
 
 
 def explore(search: Search) -> None:
-    """Measure the most promising placements, a few at a time, until little gain is expected or time is up.
+    """Measure the most promising placements, a few at a time, until the expected gain is small or the time is up.
 
     Args:
-        search: the search so far; at least the single devices should have been measured.
+        search: the search, in which at least the single devices should have been measured.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; measurements so far are kept.
@@ -33,48 +33,48 @@ def explore(search: Search) -> None:
     curve = search.curves.setdefault(EXPLORING, [])
     while search.left() > search.final_s() + TRIFLE_S:
         search.learn()
-        fresh = _chosen(search, len(curve))
+        candidates = _choose(search, len(curve))
         with search.ledger.on(MEASURING):
             known = [one for one in search.ranked if one.cost is not None]
             anchor = search.anchor_of([one for one in known if one.placer == "single"], known[0], known[0])
-            fresh = within(search, search.left() - search.final_s(), fresh, [anchor])
-            if not fresh:
+            candidates = within(search, search.left() - search.final_s(), candidates, [anchor])
+            if not candidates:
                 break
-            what = f"exploring {len(fresh)} placement{'s' * (len(fresh) > 1)}"
-            search.race(fresh, what, rounds=_PAIRS, share=1.0, min_rounds=_PAIRS, drop_losers=False, anchor=anchor)
-        found = [search.known[one.name] for one in fresh]
-        curve += [value_of(one) for one in found if one.measured is not None]
+            what = f"exploring {len(candidates)} placement{'s' * (len(candidates) > 1)}"
+            search.race(candidates, what, rounds=_ROUNDS, share=1.0, min_rounds=_ROUNDS, drop_losers=False, anchor=anchor)
+        results = [search.known[one.name] for one in candidates]
+        curve += [value_of(one) for one in results if one.measured is not None]
     search.notes[EXPLORING] = f"measured {len(curve)} placement{'s' * (len(curve) != 1)}"
 
 
 def why_pointless(search: Search) -> str | None:
-    """Return why exploring is pointless; None if it is worth its time."""
+    """Return the reason why exploring is pointless; None if it is worth its time."""
     if search.indivisible:
         return "there is nothing to place"
     if search.session.costs.shared:
         return "the budget is too short to compare placements"
-    return None if _tried(search) else "nothing was measured"
+    return None if _measurements(search) else "nothing was measured"
 
 
-def _tried(search: Search) -> list[Tried]:
+def _measurements(search: Search) -> list[Measurement]:
     """Return the plans that were measured beside a candidate of known cost, with their costs."""
-    able = (one for one in search.ranked if search.is_placed(one) and one.steady)
-    return [Tried(one.plan, one.cost) for one in able if one.cost]
+    placed = (one for one in search.ranked if search.is_placed(one) and one.steady)
+    return [Measurement(one.plan, one.cost) for one in placed if one.cost]
 
 
-def _chosen(search: Search, number: int) -> list[Candidate]:
-    """Add the placements that are most worth measuring to the search's candidates, and return them."""
+def _choose(search: Search, number: int) -> list[Candidate]:
+    """Add the placements that are most worth measuring to the search's candidates, numbered from ``number``; return them."""
     placed = [one for one in search.candidates if search.is_placed(one)]
-    waiting = [one for one in placed if one.measured is None and one.failed is None and not one.late]
+    pending = [one for one in placed if one.measured is None and one.failed is None and not one.late]
     with search.ledger.on(Item(EXPLORING, placer=True)):
         rows = worth_measuring(
             search.segmenter,
             search.problem,
             search.objective,
-            _tried(search),
-            [one.groups for one in waiting],
-            [one.plan for one in placed if one not in waiting],
-            count=_AT_ONCE,
+            _measurements(search),
+            [one.groups for one in pending],
+            [one.plan for one in placed if one not in pending],
+            count=_BATCH,
             seed=search.seed + number,
         )
         for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A session's model as a problem to learn from, valued by simulation or by runs on its devices."""
+"""A session's model as a training problem whose placements are valued by simulation or by measured runs."""
 
 from __future__ import annotations
 
@@ -29,64 +29,64 @@ __all__ = ["MeasuredCosts", "session_source"]
 
 
 def session_source(session: Workbench, problem: Problem | None = None, *, objective: str = "latency") -> ProblemSource:
-    """Return a source whose only problem, also for evaluation, is the placement of a session's groups.
+    """Return a source whose only problem, for training and evaluation, is the placement of a session's groups.
 
-    Its cost is the simulated makespan under the rules by which the session's executors run, in multiples of the critical path;
-    for throughput it is the seconds per request, in multiples of their lower bound; for any other objective it is the value of
-    the objective, in multiples of the value of HEFT's placement.
+    For latency, the cost is the simulated makespan under the rules of the session's executors, in multiples of the critical
+    path. For throughput, it is the seconds per request, in multiples of their lower bound. For any other objective, it is the
+    value of the objective, in multiples of the value of HEFT's placement.
 
     Args:
-        session: profiled.
-        problem: the problem that a resumed training began with; None for the problem by the session's costs, which may have
-            been profiled again since then.
+        session: a profiled session.
+        problem: the problem that a resumed training started with; None for the problem with the session's current costs, which
+            may have been profiled again since then.
         objective: name of the objective to minimise (:func:`placeit.simulator.objectives.objective_names`).
 
     Raises:
         UsageError: the session is not profiled; the problem has other groups or devices; the objective does not exist, or
             needs figures of the devices that are not known.
-        ProblemError: nothing takes time.
+        ProblemError: the model takes no time.
     """
-    wanted = get_objective(objective, session.cluster)
-    own = Segmenter(session.grouping, session.costs, steady=wanted.steady).problem()
-    problem = own if problem is None else problem
-    if (problem.op_names, problem.device_names) != (own.op_names, own.device_names):
+    target = get_objective(objective, session.cluster)
+    current = Segmenter(session.grouping, session.costs, steady=target.steady).problem()
+    problem = current if problem is None else problem
+    if (problem.op_names, problem.device_names) != (current.op_names, current.device_names):
         raise UsageError(
             "The training to resume is of another model, other groups or other devices: resume with the same options, or in "
             "another folder."
         )
     if not problem.critical_path > 0:
         raise ProblemError(f"{session.model.path} takes no time on these devices, so nothing can be learned from it.")
-    cost = wanted.cost(problem, SimulatedCost(problem))
-    if wanted.is_makespan:
-        unit, of = problem.critical_path, "critical path"
-    elif wanted.steady:
-        unit, of = min_seconds(problem), "least seconds per request"
+    cost = target.cost(problem, SimulatedCost(problem))
+    if target.is_makespan:
+        unit, unit_name = problem.critical_path, "critical path"
+    elif target.steady:
+        unit, unit_name = min_seconds(problem), "least seconds per request"
     else:
-        unit, of = float(cost(Heft().plan(problem).placement[None])[0]), f"{wanted.name} of HEFT's placement"
+        unit, unit_name = float(cost(Heft().plan(problem).placement[None])[0]), f"{target.name} of HEFT's placement"
     instance = ProblemInstance(problem, cost, unit)
-    return ProblemSource(draw_from([instance]), [instance], 1, of)
+    return ProblemSource(draw_from([instance]), [instance], 1, unit_name)
 
 
 class MeasuredCosts:
-    """Costs of a session's placements by running them: what ``train`` takes as ``costs`` under a name such as ``measured``.
+    """A cost factory for ``train`` that values a session's placements by measured runs.
 
-    Nothing is measured, and no file is read, before a stage asks for it. A placement for which devices turn out to have no room
-    is left out, like one that failed. A placement that the calibrated simulator expects to be hopeless is not run; training
-    learns from its expected cost.
+    It is passed to ``train`` as one of the ``costs``, under a name such as ``measured``. Nothing is measured, and no file is
+    read, before a stage calls it. A placement that failed, or for which a device had no room, costs NaN. A placement that the
+    calibrated simulator expects to be hopeless is not run, and has its expected cost.
 
     Args:
-        session: on real devices, profiled; it stays open while this is used.
+        session: a profiled session on real devices, which must stay open.
         objective: name of the objective that is measured.
-        journal: of runs, as for :class:`placeit.optimizer.measured_cost.MeasuredCost`; None to keep none.
-        seed: of the order of runs.
-        spare: share of a stage's ``seconds``, in [0, 1), that is kept for the time after training.
+        journal: journal of runs, as for :class:`placeit.optimizer.measured_cost.MeasuredCost`; None for no journal.
+        seed: seed of the order of runs.
+        spare: share of a stage's ``seconds``, in [0, 1), that is reserved for the time after training.
         progress: called with the current activity.
 
     Attributes:
         deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; training sets it.
-        sources: origin of the cost of each placement of this process, by the bytes of the placement
+        sources: origin of the cost of each placement valued in this process, by the bytes of the placement
             (:attr:`placeit.optimizer.outcomes.MeasuredOutcome.source`).
-        curve: objective of each measured placement, in the order in which training asked for them.
+        curve: objective of each measured placement, in the order of the measurements.
 
     Raises:
         UsageError: a device is only described and cannot run anything.
@@ -113,7 +113,7 @@ class MeasuredCosts:
 
     @functools.cached_property
     def measured(self) -> MeasuredCost:
-        """Cost function that measures; made on first use."""
+        """The cost function that measures, created on first use."""
         return self._make()
 
     def __call__(self, instance: ProblemInstance) -> CostFunction:  # noqa: ARG002

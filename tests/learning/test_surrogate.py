@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from placeit.core.cluster import Cluster, Device, Link
-from placeit.learning.choosing import Tried, worth_measuring
-from placeit.learning.surrogate_model import Surrogate, expected_gain, features, worked
+from placeit.learning.choosing import Measurement, worth_measuring
+from placeit.learning.surrogate_model import Surrogate, expected_gain, features, work_shares
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.simulator.objectives.latency import Latency
@@ -39,14 +39,14 @@ class Machine:
         rng = np.random.default_rng(seed)
         core = costs.core * np.exp(rng.normal(0, 0.5, costs.core.shape))
         self.segmenter, self.true = segmenter, Segmenter(segmenter.grouping, replace(costs, core=core, cut=4 * costs.cut))
-        self.noise, self.tried = rng, list[Tried]()
+        self.noise, self.tried = rng, list[Measurement]()
 
     def seconds(self, row: NDArray[np.int32]) -> float:
         return self.true.priced(self.segmenter.plan(row)).schedule.makespan
 
     def measure(self, row: NDArray[np.int32]) -> None:
         noisy = self.seconds(row) * float(np.exp(self.noise.normal(0, NOISE)))
-        self.tried.append(Tried(self.segmenter.plan(row), noisy))
+        self.tried.append(Measurement(self.segmenter.plan(row), noisy))
 
     @property
     def best(self) -> float:
@@ -73,19 +73,19 @@ def test_a_factor_that_all_placements_share_is_learned_and_is_sure_near_what_was
     segmenter, _ = grouped()
     rows = np.random.default_rng(0).integers(2, size=(12, len(segmenter.graph))).astype(np.int32)
     about = np.stack([features(segmenter, segmenter.plan(row)) for row in rows])
-    work = worked(segmenter, rows)
-    surrogate = Surrogate.fitted(about[:8], work[:8], np.full(8, 0.3))
+    work = work_shares(segmenter, rows)
+    surrogate = Surrogate.fit(about[:8], work[:8], np.full(8, 0.3))
     mean, deviation = surrogate.predict(about, work)
     np.testing.assert_allclose(mean, 0.3, atol=0.1)
     assert deviation[:8].max() < deviation[8:].min()
-    more = surrogate.and_one(about[8], work[8], 0.3)
+    more = surrogate.with_measurement(about[8], work[8], 0.3)
     assert more.predict(about[8:9], work[8:9])[1][0] < deviation[8]
 
 
 def test_work_shares_add_up_and_placements_differ_by_the_work_that_is_elsewhere() -> None:
     segmenter, _ = grouped()
     fast, slow = (np.full(len(segmenter.graph), device, np.int32) for device in range(2))
-    work = worked(segmenter, [fast, slow])
+    work = work_shares(segmenter, [fast, slow])
     np.testing.assert_allclose(work.sum(axis=1), 1.0)
     assert np.abs(work[0] - work[1]).sum() / 2 == pytest.approx(1.0)
 
@@ -126,5 +126,5 @@ def test_what_was_proposed_is_looked_at_and_what_does_not_fit_is_not() -> None:
     segmenter, costs = grouped()
     limited = Segmenter(segmenter.grouping, costs.where(np.array([[True, False]] * len(segmenter.graph))))
     only = np.zeros(len(segmenter.graph), np.int32)
-    tried = [Tried(limited.plan(only), 1e-2)]
+    tried = [Measurement(limited.plan(only), 1e-2)]
     assert worth_measuring(limited, limited.problem(), Latency(), tried, [only, 1 - only], count=4, seed=0) == []
