@@ -1,4 +1,4 @@
-"""The part of a search in which a policy learns to place the model: in simulation first, then by measured runs."""
+"""The part of a search in which a policy learns to place the model: first in simulation, then by measured runs."""
 
 from __future__ import annotations
 
@@ -31,36 +31,42 @@ from placeit.simulator.simulate import SimulatedCost
 
 __all__ = ["learn", "open_agent"]
 
-_SIMULATED_SHARE = 0.25  # share of the time for learning in which the policy learns in simulation, unless it did so before
-_AT_ONCE = 8  # placements of an update by runs, about
-_FEWEST = 10  # placements that there should be time to measure
-_UPDATES, _EVALUATE_EVERY = 100_000, 5  # updates by runs, at most, and updates between evaluations
-_PATIENCE = 4  # evaluations without a better placement, after which learning from runs ends
-_SPARE = 1.5  # times the seconds of runs that are kept for the last races, since their executors have to be opened
-_RACED = 4  # placements that take part in the race of what was learned and in the selection, at most
+_SIMULATED_SHARE = 0.25  # share of the learning time for simulation, unless the policy has learned in simulation before
+_UPDATE_PLACEMENTS = 8  # approximate number of placements of an update by runs
+_MIN_MEASURED = 10  # placements that there should be time to measure
+_MAX_UPDATES, _EVALUATE_EVERY = 100_000, 5  # updates by runs; updates between evaluations
+_PATIENCE = 4  # evaluations without a better placement after which learning from runs ends
+_RESERVE_FACTOR = 1.5  # on the seconds of the last races' runs, for opening their executors
+_MAX_RACED = 4  # placements in the race of learned placements, and in the selection
 
 
 def open_agent(text: str, state: Path | None, *, seed: int, devices: int) -> Agent:
-    """Return the agent that a file keeps, or if there is no such file, the one that a text describes.
+    """Return the agent that is stored in a file, or, if the file does not exist, the agent that a text describes.
+
+    Args:
+        text: the agent, as ``name:option=value``.
+        state: the file; None for no file.
+        seed: seed of the initial weights.
+        devices: number of outputs of an agent that has one output per device.
 
     Raises:
         UsageError: the agent or one of its options does not exist.
-        FileError: a file of the agent is damaged, or holds another one.
+        FileError: a file of the agent is damaged, or holds another agent.
     """
     agent = parse_agent(text, seed=seed, devices=devices)
     return load_agent(state, lambda _: type(agent)) if state is not None and state.exists() else agent
 
 
 def learn(search: Search, text: str, state: Path | None) -> None:
-    """Train a policy on the model of a search, and race the best placements that it met against the best of the others.
+    """Train a policy on the model of a search, and race its best placements against the best placement found without it.
 
-    It learns from simulated costs first, unless its file exists, and then from runs until the rest of the time is needed for
-    the race and the decision. The note of the placer in the report says whether learning paid.
+    The policy learns from simulated costs first, unless its file exists. Then it learns from runs, until the rest of the time
+    is needed for the race and the decision. The placer's note in the report says whether learning paid.
 
     Args:
-        search: the search so far; at least the single devices should have been measured.
+        search: the search, in which at least the single devices should have been measured.
         text: the agent, as ``name:option=value``.
-        state: file that keeps the policy, also after Ctrl-C; None to keep none.
+        state: file to which the policy is saved, also after Ctrl-C; None not to save it.
 
     Raises:
         UsageError, FileError: as for :func:`open_agent`; or the file cannot be written.
@@ -72,19 +78,19 @@ def learn(search: Search, text: str, state: Path | None) -> None:
     if (why := why_pointless(search)) is not None:
         search.notes[name] = f"not asked: {why}"
         return
-    kept, least, left = _kept_s(search), _FEWEST * _measuring_s(search), search.left()
-    if left - kept < max(least, TRIFLE_S):
-        enough = search.ledger.book() + kept + least
+    reserved, needed, left = _reserved_s(search), _MIN_MEASURED * _measuring_s(search), search.left()
+    if left - reserved < max(needed, TRIFLE_S):
+        budget = search.ledger.book() + reserved + needed
         search.notes[name] = (
-            f"not asked: the decision takes about {kept:.3g} s, and {max(0.0, left):.3g} s are left; a budget of about "
-            f"{enough:.0f} s leaves time to learn"
+            f"not asked: the decision takes about {reserved:.3g} s, and {max(0.0, left):.3g} s are left; a budget of about "
+            f"{budget:.0f} s leaves time to learn"
         )
         return
     search.learn()
     with search.ledger.on(Item(name, placer=True)), _one_thread():
         training = _Training(search, agent, name)
         try:
-            found = training.run(clock.now() + left - kept, pretrain=state is None or not state.exists())
+            found = training.run(clock.now() + left - reserved, pretrain=state is None or not state.exists())
         finally:
             if state is not None:
                 save_agent(agent, state, model=str(search.session.model.path), devices=list(search.problem.device_names))
@@ -92,14 +98,14 @@ def learn(search: Search, text: str, state: Path | None) -> None:
             search.add(label, name, placement.copy)
     search.curves[name] = training.costs.curve
     with search.ledger.on(MEASURING):
-        verdict = _raced(search, name, [one for _, row in found if (one := search.find(row)) is not None])
+        verdict = _race(search, name, [one for _, row in found if (one := search.find(row)) is not None])
     count = len(training.costs.curve)
     search.notes[name] = f"measured {count} placement{'s' * (count != 1)}; {verdict}"
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have PyTorch compute in this thread alone: its others wait awake, and would keep cores from the devices' threads."""
+    """Limit PyTorch to one thread: its other threads spin while they wait, and would take cores from the devices' threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,10 +115,10 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Training:
-    """A training on the model of a search.
+    """Trains a policy on the model of a search.
 
     Attributes:
-        costs: costs by runs.
+        costs: factory of the costs by measured runs.
     """
 
     def __init__(self, search: Search, agent: Agent, name: str) -> None:
@@ -124,20 +130,20 @@ class _Training:
         cost = dropping(search.objective.cost(problem, SimulatedCost(problem)))
         self._instance = ProblemInstance(problem, cost, value_of(search.ranked[0]))
 
-    def run(self, until: float, *, pretrain: bool) -> list[tuple[str, NDArray[np.int32]]]:
-        """Train until a time, and return the best placements met, with names for the candidates.
+    def run(self, deadline: float, *, pretrain: bool) -> list[tuple[str, NDArray[np.int32]]]:
+        """Train until the deadline, and return the best placements met, with names for the candidates.
 
-        Of measured placements it is the best over several devices that the search has not found, as single devices need no
-        policy.
+        They are the best measured placement over several devices that the search has not found itself, the placement that the
+        policy prefers, and the best simulated placement.
         """
         search, agent, instance = self._search, self._agent, self._instance
-        known = (search.recorded(name) for name in list(search.known) if name not in search.homes)
-        self.costs.measured.take_over(one for one in known if one is not None)
-        stages = list(self._stages(until - clock.now(), pretrain=pretrain))
+        recorded = (search.recorded(name) for name in list(search.known) if name not in search.homes)
+        self.costs.measured.take_over(one for one in recorded if one is not None)
+        stages = list(self._stages(deadline - clock.now(), pretrain=pretrain))
         result = train(agent, stages, evaluate_on=[instance], seed=search.seed, progress=self._say)
         splits = [one for one in self.costs.measured.known if one.cost is not None and len(np.unique(one.devices)) > 1]
-        fresh = [one for one in splits if search.find(one.devices) is None]
-        by_runs = sorted(fresh, key=lambda one: one.cost or 0.0)[:1]
+        new = [one for one in splits if search.find(one.devices) is None]
+        by_runs = sorted(new, key=lambda one: one.cost or 0.0)[:1]
         simulated = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
         found = [(self._name, best.devices) for best in by_runs]
         if isinstance(agent, Decisive):
@@ -147,7 +153,7 @@ class _Training:
         return found
 
     def _stages(self, seconds: float, *, pretrain: bool) -> Iterator[Stage]:
-        """Make the agent's own stages with simulated costs, and then its last one with costs by runs."""
+        """Yield the agent's default stages with simulated costs, and then the last of them with costs by runs."""
         draw = draw_from([self._instance])
         own = default_stages(self._agent, draw)
         for stage in own if pretrain else ():
@@ -158,35 +164,37 @@ class _Training:
             own[-1],
             cost=self.costs,
             seconds=(1 - _SIMULATED_SHARE * pretrain) * seconds,
-            updates=_UPDATES,
+            updates=_MAX_UPDATES,
             problems=1,
-            episodes=max(1, _AT_ONCE // len(visited)),
+            episodes=max(1, _UPDATE_PLACEMENTS // len(visited)),
             schedule="constant",
             evaluate_every=_EVALUATE_EVERY,
             patience=_PATIENCE,
         )
 
     def _say(self, what: str, share: float) -> None:
+        """Report progress to the search."""
         curve, unit = self.costs.curve, self._search.objective.unit
         factor, unit = (1e3, "ms") if unit == "s" else (1.0, unit)
-        said = f"{len(curve)} measured, best {min(curve) * factor:.4g} {unit}, " if curve else ""
-        self._search.say(f"learning ({self._agent.name}): {said}{what}", share)
+        figures = f"{len(curve)} measured, best {min(curve) * factor:.4g} {unit}, " if curve else ""
+        self._search.say(f"learning ({self._agent.name}): {figures}{what}", share)
 
 
 def _measuring_s(search: Search) -> float:
-    """Return the seconds to measure a placement beside another one, by the best one so far."""
+    """Estimate the seconds to measure a placement beside another, from the best placement so far."""
     return search.race_s([search.ranked[0]] * 2, ROUNDS)
 
 
-def _kept_s(search: Search) -> float:
-    """Return the seconds to keep for the race of what was learned, the selection and the decision."""
+def _reserved_s(search: Search) -> float:
+    """Estimate the seconds of the race of learned placements, the selection and the decision."""
     best = search.ranked[0]
-    decide = search.race_s([best] * 2, DECISION_ROUNDS) + search.race_s([best] * _RACED, SELECTION_ROUNDS)
-    return _SPARE * (search.race_s([best] * _RACED, SELECTION_ROUNDS) + max(decide, search.final_s()))
+    selection = search.race_s([best] * _MAX_RACED, SELECTION_ROUNDS)
+    decision = search.race_s([best] * 2, DECISION_ROUNDS) + selection
+    return _RESERVE_FACTOR * (selection + max(decision, search.final_s()))
 
 
-def _raced(search: Search, name: str, learned: Sequence[Candidate]) -> str:
-    """Race learned placements beside the best of the others, and return whether learning paid, as a clause."""
+def _race(search: Search, name: str, learned: Sequence[Candidate]) -> str:
+    """Race learned placements beside the best other candidate; return a clause that says whether learning paid."""
     names = list(dict.fromkeys(one.name for one in learned))
     others = [one for one in search.ranked if one.name not in names]
     if not names or not others:
@@ -203,12 +211,13 @@ def _raced(search: Search, name: str, learned: Sequence[Candidate]) -> str:
         anchor=search.anchor_of(singles, others[0], others[0]),
     )
     other = search.known[others[0].name]
-    able = [one for one in (search.known[name] for name in names) if one.failed is None]
-    best = min(able, key=value_of, default=None)
+    succeeded = [one for one in (search.known[name] for name in names) if one.failed is None]
+    best = min(succeeded, key=value_of, default=None)
     ratio = None if best is None else compared(best.measured, other.measured)
     if best is None or ratio is None:
         return "none of its placements could be raced"
     if best.placer != name:
         return f"learning did not pay: its best placement is {best.name}, which was found without it"
-    said = f"{ratio.ratio:.3f} of the {search.objective.quantity} of {other.name} ({ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
-    return f"learning {'paid' if ratio.faster else 'did not pay'}: its best takes {said}"
+    figures = f"{ratio.ratio:.3f} of the {search.objective.quantity} of {other.name}"
+    verdict = "paid" if ratio.faster else "did not pay"
+    return f"learning {verdict}: its best takes {figures} ({ratio.ci_low:.3f} to {ratio.ci_high:.3f})"

@@ -1,5 +1,5 @@
-"""Placers that learn or have learned, one file each.
+"""Placers with learned policies, one file each.
 
-They are found by their entry points, like placers of plug-ins. No module here imports PyTorch before a placer is asked, so
-that ``placeit placers`` lists them at once.
+They are found by their entry points, like placers of plug-ins. No module here imports PyTorch before a placer is used, so that
+``placeit placers`` lists them without delay.
 """

@@ -1,4 +1,4 @@
-"""Search guided by a learned policy: GiPH proposes the moves of simulated annealing, the cost function decides."""
+"""Search guided by a learned policy: GiPH proposes the moves of simulated annealing."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Guided"]
 
-# Found on problems of the GiPH generator. Temperatures are the defaults of ``annealing``.
-_HOT, _COLD = 0.5, 0.0005
-_UNIFORM = 0.02  # share of proposals that are uniform over all moves, so that the policy never rules one out
-_AGAIN = 0.5  # factor on the probability of a move each time that it is refused
-_KEPT = 1000  # placements whose scores are cached, since the search returns to many
-_IDLE = 100  # known placements proposed in a row after which every move is accepted
-_LOOK, _LOOK_S = 50, 0.5  # the clock is read after this number of evaluations, or these seconds, if that is sooner
-_PROPOSALS = 5  # proposals for each evaluation; small problems have fewer placements than evaluations
+# Tuned on problems of the GiPH generator.
+_HOT, _COLD = 0.5, 0.0005  # first and last temperature; multiples of the start's cost, the first divided by the number of ops
+_UNIFORM = 0.02  # share of proposals that are uniform over all moves, so that the policy never excludes a move
+_REJECTED = 0.5  # factor on the probability of a move each time that it is rejected
+_MAX_CACHED = 1000  # placements whose scores are cached, since the search returns to many
+_MAX_IDLE = 100  # consecutive proposals of known placements after which every move is accepted
+_CHECK_EVERY, _CHECK_S = 50, 0.5  # evaluations or seconds between two updates of the number of evaluations that time allows
+_PROPOSALS = 5  # maximum proposals per evaluation; small problems have fewer placements than evaluations
 
 
 @dataclass(frozen=True)
 class Guided:
     """Simulated annealing (Kirkpatrick et al. 1983) whose moves are drawn from GiPH's policy (Hu et al. 2023).
 
-    Starts from the best of HEFT, PEFT and the single devices, so it is never worse than these. The policy scores every move of
-    one op from the current placement; moves are drawn from the softmax of the scores. Costs are remembered, so no placement is
-    valued twice, and known placements may be passed freely. The temperature falls with the number of evaluations; if a deadline
-    does not leave time for all of them, it falls with the time.
+    The search starts from the best of HEFT, PEFT and the single devices, so it is never worse than these. The policy scores
+    every move of one op from the current placement, and moves are drawn from the softmax of the scores. Costs are cached, so no
+    placement is valued twice. The temperature falls with the number of evaluations, or with time if the deadline is too early
+    for all of them.
 
-    Meant for placements that are expensive to value, as in measured runs: ``annealing`` needs two to five times as many
-    evaluations for the cost that this finds with a few hundred. Where placements are simulated, ``annealing`` values far more
-    of them in the same time.
+    It is meant for placements that are expensive to value, as in measured runs: ``annealing`` needs two to five times as many
+    evaluations to reach the cost that this placer finds with a few hundred. If placements are simulated, ``annealing`` values
+    far more of them in the same time.
     """
 
     evaluations: int = option(2_500, "placements to evaluate, unless the caller sets a limit", least=0, most=10**12)
@@ -64,18 +64,18 @@ class Guided:
         Raises:
             InfeasibleError: the weights of the ops fit in no way that was found.
             FileError: the file of the policy is missing or damaged, of another version, or holds another kind of policy.
-            UsageError: the policy chooses ops without devices; no batch.
+            UsageError: the policy chooses ops without devices, or ``batch`` is less than 1.
         """
         limit = self.evaluations if evaluations is None else evaluations
-        return self._from(starts(problem, links_of(cost), deadline), problem, cost, seed, limit, deadline)
+        return self._anneal(starts(problem, links_of(cost), deadline), problem, cost, seed, limit, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Go on from the best measured placement."""
-        return self._from(measured.placements[:1], problem, cost, seed, self.evaluations, deadline)
+        """Anneal from the best measured placement."""
+        return self._anneal(measured.placements[:1], problem, cost, seed, self.evaluations, deadline)
 
-    def _from(
+    def _anneal(
         self,
         first: NDArray[np.int32],
         problem: Problem,
@@ -84,22 +84,22 @@ class Guided:
         evaluations: int,
         deadline: float | None,
     ) -> NDArray[np.int32]:
-        """Anneal from the best of some placements."""
+        """Anneal from the best of the ``int32[B, V]`` placements in ``first``."""
         from placeit.learning.agents.giph.shipped import policy
 
         if self.batch < 1:
             raise UsageError(f"The option 'batch' of the placer 'guided' is {self.batch}; it must be at least 1.")
         found = Incumbent(cost, evaluations, deadline)
-        known = _Known(found)
-        known.value(first)
+        cached = _CachedCosts(found)
+        cached.value(first)
         agent = policy(self.weights)
         if agent.pivots:
             raise UsageError(
                 f"The policy in {self.weights} chooses which op to move but not where ('{agent.variant}'); the placer 'guided' "
                 "needs one that scores both, such as a 'giph'."
             )
-        current, now = found.placement, found.cost
-        scale = now if np.isfinite(now) else float(problem.compute.min(axis=1).sum())
+        current, current_cost = found.placement, found.cost
+        scale = current_cost if np.isfinite(current_cost) else float(problem.compute.min(axis=1).sum())
         total = found.left
         if total < 1 or scale <= 0:
             return found.placement
@@ -107,60 +107,59 @@ class Guided:
         moves = _Moves(agent, problem, current)
         rng = np.random.default_rng(seed)
         idle = 0
-        reach, began, looked, seen = total, clock.now(), 0.0, clock.now()
+        started = checked = clock.now()
+        reachable, checked_at = total, 0.0  # evaluations that time allows; evaluations at the last check
         for _ in range(int(_PROPOSALS * total)):
             drawn = moves.draw(self.batch, rng)
-            if not len(drawn) or found.left < 1 or found.over:
+            if not len(drawn) or found.over:
                 break  # no op can be moved alone, or no evaluation is left
             placements = np.repeat(current[None], len(drawn), axis=0)
             placements[np.arange(len(drawn)), moves.op[drawn]] = moves.device[drawn]
             left = found.left
-            costs = known.value(placements)
+            costs = cached.value(placements)
             idle = idle + 1 if found.left == left else 0
-            at = int(np.argmin(costs))
+            lowest = int(np.argmin(costs))
             valued = total - left
-            if deadline is not None and valued and (valued - looked >= _LOOK or clock.now() - seen >= _LOOK_S):
-                looked, seen = valued, clock.now()
-                reach = min(
-                    total, valued * max(1.0, (deadline - began) / max(seen - began, 1e-9))
-                )  # number of evaluations that time allows
-            temperature = hot * min(1.0, cold / hot) ** min(1.0, valued / reach)
-            bound = now - temperature * np.log(rng.random()) if idle < _IDLE else np.inf
-            if costs[at] < np.inf and costs[at] <= bound:
-                current, now = placements[at], float(costs[at])
+            if deadline is not None and valued and (valued - checked_at >= _CHECK_EVERY or clock.now() - checked >= _CHECK_S):
+                checked_at, checked = valued, clock.now()
+                reachable = min(total, valued * max(1.0, (deadline - started) / max(checked - started, 1e-9)))
+            temperature = hot * min(1.0, cold / hot) ** min(1.0, valued / reachable)
+            bound = current_cost - temperature * np.log(rng.random()) if idle < _MAX_IDLE else np.inf
+            if costs[lowest] < np.inf and costs[lowest] <= bound:
+                current, current_cost = placements[lowest], float(costs[lowest])
                 moves.go(current)
             else:
-                moves.refuse(drawn)
+                moves.reject(drawn)
         return found.placement
 
 
-class _Known:
-    """Values placements, each of them once."""
+class _CachedCosts:
+    """Values placements, each of them only once."""
 
     def __init__(self, found: Incumbent) -> None:
         self._found = found
         self._costs: dict[bytes, float] = {}
 
     def value(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Return ``float64[B]`` costs of ``int32[B, V]`` placements; infinite for those that may not be valued any more."""
+        """Return ``float64[B]`` costs of ``int32[B, V]`` placements; ``inf`` for placements beyond the evaluations left."""
         keys = [placement.tobytes() for placement in placements]
         new: dict[bytes, int] = {}
         for i, key in enumerate(keys):
             if key not in self._costs:
-                new.setdefault(key, i)  # the first of equals, since evaluations may end before the others
+                new.setdefault(key, i)  # the first of equal placements
         if new:
             rows = list(new.values())
             costs = self._found.offer(placements[rows])
-            self._costs |= {keys[i]: cost for i, cost in zip(rows, costs.tolist(), strict=False)}  # as many as were valued
+            self._costs |= {keys[i]: cost for i, cost in zip(rows, costs.tolist(), strict=False)}  # offer may value fewer
         return np.array([self._costs.get(key, np.inf) for key in keys])
 
 
 class _Moves:
-    """Moves of one op from the current placement, and how likely each is to be proposed.
+    """Moves of one op from the current placement, with the probability of proposing each.
 
     Attributes:
         op: ``int64[N]``, the op of each move.
-        device: ``int64[N]``, where it would go.
+        device: ``int64[N]``, the device to which the op would move.
     """
 
     def __init__(self, agent: Policy, problem: Problem, current: NDArray[np.int32]) -> None:
@@ -168,39 +167,40 @@ class _Moves:
         self._search = agent.answering(problem, current)
         self.op, self.device = self._search.nets.op, self._search.nets.device
         self._tight = problem.memory.min() < problem.param_bytes.sum()
-        self._kept: dict[bytes, NDArray[np.float32]] = {}
+        self._cache: dict[bytes, NDArray[np.float32]] = {}
         self.go(current)
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
-        """Draw up to ``count`` different moves (Gumbel top-k: in proportion to their weights, without replacement)."""
-        count = min(count, self._able)
-        perturbed = self._log + rng.gumbel(size=len(self._log))
+        """Draw up to ``count`` different moves by their probabilities, without replacement (the Gumbel top-k trick)."""
+        count = min(count, self._count)
+        perturbed = self._log_weights + rng.gumbel(size=len(self._log_weights))
         if count == 1:
             return np.array([np.argmax(perturbed)])
         return np.argsort(-perturbed, kind="stable")[:count]
 
-    def refuse(self, moves: NDArray[np.intp]) -> None:
-        """Make moves less likely as long as the current placement stays."""
-        self._log[moves] += np.log(_AGAIN)
+    def reject(self, moves: NDArray[np.intp]) -> None:
+        """Make moves less likely until the current placement changes."""
+        self._log_weights[moves] += np.log(_REJECTED)
 
     def go(self, placement: NDArray[np.int32]) -> None:
-        """Make ``int32[V]`` the current placement: weigh its moves by the policy's softmax, mixed with equal weights."""
+        """Make ``int32[V]`` the current placement; its moves are weighted by the policy's softmax, mixed with equal weights."""
         problem = self._problem
-        able = self.device != placement[self.op]
+        allowed = self.device != placement[self.op]
         if self._tight:
-            able &= has_room(problem, placement)[self.op, self.device]
-        self._able = int(able.sum())
-        self._log = np.full(len(able), -np.inf)
-        if self._able:
-            scores = self._scores(placement)[able].astype(np.float64)
+            allowed &= has_room(problem, placement)[self.op, self.device]
+        self._count = int(allowed.sum())
+        self._log_weights = np.full(len(allowed), -np.inf)
+        if self._count:
+            scores = self._scores(placement)[allowed].astype(np.float64)
             weights = np.exp(scores - scores.max())
-            self._log[able] = np.log((1 - _UNIFORM) * weights / weights.sum() + _UNIFORM / self._able)
+            self._log_weights[allowed] = np.log((1 - _UNIFORM) * weights / weights.sum() + _UNIFORM / self._count)
 
     def _scores(self, placement: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the policy's scores of all moves from a placement, cached."""
         key = placement.tobytes()
-        if key not in self._kept:
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
+        if key not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
             self._search.nets.set(0, placement)
-            self._kept[key] = self._search.scores()
-        return self._kept[key]
+            self._cache[key] = self._search.scores()
+        return self._cache[key]

@@ -1,4 +1,4 @@
-"""A placer that chooses which placements are measured."""
+"""A placer that selects the placements to measure during a search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Surrogate"]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Measures, in a few runs each, the placements that a learned model of the machine expects most of, before the decision.
+    """Measures the placements that a learned model of the machine expects to be best, in a few runs each, before the decision.
 
     The model is a calibrated simulator with a learned correction. Measuring takes place in ``optimize`` only; elsewhere this
     is the placer ``annealing``.
@@ -28,7 +28,7 @@ class Surrogate:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Answer as ``annealing`` with its default options."""
+        """Return the placement of ``annealing`` with its default options."""
         return Annealing().place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 
     def explore(self, search: Search) -> None:
