@@ -83,28 +83,28 @@ def generate(
         chosen["max_tasks"] = MAX_TASKS if max_tasks is None else max_tasks
     elif graph or network or max_tasks is not None:
         raise UsageError(f"Problems of kind '{kind}' take no --graph, --network and --max-tasks; their parameters are fixed.")
-    found = dataset.cases(part, seed, **chosen)
+    cases = dataset.cases(part, seed, **chosen)
     facts: dict[str, Any] = {"kind": kind, "split": part, "seed": seed}
-    ends: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
 
-    def told(problem: dict[str, Any]) -> None:
+    def record_sizes(problem: dict[str, Any]) -> None:
         for key in ("ops", "edges", "devices"):
-            least, most = ends.get(key, (problem[key], problem[key]))
-            ends[key] = min(least, problem[key]), max(most, problem[key])
+            least, most = ranges.get(key, (problem[key], problem[key]))
+            ranges[key] = min(least, problem[key]), max(most, problem[key])
 
-    export_cases(found, output, kind, facts, count=count, told=told)
+    export_cases(cases, output, kind, facts, count=count, callback=record_sizes)
     data = {**facts, "output": str(output), "index": str(output / INDEX), "problems": count}
-    data.update({key: {"least": least, "most": most} for key, (least, most) in ends.items()})
+    data.update({key: {"least": least, "most": most} for key, (least, most) in ranges.items()})
 
     def show(console: Console) -> None:
-        shown = {key: f"{least}" if least == most else f"{least} .. {most}" for key, (least, most) in ends.items()}
+        shown = {key: f"{least}" if least == most else f"{least} .. {most}" for key, (least, most) in ranges.items()}
         text.facts(console, {"written": f"{count} problems and {INDEX} to {output}", **shown})
 
     return Output(data, show, answer=str(output))
 
 
 def _choices(option: str, texts: Sequence[str] | None) -> dict[str, tuple[float, ...]]:
-    """Read ``NAME=1,2.5`` for each text. Raises UsageError."""
+    """Parse texts of the form ``NAME=1,2.5``. Raises UsageError."""
     form, choices = "NAME=VALUES, such as hardware_types=2,5", dict[str, tuple[float, ...]]()
     for name, values in parse_pairs(option, texts or (), form).items():
         try:

@@ -1,4 +1,4 @@
-"""The model that a policy is trained on, its devices, and the placement that training finds."""
+"""The model on which ``placeit train`` trains a policy, its devices, and the placement that training finds."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnedModel", "LearnedModelOptions", "open_model"]
 
-_SPARE, _RACE_S = 0.2, 60.0  # share of a stage's seconds for the final race; its seconds without such stages
+_RACE_SHARE, _RACE_S = 0.2, 60.0  # share of a measured stage's seconds for the final race; its seconds without such stages
 
 
 @dataclass(frozen=True)
 class LearnedModelOptions:
-    """A model on devices, in place of training problems."""
+    """Options of a model on devices, which replaces training problems."""
 
     model: Annotated[
         Path | None,
@@ -76,7 +76,7 @@ class LearnedModelOptions:
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:
-        """Return the files that these options read, which must not be overwritten."""
+        """Return the input files of these options, which must not be overwritten."""
         return [] if self.model is None else self._options(self.model).files()
 
     def session(self) -> Session:
@@ -106,11 +106,11 @@ class LearnedModel:
     Attributes:
         session: the profiled session.
         objective: name of the objective that is minimised.
-        source: source of its only problem, the placement of its groups; None if there is nothing to learn.
+        source: source of the model's only problem, the placement of its groups; None if there is nothing to learn.
         about: origin of the problem, as checkpoints and states record it.
-        measured: measures placements; None if no stage asks for that.
-        journal: file of measured runs; None to keep none.
-        obvious: reason why there is nothing to learn; None if there is something.
+        measured: costs by measured runs; None if no stage measures.
+        journal: file of measured runs; None for no file.
+        obvious: reason why there is nothing to learn; None if there is something to learn.
     """
 
     session: Session
@@ -123,13 +123,13 @@ class LearnedModel:
 
     @property
     def costs(self) -> Mapping[str, CostFactory]:
-        """Cost functions that stages may learn from beside the simulated ones, by name."""
+        """Cost factories that stages may use in addition to simulated costs, by name."""
         from placeit.learning.training.stages import MEASURED
 
         return {} if self.measured is None else {MEASURED: self.measured}
 
     def counts(self) -> dict[str, int] | None:
-        """Numbers of placements that were measured, estimated and so on in this process; None if no stage measures."""
+        """Return the number of placements by the source of their cost, in this process; None if no stage measures."""
         if self.measured is None:
             return None
         sources = list(self.measured.sources.values())
@@ -138,7 +138,7 @@ class LearnedModel:
     def answer(
         self, agent: Agent, stages: Sequence[Stage], result: TrainingResult | None, *, seed: int, progress: Progress | None
     ) -> Optimized:
-        """Race the best placements that training met against single devices, in the time that its stages left for it."""
+        """Race the best placements that training met against single devices, in the time that its stages have reserved."""
         from placeit.learning.agent import Decisive
         from placeit.learning.training.stages import MEASURED, SIMULATED
         from placeit.optimizer.optimize import decide
@@ -147,10 +147,10 @@ class LearnedModel:
         if result is not None and self.source is not None:
             if isinstance(agent, Decisive):
                 found["the policy's choice"] = agent.greedy_placement(self.source.held_out[0].problem)
-            met = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
-            if met:
-                found["best in simulation"] = min(met, key=lambda best: best.cost).placement
-        seconds = [one.seconds * _SPARE for one in stages if one.cost == MEASURED and one.seconds is not None]
+            simulated = [best for one in result.stages if one.cost == SIMULATED for best in one.found]
+            if simulated:
+                found["best in simulation"] = min(simulated, key=lambda best: best.cost).placement
+        seconds = [one.seconds * _RACE_SHARE for one in stages if one.cost == MEASURED and one.seconds is not None]
         return decide(
             self.session,
             found,
@@ -172,7 +172,17 @@ def open_model(
     stack: contextlib.ExitStack,
     progress: Progress | None,
 ) -> LearnedModel:
-    """Open and profile a model for training; the training's folder keeps its problem, for resumption."""
+    """Open and profile a model for training, and write its problem to the training's folder, for resumption.
+
+    Args:
+        on: the model and its devices.
+        stages: the stages of training.
+        folder: the training's folder; None for none.
+        resume: whether to take the problem from the folder.
+        seed: seed of the order of measured runs.
+        stack: exit stack that closes the session.
+        progress: called with the current activity.
+    """
     from placeit.core.problem import Problem
     from placeit.learning import PROBLEM, RUNS
     from placeit.learning.measured import MeasuredCosts, session_source
@@ -182,10 +192,10 @@ def open_model(
 
     session, objective = stack.enter_context(on.session()), on.objective or Latency.name
     get_objective(objective, session.cluster)  # before anything is profiled
-    journal, kept = (None if folder is None else folder / name for name in (RUNS, PROBLEM))
+    journal, problem_file = (None if folder is None else folder / name for name in (RUNS, PROBLEM))
     measured, obvious = None, None
     if any(one.cost == MEASURED for one in stages):
-        measured = MeasuredCosts(session, objective, journal=journal, seed=seed, spare=_SPARE, progress=progress)
+        measured = MeasuredCosts(session, objective, journal=journal, seed=seed, spare=_RACE_SHARE, progress=progress)
     if len(session.cluster) == 1:
         obvious = "there is one device, and every placement is on it"
     elif len(session.grouping.groups) == 1:
@@ -195,9 +205,9 @@ def open_model(
     about |= {} if objective == Latency.name else {"objective": objective}
     if obvious is not None:
         return LearnedModel(session, objective, None, about, measured, None, obvious)
-    again = Problem.from_json(kept) if resume and kept is not None and kept.exists() else None
-    source = session_source(session, again, objective=objective)
+    resumed = Problem.from_json(problem_file) if resume and problem_file is not None and problem_file.exists() else None
+    source = session_source(session, resumed, objective=objective)
     problem = source.held_out[0].problem
-    if kept is not None:
-        problem.to_json(kept)
+    if problem_file is not None:
+        problem.to_json(problem_file)
     return LearnedModel(session, objective, source, about | {"problem": problem.key}, measured, journal, None)

@@ -134,10 +134,10 @@ def train(
     need("placeit train", "learn", "torch")
     from placeit.learning import FILES
 
-    kept = [] if folder is None else [folder / name for name in FILES]
+    folder_files = [] if folder is None else [folder / name for name in FILES]
     sources = [*_problem_files(problems), *_problem_files(evaluate_on), *on.files()]
     weights = named_files([agent])
-    check_outputs(output, placement, inputs=[*kept, *weights, *sources])
+    check_outputs(output, placement, inputs=[*folder_files, *weights, *sources])
     _check(problems, on, evaluate_on, held_out)
     if placement is not None and problems is not None:
         raise UsageError("--placement is for the placement of a model: give --model and --devices, not --problems.")
@@ -160,7 +160,7 @@ def train(
     if updates is not None:
         stages = scale_updates(stages, updates)
     check_stages(learner, stages)  # before anything is profiled
-    result, found, lost = None, None, None
+    result, found, failure = None, None, None
     with keep_freed_memory(), terminal.progress() as progress, contextlib.ExitStack() as stack:
         if problems is None:
             check_folder(folder, resume=resume)  # before anything is measured
@@ -187,7 +187,7 @@ def train(
             except PlaceitError as error:
                 if result is None:
                     raise
-                lost = str(error)  # no reason to lose the weights
+                failure = str(error)  # no reason to lose the weights
     data: dict[str, Any] = {
         "agent": learner.name,
         "config": dict(learner.config),
@@ -204,7 +204,7 @@ def train(
         "placements": None if model is None else model.counts(),
         "answer": found
         and (found.to_dict() | {"placement_file": placement and str(placement), "recording_file": None, "page_file": None}),
-        "no_answer": lost,
+        "no_answer": failure,
         "checkpoint": None if result is None else str(output),
         "folder": None if folder is None else str(folder),
     }
@@ -224,10 +224,10 @@ def train(
         if found is not None:
             console.print()
             as_text.optimized(console, found, placement)
-        if lost is not None:
-            text.paragraph(console, f"There is no placement: {lost}")
+        if failure is not None:
+            text.paragraph(console, f"There is no placement: {failure}")
 
-    failed = lost is not None or (result is not None and result.stopped is not None)
+    failed = failure is not None or (result is not None and result.stopped is not None)
     code = INTERRUPTED if found is not None and found.interrupted else FAILED if failed else 0
     answer = [] if result is None else [f"{output}: {_figure(result.best, task.unit)}{_at(result.best_at)}"]
     answer += [] if found is None else [as_text.answer(found, placement)]
@@ -235,6 +235,7 @@ def train(
 
 
 def _result_data(result: TrainingResult | None, *, placements: bool) -> dict[str, Any]:
+    """Return the fields of a training's result for ``--json``, with the best placements if ``placements``."""
     if result is None:
         nothing = {"before": None, "best": None, "best_at": None}
         return {"stage_results": [], "evaluation": nothing, "updates": 0, "stopped": None, "seconds": 0.0}
@@ -249,7 +250,7 @@ def _result_data(result: TrainingResult | None, *, placements: bool) -> dict[str
 
 
 def _before(result: TrainingResult) -> float | None:
-    """Return the evaluation before the first stage that has the cost of the last one."""
+    """Return the first evaluation by the cost of the last stage."""
     return next(one.before for one in result.stages if one.cost == result.stages[-1].cost)
 
 
@@ -282,7 +283,7 @@ class _Task:
         source: problems to learn from and to evaluate on; None if there is nothing to learn.
         unit: unit of evaluation figures, in words.
         about: origin of the problems, as checkpoints and states record it.
-        costs: costs that stages may learn from beside simulated ones, by name.
+        costs: cost factories that stages may use in addition to simulated costs, by name.
     """
 
     source: Source | None
@@ -331,24 +332,24 @@ def _stage_data(one: StageResult, *, placements: bool) -> dict[str, Any]:
 def _table(stages: Sequence[Stage], result: TrainingResult) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     heads = ("stage", "cost", "updates", "learning rate", "reward", "before", "best", "dropped")
     rows = []
-    for number, (one, came_to) in enumerate(zip(stages, result.stages, strict=False), 1):
+    for number, (stage, outcome) in enumerate(zip(stages, result.stages, strict=False), 1):
         records = [record for record in result.history if record.stage == number and record.update]
         rate, reward = (_last(records, name) for name in ("learning_rate", "reward"))
-        values = (rate, reward, came_to.before, came_to.best)
+        values = (rate, reward, outcome.before, outcome.best)
         rows.append(
             (
-                f"{number} {one.kind}",
-                came_to.cost,
+                f"{number} {stage.kind}",
+                outcome.cost,
                 str(max((record.update for record in records), default=0)),
                 *(text.NOTHING if value is None else f"{value:.3g}" for value in values),
-                str(came_to.dropped),
+                str(outcome.dropped),
             )
         )
     return heads, rows
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:
-    """Return the last known figure of that name; None if no figure is known."""
+    """Return the last figure of that name that is not None; None if all are."""
     return next((value for record in reversed(records) if (value := getattr(record, name)) is not None), None)
 
 

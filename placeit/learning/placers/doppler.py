@@ -21,13 +21,13 @@ __all__ = ["Doppler"]
 
 @dataclass(frozen=True)
 class Doppler:
-    """DOPPLER (Yao et al. 2025): two policies trained beforehand, or on the problem itself; the best placement met counts.
+    """DOPPLER (Yao et al. 2025): two policies trained beforehand, or on the problem itself; the best placement met wins.
 
-    On the problem itself they imitate a list scheduler first, and then learn from costs, in the paper's 4,000 episodes.
+    On the problem itself the policies first imitate a list scheduler, and then learn from costs, in the paper's 4,000 episodes.
 
-    Differs from the paper: 16 episodes an update, which are compared with their mean; most decide about a part of a good
-    placement anew; the answers are drawn from the policies, which explore by their entropy alone; the learning rate is 0.003,
-    falling to nothing. Costs that are not finite cannot be learned from.
+    Differs from the paper: an update has 16 episodes, whose mean is their baseline; most episodes decide again about a part of
+    a good placement; decisions are drawn from the policies, which explore by their entropy alone; the learning rate falls from
+    0.003 to zero. Costs that are not finite are an error.
     """
 
     weights: str = option("", "checkpoint of trained policies; empty to train them on the problem itself")
@@ -46,11 +46,11 @@ class Doppler:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated; what the policies like best comes first.
+        """Return the best placement by cost; the likeliest placement is valued first, then samples.
 
         Raises:
-            UsageError: an option out of its range.
-            FileError: there is no such checkpoint, or it holds another policy.
+            UsageError: an option is out of its range.
+            FileError: the checkpoint does not exist, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
             TrainingError: a cost is not finite.
         """

@@ -25,8 +25,8 @@ _CHUNK = 64  # placements that are valued at once
 class Giph:
     """GiPH (Hu et al. 2023): from a random placement, a learned policy moves one op at a time; the best placement wins.
 
-    The policy that ships with placeit was trained on random graphs and networks of all kinds and is used as it is; docs/giph.md
-    says on what, and how good it is where. ``placeit train giph`` makes others.
+    The policy that ships with placeit was trained on random graphs and networks of all kinds, and is not trained further here.
+    docs/giph.md describes its training problems and its results. ``placeit train giph`` makes other policies.
     """
 
     weights: str = option("", "file of a trained policy; empty for the one that ships with placeit; or untrained, or uniform")
@@ -46,21 +46,21 @@ class Giph:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated.
+        """Return the visited placement with the lowest cost.
 
         Raises:
             InfeasibleError: the weights of the ops fit in no way that was found.
             FileError: the file of the policy is missing or damaged, of another version, or holds another kind of policy.
         """
-        return self._from(None, problem, cost, seed, evaluations, deadline)
+        return self._play(None, problem, cost, seed, evaluations, deadline)
 
     def refine(
         self, problem: Problem, cost: CostFunction, measured: Measured, *, seed: int, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Search from the best measured placement; later episodes start from random placements, as in :meth:`place`."""
-        return self._from(measured.placements[0], problem, cost, seed, None, deadline)
+        return self._play(measured.placements[0], problem, cost, seed, None, deadline)
 
-    def _from(
+    def _play(
         self,
         first: NDArray[np.int32] | None,
         problem: Problem,
@@ -69,7 +69,7 @@ class Giph:
         evaluations: int | None,
         deadline: float | None,
     ) -> NDArray[np.int32]:
-        """Play the episodes, the first of them from a given placement."""
+        """Play the episodes; the first one starts from ``first`` unless that is None."""
         agent = self._policy
         found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)

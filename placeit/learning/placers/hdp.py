@@ -22,11 +22,11 @@ __all__ = ["Hdp"]
 class Hdp:
     """HDP (Mirhoseini et al. 2018): a sequence-to-sequence policy, trained from scratch on the problem itself.
 
-    GiPH, section 5 and Appendix B.7: 4 samples for each update, until the cost is no longer improved.
+    As in GiPH, section 5 and Appendix B.7, an update has 4 samples, and training ends when the cost no longer improves.
 
-    Differs from the papers: the learning rate is 0.003, where GiPH, section 5, gives 0.01 for all policies; a sample is
-    compared with the mean of its update; training ends after 100 updates without a better placement, which the papers leave
-    open, or after 1000 in all; samples whose costs are not finite are left out.
+    Differs from the papers: the learning rate is 0.003, not 0.01 as in GiPH, section 5, for all policies; the mean of an update
+    is the baseline of its samples; training ends after 100 updates without a better placement, which the papers leave open, or
+    after 1000 updates; samples whose costs are not finite are left out.
     """
 
     samples: int = option(4, "placements drawn per update", least=1, most=1000)
@@ -41,10 +41,10 @@ class Hdp:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost; one drawn from the untrained policy if none may be evaluated.
+        """Return the best placement by cost; a sample of the untrained policy if none may be evaluated.
 
         Raises:
-            UsageError: an option out of its range.
+            UsageError: an option is out of its range.
             InfeasibleError: the weights fit in no way that was found.
         """
         from placeit.learning.agent import ProblemInstance
@@ -58,22 +58,22 @@ class Hdp:
         instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
         best, stale = np.inf, 0
 
-        def draw_until_no_longer_improved(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
+        def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
             nonlocal best, stale
             stale = 0 if found.cost < best else stale + 1
             best = found.cost
-            enough = found.left < self.samples or stale >= self.patience or found.over
-            return [] if enough else [instance] * count
+            done = found.left < self.samples or stale >= self.patience or found.over
+            return [] if done else [instance] * count
 
         stage = Stage(
-            draw_until_no_longer_improved,
+            draw,
             updates=self.updates,
             problems=1,
             episodes=self.samples,
             learning_rate=self.learning_rate,
-            normalize=False,  # normalising over few samples would blow up small differences
+            normalize=False,  # normalising over few samples would amplify small differences
         )
         train(agent, [stage], evaluate_on=(), seed=seed)
-        rest = int(max(1, min(found.left, self.samples)))
-        found.offer(np.stack(agent.sample([problem] * rest, np.random.default_rng([seed, 1]))))
+        count = int(max(1, min(found.left, self.samples)))
+        found.offer(np.stack(agent.sample([problem] * count, np.random.default_rng([seed, 1]))))
         return found.placement

@@ -23,8 +23,8 @@ __all__ = ["Hsdag"]
 class Hsdag:
     """HSDAG (Duan et al. 2024): groups and their devices by a policy trained beforehand, or on the problem itself.
 
-    The best placement met counts. On the problem itself it is trained in the agent's default stages; an update takes as many
-    evaluations as its episodes have steps. Placements whose costs are not finite are left out.
+    The best placement met wins. On the problem itself the policy is trained in the agent's default stages; an update takes as
+    many evaluations as its episodes have steps. Placements whose costs are not finite are left out.
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
@@ -38,12 +38,12 @@ class Hsdag:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated; what the policy likes best comes first.
+        """Return the best placement by cost; the likeliest placements are valued first, then samples.
 
         Raises:
-            UsageError: an option out of its range; PyTorch Geometric is not installed; the policy was made for fewer devices
+            UsageError: an option is out of its range; PyTorch Geometric is not installed; the policy was made for fewer devices
                 than the problem has.
-            FileError: there is no such checkpoint, or it holds another policy.
+            FileError: the checkpoint does not exist, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
         """
         from placeit.learning.agent import ProblemInstance
@@ -52,12 +52,12 @@ class Hsdag:
 
         found = Incumbent(cost, evaluations, deadline)
         agent = load_policy(self.weights, HsdagAgent) if self.weights else self._trained(problem, found, seed)
-        found.offer(_different(agent.greedy_placements(problem)))
+        found.offer(_distinct(agent.greedy_placements(problem)))
         rng, instance = np.random.default_rng([seed, 1]), ProblemInstance(problem, cost, 1.0)
         for _ in range(self.samples):
             if found.over:
                 break
-            found.offer(_different(agent.rollout([instance], rng).visited[0]))
+            found.offer(_distinct(agent.rollout([instance], rng).visited[0]))
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> HsdagAgent:
@@ -70,10 +70,10 @@ class Hsdag:
 
         agent = fresh(HsdagAgent, seed, devices=problem.devices)
         instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
-        update = self.episodes * agent.steps
+        update_size = self.episodes * agent.steps  # placements
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
-            return [instance] * count if found.left > update and not found.over else []
+            return [instance] * count if found.left > update_size and not found.over else []
 
         if self.updates:
             stages = scale_updates(agent.default_stages(draw), self.updates)
@@ -82,6 +82,6 @@ class Hsdag:
         return agent
 
 
-def _different(placements: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the placements without repetitions, in their order."""
+def _distinct(placements: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the placements without duplicates, in their order."""
     return placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]

@@ -25,10 +25,11 @@ __all__ = ["Placeto"]
 class Placeto:
     """Placeto (Addanki et al. 2019): a search by a policy trained beforehand, or on the problem itself.
 
-    GiPH, section 5: trained in 200 episodes; then, from a random placement, 2 |V| steps, which are two episodes.
+    As in GiPH, section 5, the policy is trained in 200 episodes. Then it searches from a random placement for 2 |V| steps,
+    which are two episodes.
 
-    Differs from the papers: a policy that is trained on the problem meets placements in its training, and the best of all
-    counts. Steps whose costs are not finite are left out.
+    Differs from the papers: placements that were visited during training on the problem count, too. Steps whose costs are not
+    finite are left out.
     """
 
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
@@ -43,11 +44,11 @@ class Placeto:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated; the last ones of the search come first.
+        """Return the best placement by cost; the last placements of the search are valued first.
 
         Raises:
-            UsageError: an option out of its range; the policy was made for fewer devices than the problem has.
-            FileError: there is no such checkpoint, or it holds another policy.
+            UsageError: an option is out of its range; the policy was made for fewer devices than the problem has.
+            FileError: the checkpoint does not exist, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
         """
         if not 0 < self.steps_per_op < np.inf:
@@ -56,7 +57,7 @@ class Placeto:
         from placeit.learning.checkpoint import load_policy
 
         found = Incumbent(cost, evaluations, deadline)
-        agent = self._trained(problem, found, seed) if not self.weights else load_policy(self.weights, PlacetoAgent)
+        agent = load_policy(self.weights, PlacetoAgent) if self.weights else self._trained(problem, found, seed)
         rng = np.random.default_rng([seed, 1])  # training draws from the seed itself
         start = random_placements(problem, 1, rng)
         visited = agent.search([problem], [start[0]], rng, steps_per_op=self.steps_per_op)[0]
@@ -73,14 +74,14 @@ class Placeto:
 
         agent = fresh(PlacetoAgent, seed, devices=problem.devices)
         instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
-        update = self.episodes * (len(problem) + 1)
-        search = 1 + round(self.steps_per_op * len(problem))
+        update_size = self.episodes * (len(problem) + 1)  # placements
+        search_size = 1 + round(self.steps_per_op * len(problem))
 
-        def draw_while_there_is_budget(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
-            return [instance] * count if found.left >= update + search and not found.over else []
+        def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
+            return [instance] * count if found.left >= update_size + search_size and not found.over else []
 
         stage = Stage(
-            draw_while_there_is_budget,
+            draw,
             updates=self.updates,
             problems=1,
             episodes=self.episodes,

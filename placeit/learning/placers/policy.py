@@ -1,4 +1,4 @@
-"""A policy that learns to place one model during a search for its placement."""
+"""A placer that trains a policy on one model during the search for its placement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Policy:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Answer as the placer with the agent's name. Raises UsageError if it does not exist."""
+        """Return the placement of the placer with the agent's name. Raises UsageError if it does not exist."""
         return parse_placer(self.agent).place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 
     def explore(self, search: Search) -> None:

@@ -22,10 +22,10 @@ __all__ = ["StreamAllocation"]
 
 @dataclass(frozen=True)
 class StreamAllocation:
-    """The graph-aware encoder-decoder of Ni et al. (2020), for throughput: a learned policy writes placements; the best counts.
+    """The graph-aware encoder-decoder of Ni et al. (2020), for throughput: a learned policy writes placements; the best wins.
 
-    The policy that ships with placeit was trained on generated stream graphs on five equal devices; docs/streams.md says how,
-    and how good it is. It uses five devices at most. ``placeit train stream-allocation`` makes others.
+    The policy that ships with placeit was trained on generated stream graphs on five equal devices, and uses at most five
+    devices. docs/streams.md describes its training and its results. ``placeit train stream-allocation`` makes other policies.
     """
 
     weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
@@ -46,9 +46,10 @@ class StreamAllocation:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost, among as many as may be evaluated; what the policy likes best comes first.
+        """Return the best placement by cost; the likeliest placement is valued first, then samples.
 
         Raises:
+            FileError: the checkpoint does not exist, or it holds another policy.
             InfeasibleError: the weights fit in no way that was found.
         """
         from placeit.learning.agent import ProblemInstance

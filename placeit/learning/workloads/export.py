@@ -1,4 +1,4 @@
-"""Generated problems as files."""
+"""Write generated problems to files."""
 
 from __future__ import annotations
 
@@ -26,52 +26,53 @@ def export_cases(
     facts: Mapping[str, Any],
     *,
     count: int | None = None,
-    told: Callable[[dict[str, Any]], object] | None = None,
+    callback: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
     """Write each problem to its own file (:meth:`placeit.core.problem.Problem.to_json`), and an index of the files.
 
     Problems are written one by one and not kept in memory. The index holds ``facts``, and for each problem its file, its size
-    and its parameters. After Ctrl-C, complete files and an index of them stay; after any other error nothing is left.
+    and its parameters. After Ctrl-C, the files written so far remain, with an index of them. After any other error, all of them
+    are deleted.
 
     Args:
-        cases: problems to write; without ``count`` the iterator must end.
-        folder: where to write; it is made if it does not exist, and must be empty.
-        name: files are called ``name-000.json`` and so on.
+        cases: problems to write. Without ``count``, the iterable must be finite.
+        folder: folder to write to. It is made if it does not exist, and must be empty.
+        name: prefix of the file names: ``name-000.json`` and so on.
         facts: entries of the index about all problems, such as kind and seed.
-        count: how many to write; None for all.
-        told: called with the file and the size of each problem after it was written.
+        count: number of problems to write; None for all.
+        callback: called with the file and the size of each problem after it is written.
 
     Raises:
-        FileError: the folder holds something, or cannot be written to.
-        UsageError: there are fewer than ``count``.
+        FileError: the folder is not empty, or cannot be written to.
+        UsageError: there are fewer than ``count`` problems.
     """
-    some = islice(cases, count)
-    first = next(some, None)  # wrong parameters raise here, before there is anything to clean up
+    remaining = islice(cases, count)
+    first = next(remaining, None)  # wrong parameters raise here, before there is anything to clean up
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = any(folder.iterdir())
+        occupied = any(folder.iterdir())
     except OSError as error:
         raise FileError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another place.") from error
-    if taken:
+    if occupied:
         raise FileError(f"The folder {folder} is not empty; name a new one, so that old and new problems do not mix.")
     written = 0
     try:
         with contextlib.ExitStack() as stack:
             index = stack.enter_context(stack.enter_context(replacing(folder / INDEX)).open("w", encoding="utf-8"))
-            head = json.dumps({"format": "placeit-problems", "version": 1, **facts}, indent=1, allow_nan=False)
-            index.write(f'{head[:-2]},\n "problems": [')
+            header = json.dumps({"format": "placeit-problems", "version": 1, **facts}, indent=1, allow_nan=False)
+            index.write(f'{header[:-2]},\n "problems": [')
             interrupt = None
             try:
-                for case in chain([] if first is None else [first], some):
+                for case in chain([] if first is None else [first], remaining):
                     problem, file = case.problem, _file(name, written)
                     problem.to_json(folder / file, sync=False)  # one of many; the index, written last, is synced
                     entry = {"file": file, "ops": len(problem), "edges": len(problem.edges), "devices": problem.devices}
                     line = json.dumps({**entry, "parameters": case.parameters}, allow_nan=False)
                     index.write(f"{',' if written else ''}\n  {line}")
                     written += 1
-                    if told is not None:
-                        told(entry)
+                    if callback is not None:
+                        callback(entry)
                 if count is not None and written < count:
                     raise UsageError(f"There are only {written} problems of kind '{name}' for one seed; lower --count.")
             except KeyboardInterrupt as error:
