@@ -18,7 +18,7 @@ from placeit.backends.base import Model
 from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import PlaceitError
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Candidates
 from placeit.placers.registry import parse_placer
@@ -177,7 +177,7 @@ class Measured:
             cost, why = MeasuredCost(session, deadline=deadline, seed=key.seed), None
             try:
                 placer, problem = parse_placer(key.placer), session.segmenter.problem()
-                answer = placer.place(problem, dropping(cost), seed=key.seed, evaluations=None, deadline=deadline)
+                answer = placer.place(problem, finite_or_nan(cost), seed=key.seed, evaluations=None, deadline=deadline)
                 cost(problem.check(answer)[None])
             except PlaceitError as error:
                 why = str(error)

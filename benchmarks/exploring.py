@@ -38,7 +38,7 @@ from placeit.learning.registry import fresh
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.stages import Stage
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.optimizer.improving import refine
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.measuring import improve
@@ -128,7 +128,7 @@ def _doppler(session: Session, cost: MeasuredCost, deadline: float, seed: int) -
     stages = [
         of(updates=50, kind="imitation", seconds=0.05 * room, episodes=16),
         of(updates=250, seconds=0.15 * room, episodes=16),
-        of(updates=10**6, seconds=0.8 * room, episodes=7, explore=0.05, cost=lambda _: dropping(cost)),
+        of(updates=10**6, seconds=0.8 * room, episodes=7, explore=0.05, cost=lambda _: finite_or_nan(cost)),
     ]
     train(fresh(DopplerAgent, seed), stages, evaluate_on=(), seed=seed)
 

@@ -20,7 +20,7 @@ from placeit.learning.measured import MeasuredCosts
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.stages import SIMULATED, Stage, default_stages
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidates import Candidate, value_of
@@ -127,7 +127,7 @@ class _Training:
             search.session, search.objective.name, journal=search.journal, seed=search.seed, progress=self._say
         )
         problem = search.segmenter.problem()
-        cost = dropping(search.objective.cost(problem, SimulatedCost(problem)))
+        cost = finite_or_nan(search.objective.cost(problem, SimulatedCost(problem)))
         self._instance = ProblemInstance(problem, cost, value_of(search.ranked[0]))
 
     def run(self, deadline: float, *, pretrain: bool) -> list[tuple[str, NDArray[np.int32]]]:

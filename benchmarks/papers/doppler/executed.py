@@ -23,7 +23,7 @@ from placeit.learning.agent import ProblemInstance
 from placeit.learning.measured import session_source
 from placeit.learning.registry import make_agent
 from placeit.learning.training.stages import MEASURED
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.learning.workloads.tensor_program import parse_tensor_model
 from placeit.measuring.incumbent import HOPELESS
 from placeit.optimizer.measured_cost import MeasuredCost
@@ -121,7 +121,7 @@ class Learned(_Run):
         third = dataclasses.replace(last, updates=updates, cost=MEASURED, seconds=sizes.measured_s)
         of = {"I": whole[: len(whole) - len(second)], "II": second, "III": [third]}
         plan = [(part, stage) for part in self.parts for stage in of[part]]
-        watched = learn(agent, [stage for _, stage in plan], instance, seed=seed, measured=dropping(measured))
+        watched = learn(agent, [stage for _, stage in plan], instance, seed=seed, measured=finite_or_nan(measured))
         by_part = {part: [one for (its, _), one in zip(plan, watched, strict=True) if its == part] for part in self.parts}
         found: dict[str, NDArray[np.generic]] = {}
         if "II" in by_part:
@@ -153,7 +153,7 @@ class BestOfEach(_Run):
         learned = read_outcome(self.needs[0], setup)
         rows = {
             "one device": _ask("single", instance, instance.cost, setup),
-            "critical path": _ask("critical-path", instance, dropping(measured), setup),
+            "critical path": _ask("critical-path", instance, finite_or_nan(measured), setup),
             "placeto": self._placeto(instance, setup),
             "enumerative": _ask("enumerative", instance, instance.cost, setup),
             "sim": learned["simulated"],
@@ -206,7 +206,7 @@ class Fidelity(_Run):
         return {
             "trained_on": instance.cost(rows),
             "simulated": np.array([session.segmenter.plan(row).schedule.makespan for row in rows]),
-            **{which: _settled(dropping(measured), rows) for which, measured in twice.items()},
+            **{which: _settled(finite_or_nan(measured), rows) for which, measured in twice.items()},
         }
 
 

@@ -14,7 +14,7 @@ from placeit.core.problem import Problem
 from placeit.devices.caps import capped
 from placeit.devices.clusterfile import read_cluster
 from placeit.learning.agent import ProblemInstance
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.learning.workloads.tensor_graphs import tensor_graph
 from placeit.learning.workloads.tensors import BlockProgram, shard
 from placeit.learning.workloads.tensors.expression import einsum, elementwise, tensor
@@ -90,7 +90,7 @@ class Case:
     def instance(self) -> ProblemInstance:
         """Return the problem for training; costs of placements that do not fit are NaN."""
         problem = self.problem
-        return ProblemInstance(problem, dropping(self.cost()), problem.critical_path)
+        return ProblemInstance(problem, finite_or_nan(self.cost()), problem.critical_path)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from placeit.learning.agents.doppler.agent import DopplerAgent
 from placeit.learning.agents.placeto.agent import PlacetoAgent
 from placeit.learning.training.loop import Stage, train
 from placeit.learning.training.stages import MEASURED, default_stages
-from placeit.learning.training.valuing import least, value
+from placeit.learning.training.valuing import lowest, value
 
 __all__ = ["Watched", "by_cost", "distilling", "learn", "met", "of_policy", "paper_stages", "search", "stages"]
 
@@ -58,7 +58,7 @@ class Watched:
         """Value placements."""
         values = self.instance.cost(placements)
         self.first.append(placements[0].copy())
-        at = least(values)
+        at = lowest(values)
         if at is not None and values[at] < self.best:
             self.best, self.placement = float(values[at]), placements[at].copy()
             self.curve.append((self.episodes, self.best))

@@ -20,7 +20,7 @@ from placeit.learning.registry import make_agent
 from placeit.learning.training.loop import train
 from placeit.learning.training.sources import draw_from
 from placeit.learning.training.stages import Stage, default_stages, scale_updates
-from placeit.learning.training.valuing import dropping
+from placeit.learning.training.valuing import finite_or_nan
 from placeit.placers.base import Incumbent
 from placeit.placers.registry import parse_placer
 
@@ -111,7 +111,7 @@ def _placed(problem: BenchProblem, placer: str, seed: int, limit: int) -> float:
 def _trained(problem: BenchProblem, limit: int, seed: int, symmetric: bool, options: Mapping[str, Any] | None) -> Found:
     agent = make_agent("hsdag", seed=seed, devices=problem.problem.devices, symmetric=symmetric)
     found = Incumbent(problem.cost(), None)  # updates limit the evaluations
-    draw = draw_from([ProblemInstance(problem.problem, dropping(found.offer), problem.problem.critical_path)])
+    draw = draw_from([ProblemInstance(problem.problem, finite_or_nan(found.offer), problem.problem.critical_path)])
     updates = limit // _STEPS
     if options is None:
         stages = default_stages(agent, draw)

@@ -51,11 +51,11 @@ class Hdp:
         from placeit.learning.agents.hdp import HdpAgent
         from placeit.learning.training.loop import train
         from placeit.learning.training.stages import Stage
-        from placeit.learning.training.valuing import dropping
+        from placeit.learning.training.valuing import finite_or_nan
 
         found = Incumbent(cost, evaluations, deadline)
         agent = HdpAgent.for_problem(problem, self.hidden, seed)
-        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
+        instance = ProblemInstance(problem, finite_or_nan(found.offer), problem.critical_path or 1.0)
         best, stale = np.inf, 0
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001

@@ -66,10 +66,10 @@ class Hsdag:
         from placeit.learning.registry import fresh
         from placeit.learning.training.loop import train
         from placeit.learning.training.stages import scale_updates
-        from placeit.learning.training.valuing import dropping
+        from placeit.learning.training.valuing import finite_or_nan
 
         agent = fresh(HsdagAgent, seed, devices=problem.devices)
-        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
+        instance = ProblemInstance(problem, finite_or_nan(found.offer), problem.critical_path or 1.0)
         update_size = self.episodes * agent.steps  # placements
 
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001

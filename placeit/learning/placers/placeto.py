@@ -70,10 +70,10 @@ class Placeto:
         from placeit.learning.registry import fresh
         from placeit.learning.training.loop import train
         from placeit.learning.training.stages import Stage
-        from placeit.learning.training.valuing import dropping
+        from placeit.learning.training.valuing import finite_or_nan
 
         agent = fresh(PlacetoAgent, seed, devices=problem.devices)
-        instance = ProblemInstance(problem, dropping(found.offer), problem.critical_path or 1.0)
+        instance = ProblemInstance(problem, finite_or_nan(found.offer), problem.critical_path or 1.0)
         update_size = self.episodes * (len(problem) + 1)  # placements
         search_size = 1 + round(self.steps_per_op * len(problem))
 

@@ -1,1 +1,1 @@
-"""Training of agents: stages, updates, and states for resumption."""
+"""Training of agents: stages, updates, and saved states for resumption."""

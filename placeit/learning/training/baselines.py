@@ -23,28 +23,28 @@ class Episodes:
         rewards: ``float64[T, B]``, zero where no decision was made.
         returns: ``float64[T, B]``, value of each decision: the discounted sum of the rewards from its step on, or its own
             discounted reward (``Stage.reward_to_go``).
-        valid: ``bool[T, B]``, where a decision can be learned from: one was made, and all costs that it depends on are known.
-        problem: ``int[B]``, number of each episode's problem; equal for episodes of one problem.
-        whole: ``bool[B]``, episodes of which every reward is known.
+        valid: ``bool[T, B]``, True where a decision was made and all costs that it depends on are known.
+        problem: ``int[B]``, number of each episode's problem.
+        complete: ``bool[B]``, True for episodes whose rewards are all known.
     """
 
     rewards: NDArray[np.float64]
     returns: NDArray[np.float64]
     valid: NDArray[np.bool_]
     problem: NDArray[np.intp]
-    whole: NDArray[np.bool_]
+    complete: NDArray[np.bool_]
 
 
 Baseline: TypeAlias = Callable[[Episodes, dict[str, float]], NDArray[np.float64]]
 """``baseline(episodes, memory) -> float64[T, B]``, the values to subtract from the returns.
 
-It must not depend on the decision made at its step. ``memory`` is empty at the start of a stage, is the baseline's own to
-write to, and lasts until the end of the stage; it is kept in training states.
+A value must not depend on the decision made at its step. ``memory`` is a dict that the baseline may write to. It is empty at
+the start of a stage, is kept until its end, and is saved in training states.
 """
 
 
 def returns(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-    """Return the discounted sum of rewards from each step on, over t' >= t of gamma^(t'-t) r_t': ``float64[T, B]``."""
+    """Return the discounted sum of the rewards from each step on, ``float64[T, B]``: gamma^(t'-t) r_t' summed over t' >= t."""
     sums = rewards.copy()
     for t in range(len(sums) - 2, -1, -1):
         sums[t] += gamma * sums[t + 1]
@@ -52,7 +52,7 @@ def returns(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
 
 
 def none(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
-    """Return zeros: returns stay as they are."""
+    """Return zeros, which is no baseline."""
     return np.zeros_like(episodes.returns)
 
 
@@ -83,7 +83,7 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
             returns=episodes.returns[:, same],
             valid=episodes.valid[:, same],
             problem=episodes.problem[same],
-            whole=episodes.whole[same],
+            complete=episodes.complete[same],
         )
         out[:, same] = batch(part, memory)
     return out
@@ -92,10 +92,10 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
 def moving(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
     """Return the mean return, from the first step, over all earlier episodes of the stage (DOPPLER, section 5.1).
 
-    Episodes of which some reward is not known do not count. Differs from the paper, which does not say what the first episode
-    is compared with: here a stage's first batch is its own baseline.
+    Episodes with unknown rewards do not count. Differs from the paper, which does not define the baseline of the first episode:
+    here the baseline of a stage's first batch is its own mean.
     """
-    first = episodes.returns[:1].sum(axis=0)[episodes.whole]  # zero if there were no steps
+    first = episodes.returns[:1].sum(axis=0)[episodes.complete]  # zero if there were no steps
     if not memory and not len(first):
         return np.zeros_like(episodes.returns)
     mean = memory["sum"] / memory["count"] if memory else float(first.mean())

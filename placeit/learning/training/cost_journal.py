@@ -1,4 +1,4 @@
-"""A journal of costs that are not simulated, so that they are not measured again."""
+"""A journal of costs that are not simulated, so that no cost is measured twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CostJournal"]
 _FORMAT, _VERSION = "placeit-training-costs", 1
 
 _Key: TypeAlias = tuple[str, str, bytes]
-"""Name of the cost, key of the problem, placement."""
+"""Name of the cost, key of the problem, bytes of the placement."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,17 @@ class _Line:
 
 
 class CostJournal:
-    """Costs of placements, in the order in which training received them; a known cost of a placement never changes.
+    """Costs of placements, in the order in which training received them.
 
-    A cost of NaN could not be measured; it is asked for again the next time. The file has a line of JSON for each cost, and
-    lines reach the disk before training goes on. A training that resumes from a state receives the costs after that state
-    again, in the same order; only costs beyond the end of the file are measured.
+    A known cost of a placement never changes. A cost of NaN means not measured; such a placement is measured again the next
+    time. The file has a line of JSON for each cost, and lines are synced to the disk before training continues. When training
+    resumes from a saved state, it receives the costs after that state again, in the same order. Only costs beyond the end of
+    the file are measured.
 
     Args:
-        path: the file, which is made with the first cost; None to keep nothing on disk.
+        path: the file, which is created with the first cost; None for no file.
         training: identity of the training that the file belongs to.
-        position: number of costs in the file before the state that training resumes from.
+        position: number of costs in the file at the time of the saved state.
 
     Attributes:
         position: number of costs that training has received so far.
@@ -58,14 +59,14 @@ class CostJournal:
 
     def __init__(self, path: Path | None, training: str, position: int) -> None:
         self._path, self._head = path, {"format": _FORMAT, "version": _VERSION, "training": training}
-        self._costs: dict[_Key, list[tuple[int, float]]] = {}
-        self._told: dict[_Key, int] = {}
+        self._costs: dict[_Key, list[tuple[int, float]]] = {}  # line and cost of each measurement of a placement
+        self._received: dict[_Key, int] = {}  # number of these costs that training has received
         self._count = 0
         for number, line in enumerate(self._lines()):
-            if not number:
+            if number:
+                self._enter(*self._read(number + 1, line))
+            else:
                 self._check(line)
-                continue
-            self._enter(*self._read(number + 1, line))
         if self._count < position:
             raise FileError(
                 f"{path} holds {self._count} costs, and training had been told {position} when its state was saved: put that "
@@ -73,24 +74,24 @@ class CostJournal:
             )
         self.position = position
         for key, costs in self._costs.items():
-            self._told[key] = sum(index < position for index, _ in costs)
+            self._received[key] = sum(index < position for index, _ in costs)
 
-    def keeping(self, name: str, problem: Problem, cost: CostFunction) -> CostFunction:
-        """Return a cost function that asks ``cost`` only about placements that the journal does not know.
+    def cached(self, name: str, problem: Problem, cost: CostFunction) -> CostFunction:
+        """Return a cost function that calls ``cost`` only for placements that are not in the journal.
 
         Args:
             name: name of the cost, as in the stage.
             problem: problem of the placements.
-            cost: function that measures them.
+            cost: function that measures the placements.
         """
 
-        def kept(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+        def cached_cost(placements: NDArray[np.int32]) -> NDArray[np.float64]:
             keys = [(name, problem.key, np.ascontiguousarray(row, "<i4").tobytes()) for row in placements]
             first: dict[_Key, int] = {}
             for number, key in enumerate(keys):
                 first.setdefault(key, number)
             found = {key: self._look_up(key) for key in first}
-            new = [key for key, known in found.items() if known is None]
+            new = [key for key, value in found.items() if value is None]
             if new:
                 rows = [first[key] for key in new]
                 costs = np.asarray(cost(placements[rows]), np.float64)
@@ -102,21 +103,22 @@ class CostJournal:
                 found |= {key: self._look_up(key) for key in new}
             return np.array([found[key] for key in keys], np.float64)
 
-        return kept
+        return cached_cost
 
     def _look_up(self, key: _Key) -> float | None:
-        """Return the placement's known cost, or the next recorded one; None if it has to be measured."""
-        costs, told = self._costs.get(key, []), self._told.get(key, 0)
-        if told and not math.isnan(costs[told - 1][1]):
-            return costs[told - 1][1]
-        if told == len(costs):
+        """Return the cost of a placement that training has received, or the next one in the file; None if there is none."""
+        costs, received = self._costs.get(key, []), self._received.get(key, 0)
+        if received and not math.isnan(costs[received - 1][1]):
+            return costs[received - 1][1]
+        if received == len(costs):
             return None
-        index, cost = costs[told]
-        self._told[key] = told + 1
+        index, cost = costs[received]
+        self._received[key] = received + 1
         self.position = max(self.position, index + 1)
         return cost
 
     def _add(self, name: str, problem: str, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
+        """Append costs to the journal and its file."""
         lines: list[dict[str, Any]] = [] if self._count else [self._head]
         for placement, cost in zip(placements.tolist(), costs.tolist(), strict=True):
             value = cost if math.isfinite(cost) else str(cost)
@@ -144,6 +146,7 @@ class CostJournal:
         return [] if self._path is None or not self._path.exists() else complete_lines(self._path)
 
     def _check(self, line: bytes) -> None:
+        """Check the first line of the file. Raises FileError and UsageError."""
         try:
             head = record(dict[str, Any], parsed(line))
         except ValueError as error:
@@ -156,6 +159,7 @@ class CostJournal:
             )
 
     def _read(self, number: int, line: bytes) -> tuple[_Key, float]:
+        """Parse a line of the file. Raises FileError."""
         try:
             found = record(_Line, parsed(line))
             placement = np.array(found.placement, "<i4")

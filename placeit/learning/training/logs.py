@@ -20,21 +20,21 @@ __all__ = ["Logs", "Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """One update, or the evaluation before the first one of a stage; values that were not measured are None.
+    """Figures of an update, or of the evaluation before the first update of a stage; None for figures that do not exist.
 
     Attributes:
         stage: number of the stage, from 1.
-        update: number of the update within its stage, from 1; zero for the evaluation with which it begins.
-        seconds: time spent on training until then.
-        loss: the minimised value; with several epochs, the value of the last one, as for the entropy and the gradient.
+        update: number of the update within its stage, from 1; zero for the evaluation before the first update.
+        seconds: seconds of training so far.
+        loss: the minimised value; with several epochs, of the last epoch, like the entropy and the gradient norm.
         reward: mean reward of a decision, in multiples of the instance's unit.
         episode_return: mean over episodes of the discounted sum of rewards.
-        entropy: mean entropy of what decisions were drawn from.
-        gradient_norm: before clipping.
-        learning_rate: of the update.
-        evaluation: mean over the held-out problems of the least cost met, by the cost of the stage and in multiples of their
-            units; lower is better. None also if one of them could not be measured.
-        dropped: decisions that were not learned from, since a cost that they led to could not be measured.
+        entropy: mean entropy of the distributions from which decisions were drawn.
+        gradient_norm: norm of the gradient before clipping.
+        learning_rate: learning rate of the update.
+        evaluation: mean over the held-out problems of the lowest cost met, by the cost of the stage and in multiples of the
+            problems' units; lower is better. None also if a problem could not be measured.
+        dropped: number of decisions that were left out because a cost that they led to could not be measured.
     """
 
     stage: int
@@ -57,12 +57,12 @@ _COLUMNS = {
 
 
 class Logs:
-    """Writes records to ``log.csv`` in a folder, and for TensorBoard to its sub-folder ``tensorboard``.
+    """Writes records to ``log.csv`` in a folder, and logs for TensorBoard to its sub-folder ``tensorboard``.
 
     Args:
-        folder: where to write; None to write nothing.
-        history: the records so far. A table with more rows, from a training that was cut short, is cut back to these.
-        tensorboard: whether to write for TensorBoard too.
+        folder: folder to write to; None to write nothing.
+        history: the records so far, with which the table is written anew.
+        tensorboard: whether to write logs for TensorBoard.
 
     Raises:
         FileError: the table cannot be written.
@@ -104,6 +104,7 @@ class Logs:
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
+        """Raise FileError in place of an OSError, with a message that names ``what`` could not be written."""
         try:
             yield
         except OSError as error:
@@ -114,6 +115,7 @@ class Logs:
 
 
 def _board(folder: Path | None, step: int) -> Any:
+    """Return TensorBoard's writer, which continues at a step. Raises UsageError."""
     if folder is None:
         raise UsageError("TensorBoard logs need a folder to be written to: give one.")
     try:

@@ -1,4 +1,4 @@
-"""Trains agents in stages of REINFORCE, imitation or an agent's own method, with evaluation and resumption."""
+"""Train agents in stages of REINFORCE, imitation or an agent's own method, with evaluation and resumption."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from placeit.learning.training.logs import Logs, Record
 from placeit.learning.training.stages import SIMULATED, CostFactory, Draw, Stage, check_stages
 from placeit.learning.training.state import JOURNAL, FoundPlacement, TrainingState, load_run, save_run, training_key
 from placeit.learning.training.time_limit import StageClock
-from placeit.learning.training.updates import update, which
-from placeit.learning.training.valuing import check_costs, factory_of, least, pricing, value
+from placeit.learning.training.updates import describe, update
+from placeit.learning.training.valuing import check_costs, factory_of, lowest, value, with_cost_of
 
 if TYPE_CHECKING:
     from placeit.profiler.costs import Progress
@@ -29,22 +29,24 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "Stage", "StageResult", "TrainingResult", "evaluate", "train"]
 
 
-_STREAM = 1  # evaluation draws other numbers than training does
-_AT_ONCE = 32  # problems that are evaluated together
-_MAX_BARREN = 10  # updates in a row without any cost that could be measured, after which training stops
+_STREAM = 1  # random stream of evaluation, which differs from training's
+_BATCH = 32  # problems that are evaluated together
+_MAX_BARREN = 10  # consecutive updates without any measured cost after which training stops
 
 
 @dataclass(frozen=True, eq=False)
 class StageResult:
-    """Results of a stage. Figures are evaluations by the stage's cost; stages with different costs cannot be compared.
+    """Results of a stage.
+
+    Figures are evaluations by the stage's cost. Figures of stages with different costs cannot be compared.
 
     Attributes:
         cost: name of the cost.
-        before: figure of the weights that the stage began with; None if there was nothing to evaluate on.
+        before: figure of the initial weights of the stage; None if there was nothing to evaluate on.
         best: the lowest figure.
-        best_at: update after which the lowest figure was met.
-        dropped: decisions that were not learned from, since their costs could not be measured.
-        found: the best placement met of each problem, of the first hundred problems.
+        best_at: update after which the lowest figure was reached.
+        dropped: number of decisions that were left out because their costs could not be measured.
+        found: the best placement met for each problem, of the first hundred problems.
     """
 
     cost: str
@@ -60,12 +62,13 @@ class TrainingResult:
     """Result of a training; the agent has the best weights of the last stage.
 
     Attributes:
-        best: the lowest evaluation figure of the last stage, which the weights have; None if there was nothing to evaluate on.
-        best_at: stage and update after which it was met, as in the records.
-        history: a record of each update, and of the evaluation with which each stage begins.
-        stages: results of each stage that was begun.
-        stopped: why training ended before its last stage was over; None if it did not.
-        about: stages, seed and evaluation, as checkpoints keep them: ``save_agent(agent, path, **result.about)``.
+        best: the lowest evaluation figure of the last stage, which is the weights' figure; None if there was nothing to
+            evaluate on.
+        best_at: stage and update after which it was reached, as in the records.
+        history: a record of each update, and of the evaluation before the first update of each stage.
+        stages: results of each stage that was started.
+        stopped: reason why training stopped before the end of its last stage; None if it did not.
+        about: stages, seed and evaluation, as metadata of checkpoints: ``save_agent(agent, path, **result.about)``.
     """
 
     best: float | None
@@ -90,33 +93,35 @@ def train(
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> TrainingResult:
-    """Train an agent, stage after stage; each starts with a new optimiser and the best weights of the stage before.
+    """Train an agent in stages. Each stage starts with a new optimiser and the best weights of the previous stage.
 
-    The agent is evaluated by the cost of the stage: before its first update, during it and at its end. Each stage has its own
-    best, so a good simulated figure never outdoes a measured one. The agent ends up with the best weights of the last stage: by
-    the figures of that stage it never gets worse. Without anything to evaluate on, they are the weights of the last update.
+    The agent is evaluated by the cost of the stage: before the first update, during the stage and at its end. Each stage has
+    its own best figure, since simulated and measured figures cannot be compared. The agent receives the best weights of the
+    last stage, so by the figures of that stage it never gets worse. If there is nothing to evaluate on, it receives the weights
+    of the last update.
 
     Args:
-        agent: its network is changed in place.
-        stages: one at least.
+        agent: the agent, whose network is changed in place.
+        stages: the stages, at least one.
         evaluate_on: held-out problems; may be empty.
         seed: seed of all random draws. The same seed gives the same weights on the same machine, if costs are the same.
-        costs: makes cost functions, by the names that stages may use beside ``simulated``, such as ``measured``.
-        folder: where to keep ``log.csv``, ``best.safetensors`` (a checkpoint, of the stage under way), ``state.safetensors``,
-            and ``costs.jsonl`` with every cost that is not simulated; made if it is not there; None to write nothing.
-        resume: go on from the state in the folder, with the same result as if training had never stopped, given the same
-            costs; what was measured is not measured again. Start at the beginning if it holds none.
+        costs: cost factories by name, for stages whose cost is not ``simulated``, such as ``measured``.
+        folder: folder for ``log.csv``, ``best.safetensors`` (a checkpoint of the current stage), ``state.safetensors``, and
+            ``costs.jsonl`` with every cost that is not simulated. It is made if it does not exist; None to write no files.
+        resume: whether to continue from the state in the folder, if there is one. Given the same costs, the result is the same
+            as without the interruption, and no cost is measured again.
         save_every: updates between two saved states; if costs are not simulated, a state is saved after each update.
-        tensorboard: also write logs for TensorBoard.
-        about: description of the problems; any JSON. It goes to checkpoints, and a state with another ``about`` is refused.
+        tensorboard: whether to also write logs for TensorBoard.
+        about: description of the problems; any JSON. It is stored in checkpoints, and a state with another ``about`` is
+            refused.
         progress: called with the stage and the share of it that is done.
 
     Raises:
         UsageError: the state in the folder belongs to another training, or exists though ``resume`` is not set; a stage names
             a cost or a teacher that does not exist.
-        TrainingError: a cost is infinite, or a reward, loss or gradient is not finite. Files and weights keep the state of the
-            update before.
-        FileError: the folder cannot be written to, or what is in it is damaged.
+        TrainingError: a cost is infinite, or a reward, loss or gradient is not finite. Files and weights keep the state after
+            the previous update.
+        FileError: the folder cannot be written to, or a file in it is damaged.
     """
     if not stages:
         raise UsageError("There is nothing to train: give at least one stage.")
@@ -124,21 +129,21 @@ def train(
         raise UsageError(f"'save_every' is {save_every}; it must be at least 1.")
     check_stages(agent, stages)
     check_costs(stages, costs or {})
-    where = None if folder is None else Path(folder)
+    path = None if folder is None else Path(folder)
     plan = dict(about or {})
     plan |= {"stages": [stage.to_dict() for stage in stages], "seed": seed, "evaluated_on": len(evaluate_on)}
-    run = load_run(agent, plan, where, resume)
-    journal = CostJournal(None if where is None else where / JOURNAL, training_key(agent, plan), run.told)
-    with Logs(where, run.history, tensorboard) as logs:
-        training = _Training(agent, stages, evaluate_on, plan, run, costs or {}, journal, logs, where, save_every, progress)
+    run = load_run(agent, plan, path, resume)
+    journal = CostJournal(None if path is None else path / JOURNAL, training_key(agent, plan), run.told)
+    with Logs(path, run.history, tensorboard) as logs:
+        training = _Training(agent, stages, evaluate_on, plan, run, costs or {}, journal, logs, path, save_every, progress)
         while run.stage < len(stages) and training.stopped is None:
-            training.play(stages[run.stage])
+            training.run_stage(stages[run.stage])
     if run.best_weights is not None:
         agent.network.load_state_dict(run.best_weights)
     agent.network.eval()
     results = tuple(_stage_result(stage, number, run) for number, stage in enumerate(stages, 1))
-    begun = results[: run.stage + (training.stopped is not None)]
-    return TrainingResult(run.best, run.best_at, tuple(run.history), begun, training.stopped, _about(plan, run))
+    started = results[: run.stage + (training.stopped is not None)]
+    return TrainingResult(run.best, run.best_at, tuple(run.history), started, training.stopped, _about(plan, run))
 
 
 @dataclass(eq=False)
@@ -146,7 +151,7 @@ class _Training:
     """State that the stages of a training share.
 
     Attributes:
-        stopped: why training is over before its time.
+        stopped: reason why training stopped early; None if it did not.
     """
 
     agent: Agent
@@ -166,19 +171,20 @@ class _Training:
         run = self.run
         self._started = clock.now() - (run.history[-1].seconds if run.history else 0.0)
 
-    def play(self, stage: Stage) -> None:
-        """Play a stage to its end, from its present update on."""
+    def run_stage(self, stage: Stage) -> None:
+        """Run a stage from its current update to its end."""
         run = self.run
         label = f"stage {run.stage + 1} of {len(self.stages)}: {stage.kind}"
-        priced, clock = pricing(stage, self.costs, self.journal), StageClock(stage, factory_of(stage, self.costs), run.spent)
-        judges = [priced(instance) for instance in self.evaluate_on]
+        with_cost = with_cost_of(stage, self.costs, self.journal)
+        clock = StageClock(stage, factory_of(stage, self.costs), run.spent)
+        held_out = [with_cost(instance) for instance in self.evaluate_on]
         save_every = self.save_every if stage.cost == SIMULATED else 1
         if not run.records:
             self._save()  # a state to resume from exists before anything is measured
-            if judges:
+            if held_out:
                 with clock.evaluation():
-                    self._carry_over(stage, judges)
-                    figure = self._opening(stage, judges)
+                    self._carry_over(stage, held_out)
+                    figure = self._initial_figure(stage, held_out)
                 self._report({}, figure)
             self._save()
         over = run.update == stage.updates  # resumed after a last update that measured nothing
@@ -187,15 +193,15 @@ class _Training:
             if self.progress is not None:
                 self.progress(label, max(share, clock.share))
             drawn = stage.draw(run.rng, stage.problems, share)
-            clock.begin_update(judged=bool(judges))
-            figures = update(self.agent, stage, [priced(one) for one in drawn], run) if drawn else {}
+            clock.start_update(evaluated=bool(held_out))
+            figures = update(self.agent, stage, [with_cost(instance) for instance in drawn], run) if drawn else {}
             run.update += bool(drawn)
             run.barren = run.barren + 1 if figures and "loss" not in figures else 0
             over = not drawn or run.update == stage.updates or clock.is_late or run.barren == _MAX_BARREN
             figure = None
-            if judges and (over or run.update % stage.evaluate_every == 0):
+            if held_out and (over or run.update % stage.evaluate_every == 0):
                 with clock.evaluation(last=over):
-                    figure = self._evaluate(judges)
+                    figure = self._evaluate(held_out)
                 if figure is not None:
                     run.stale = 0 if run.is_best(figure) else run.stale + 1
                 over |= stage.patience is not None and run.stale >= stage.patience
@@ -222,35 +228,36 @@ class _Training:
                 self.agent.recall({})  # its memory holds costs that cannot be compared with the next stage's
         self._save()
 
-    def _carry_over(self, stage: Stage, judges: Sequence[ProblemInstance]) -> None:
-        """Value the best placements of the stage before by this stage's cost, if the two costs differ."""
+    def _carry_over(self, stage: Stage, held_out: Sequence[ProblemInstance]) -> None:
+        """Value the best placements of the previous stage by this stage's cost, if the two costs differ."""
         run = self.run
         if not run.stage or self.stages[run.stage - 1].cost == stage.cost:
             return
-        for judge in judges:
-            if (best := run.found.get((run.stage, judge.problem.key))) is None:
+        for instance in held_out:
+            if (best := run.found.get((run.stage, instance.problem.key))) is None:
                 continue
             visited = [best.placement[None]]
-            costs = value([judge], visited)
-            run.meet([judge], visited, costs)
+            costs = value([instance], visited)
+            run.meet([instance], visited, costs)
             if isinstance(self.agent, Remembering):
-                self.agent.meet(judge.problem, visited[0], costs[0] / judge.unit)
+                self.agent.meet(instance.problem, visited[0], costs[0] / instance.unit)
 
-    def _opening(self, stage: Stage, judges: Sequence[ProblemInstance]) -> float | None:
-        """Return the figure of the weights that a stage begins with; after a stage with the same cost it is known already."""
+    def _initial_figure(self, stage: Stage, held_out: Sequence[ProblemInstance]) -> float | None:
+        """Return the figure of a stage's initial weights, from the history if the previous stage has the same cost."""
         run = self.run
         if run.stage and self.stages[run.stage - 1].cost == stage.cost:
             figures = [record.evaluation for record in run.history if record.stage == run.stage]
             known = [figure for figure in figures if figure is not None]
             if known:
                 return min(known)
-        return self._evaluate(judges)
+        return self._evaluate(held_out)
 
-    def _evaluate(self, judges: Sequence[ProblemInstance]) -> float | None:
-        figure = _evaluate(self.agent, judges, self.plan["seed"], _AT_ONCE, self.run.meet)
+    def _evaluate(self, held_out: Sequence[ProblemInstance]) -> float | None:
+        figure = _evaluate(self.agent, held_out, self.plan["seed"], _BATCH, self.run.meet)
         return None if np.isnan(figure) else figure
 
     def _report(self, figures: Mapping[str, Any], evaluation: float | None) -> None:
+        """Record an update and its evaluation; keep the weights if the figure is the best."""
         run = self.run
         seconds = clock.now() - self._started
         record = Record(run.stage + 1, run.update, seconds, evaluation=evaluation, **figures)
@@ -267,20 +274,20 @@ class _Training:
             save_run(self.agent, self.plan, self.run, self.folder)
 
 
-def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 0, batch: int = _AT_ONCE) -> float:
-    """Return the mean over problems of the least cost in an episode, in multiples of the instance's unit.
+def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 0, batch: int = _BATCH) -> float:
+    """Return the mean over problems of the lowest cost in an episode, in multiples of the instance's unit.
 
     Args:
         agent: the agent; its weights are not changed.
         instances: the problems, at least one.
-        seed: the same seed gives the same episodes for the same weights.
+        seed: seed of the episodes. The same seed gives the same episodes for the same weights.
         batch: number of problems that are played together; random draws depend on it.
 
     Returns:
-        The mean; NaN if for some problem no placement could be measured.
+        The mean; NaN if no placement of some problem could be measured.
 
     Raises:
-        TrainingError: the least cost is infinite.
+        TrainingError: the lowest cost of a problem is infinite.
     """
     return _evaluate(agent, instances, seed, batch, lambda *_: None)
 
@@ -295,12 +302,12 @@ def _evaluate(agent: Agent, instances: Sequence[ProblemInstance], seed: int, bat
         costs = value(part, visited)
         meet(part, visited, costs)
         for b, (instance, path) in enumerate(zip(part, costs, strict=True)):
-            at = least(path)
-            if at is None:
+            best = lowest(path)
+            if best is None:
                 continue
-            figures[first + b] = path[at] / instance.unit
+            figures[first + b] = path[best] / instance.unit
             if not np.isfinite(figures[first + b]):
-                raise TrainingError(f"Evaluation met a cost of {figures[first + b]} {which(instance, first + b)}.")
+                raise TrainingError(f"Evaluation met a cost of {figures[first + b]} {describe(instance, first + b)}.")
     return float(figures.mean())
 
 
@@ -314,7 +321,7 @@ def _stage_result(stage: Stage, number: int, run: TrainingState) -> StageResult:
         best=None if best_at is None else figures[best_at],
         best_at=best_at,
         dropped=sum(record.dropped or 0 for record in records),
-        found=tuple(best for (of, _), best in run.found.items() if of == number),
+        found=tuple(best for (stage_number, _), best in run.found.items() if stage_number == number),
     )
 
 

@@ -1,4 +1,4 @@
-"""Problems to learn from and to evaluate on: files in a folder, generated sets, or fresh ones without end."""
+"""Problems to learn from and to evaluate on: files in a folder, generated data sets, or an endless stream of new problems."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from placeit.simulator.throughput_bound import ThroughputCost, min_seconds
 __all__ = ["HELD_OUT", "Source", "draw_from", "find_source", "read_folder", "served", "simulated"]
 
 HELD_OUT = 32
-"""Problems that are held out unless told otherwise; of the files in a folder, a fifth at most."""
-
+"""Default number of problems that are held out; at most a fifth of the files in a folder."""
 
 _MAX_HELD_OUT = 10_000
 
@@ -36,8 +35,8 @@ class Source:
 
     Attributes:
         draw: function by which a stage of training draws problems.
-        held_out: problems for evaluation; none of them is drawn.
-        size: number of different problems to draw from; None if fresh ones are made without end.
+        held_out: problems for evaluation, which are never drawn.
+        size: number of different problems to draw from; None if each problem is new.
         unit: unit of costs, in words.
     """
 
@@ -48,10 +47,10 @@ class Source:
 
 
 def simulated(problem: Problem) -> ProblemInstance:
-    """Return a problem with its simulated makespan, in multiples of its critical path (the schedule length ratio).
+    """Return a problem whose cost is the simulated makespan, in multiples of the critical path (the schedule length ratio).
 
     Raises:
-        ProblemError: nothing takes time, so costs cannot be compared between problems.
+        ProblemError: the critical path takes no time, so costs cannot be compared between problems.
     """
     if not problem.critical_path > 0:
         raise ProblemError(
@@ -62,12 +61,12 @@ def simulated(problem: Problem) -> ProblemInstance:
 
 
 def served(problem: Problem) -> ProblemInstance:
-    """Return a problem with its seconds per request, in multiples of their lower bound."""
+    """Return a problem whose cost is the seconds per request, in multiples of their lower bound."""
     return ProblemInstance(problem, ThroughputCost(problem), min_seconds(problem))
 
 
 def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
-    """Return a function that draws from given instances, each at most once per update if there are enough."""
+    """Return a function that draws from the given instances, each at most once per update if there are enough."""
 
     def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
         rounds = [rng.permutation(len(instances)) for _ in range(0, count, len(instances))]
@@ -77,18 +76,18 @@ def draw_from(instances: Sequence[ProblemInstance]) -> Draw:
 
 
 def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Source:
-    """Return a source of problems whose cost is the simulated makespan.
+    """Return a source of problems by name.
 
     Args:
-        name: one of :func:`placeit.learning.workloads.registry.dataset_names`, such as ``random`` for fresh problems at every
-            update, ``any`` for fresh problems of every kind, in multiples of HEFT's makespan, or ``multi``, one of GiPH's sets;
-            else a folder of problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
+        name: one of :func:`placeit.learning.workloads.registry.dataset_names`, such as ``random`` for new problems at every
+            update, ``any`` for new problems of every kind, with costs in multiples of HEFT's makespan, or ``multi`` for one of
+            GiPH's data sets; else a folder of problems as JSON (:meth:`placeit.core.problem.Problem.to_json`).
         seed: seed of generated problems, and of the choice of files that are held out.
-        held_out: how many problems to hold out, zero included; None for the default.
+        held_out: number of problems to hold out, zero included; None for the default.
 
     Raises:
-        UsageError: no such source, one that is not for training, or one with too few problems.
-        ProblemError, InfeasibleError, FileError: a file holds no problem.
+        UsageError: the source does not exist, is not for training, or has too few problems.
+        ProblemError, InfeasibleError, FileError: a file does not hold a valid problem.
     """
     if held_out is not None and held_out > _MAX_HELD_OUT:
         raise UsageError(f"At most {_MAX_HELD_OUT:,} problems can be held out; more were asked for.")
@@ -98,47 +97,52 @@ def find_source(name: str, *, seed: int = 0, held_out: int | None = None) -> Sou
                 f"'{name}' is neither a folder of problems nor a set of them; the sets are {', '.join(dataset_names())}"
                 f"{nearest(name, dataset_names())}."
             )
-        instances, kept = _split(Path(name), seed, held_out)
-        return Source(draw_from(instances), kept, len(instances))
-    dataset, kept_out = find_dataset(name), HELD_OUT if held_out is None else held_out
+        instances, evaluated = _split(Path(name), seed, held_out)
+        return Source(draw_from(instances), evaluated, len(instances))
+    dataset, count = find_dataset(name), HELD_OUT if held_out is None else held_out
     if not dataset.parts and dataset.draw is None:
         raise UsageError(f"The problems '{name}' are not for training: they neither have parts nor are drawn one by one.")
-    priced = _against_heft if dataset.mixed else served if dataset.throughput else simulated
+    instance_of = _relative_to_heft if dataset.mixed else served if dataset.throughput else simulated
     unit = "HEFT's makespan" if dataset.mixed else "least seconds per request" if dataset.throughput else "critical path"
-    part: Split | None = "train" if dataset.parts else None  # the other one is for tests: no weights are chosen by it
+    part: Split | None = "train" if dataset.parts else None  # the test part is never used, not even to select weights
     cases = dataset.cases(part, seed)
     if dataset.draw is not None:
-        kept = [priced(problem) for problem in some_problems(cases, name, part, kept_out)]
-        return Source(_fresh(dataset.draw, priced, grow=dataset.mixed), kept, None, unit)
-    every = [priced(problem) for problem in some_problems(cases, name, part, dataset.size)]
-    if kept_out >= len(every):
-        raise UsageError(f"There are {len(every)} problems of kind '{name}' to train with; hold out fewer than {kept_out}.")
-    learned = every[: len(every) - kept_out]
-    return Source(draw_from(learned), every[len(learned) :], len(learned), unit)
+        evaluated = [instance_of(problem) for problem in some_problems(cases, name, part, count)]
+        return Source(_draw_new(dataset.draw, instance_of, grow=dataset.mixed), evaluated, None, unit)
+    instances = [instance_of(problem) for problem in some_problems(cases, name, part, dataset.size)]
+    if count >= len(instances):
+        raise UsageError(f"There are {len(instances)} problems of kind '{name}' to train with; hold out fewer than {count}.")
+    learned = instances[: len(instances) - count]
+    return Source(draw_from(learned), instances[len(learned) :], len(learned), unit)
 
 
-def _fresh(
-    make: Callable[[np.random.Generator, int], Problem], priced: Callable[[Problem], ProblemInstance], *, grow: bool
+def _draw_new(
+    make: Callable[[np.random.Generator, int], Problem], instance_of: Callable[[Problem], ProblemInstance], *, grow: bool
 ) -> Draw:
+    """Return a function that generates new problems; with ``grow``, their size increases during the first half of a stage."""
+
     def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:
-        most = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress)) if grow else MAX_TASKS
-        return [priced(make(rng, most)) for _ in range(count)]
+        max_tasks = round(30 + (MAX_TASKS - 30) * min(1.0, 2 * progress)) if grow else MAX_TASKS
+        return [instance_of(make(rng, max_tasks)) for _ in range(count)]
 
     return draw
 
 
-def _against_heft(problem: Problem) -> ProblemInstance:
-    """Return a problem with its simulated makespan over HEFT's; where transfers dominate, schedule length ratios say little."""
+def _relative_to_heft(problem: Problem) -> ProblemInstance:
+    """Return a problem whose cost is the simulated makespan in multiples of HEFT's.
+
+    It suits problems in which transfers dominate, where schedule length ratios say little.
+    """
     cost = SimulatedCost(problem, rules=GIPH_RULES)
     return ProblemInstance(problem, cost, float(cost(Heft().plan(problem).placement[None])[0]))
 
 
 def read_folder(folder: Path) -> list[ProblemInstance]:
-    """Return the problems of a folder (``*.json``, as ``placeit generate`` writes them), by name.
+    """Return the problems of a folder (``*.json``, as ``placeit generate`` writes them), in the order of their file names.
 
     Raises:
-        UsageError: there is no such folder, or it has no problems.
-        ProblemError, InfeasibleError, FileError: a file holds no problem.
+        UsageError: the folder does not exist, or it has no problems.
+        ProblemError, InfeasibleError, FileError: a file does not hold a valid problem.
     """
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "does not exist"
@@ -158,6 +162,7 @@ def read_folder(folder: Path) -> list[ProblemInstance]:
 
 
 def _split(folder: Path, seed: int, held_out: int | None) -> tuple[list[ProblemInstance], list[ProblemInstance]]:
+    """Return the problems of a folder to learn from, and the problems that are held out."""
     instances = read_folder(folder)
     count = min(HELD_OUT, max(1, len(instances) // 5)) if held_out is None else held_out
     if len(instances) <= count:

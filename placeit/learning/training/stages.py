@@ -1,4 +1,4 @@
-"""Stages of training: problems, length, method and options."""
+"""Stages of training, with their options."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ __all__ = [
 Draw: TypeAlias = Callable[[np.random.Generator, int, float], Sequence[ProblemInstance]]
 """``draw(rng, count, progress) -> instances`` to learn from; ``progress`` is the share of the stage that is done, in [0, 1).
 
-What it returns depends on its arguments alone, or training could not be resumed with the same result. It may return fewer
-instances than asked for; none at all ends the stage (a budget is spent).
+The result must depend on the arguments alone, so that training can be resumed with the same result. It may have fewer than
+``count`` instances; an empty result ends the stage, for example because a budget is spent.
 """
 
 CostFactory: TypeAlias = Callable[[ProblemInstance], CostFunction]
-"""Makes the cost function of an instance. A cost of NaN could not be measured; it is left out and asked for again later."""
+"""Returns the cost function of an instance. A cost of NaN means not measured: it is left out, and measured again if needed."""
 
 
 @runtime_checkable
 class Timed(Protocol):
-    """A :data:`CostFactory` whose costs take time, and that can be told when to end.
+    """A :data:`CostFactory` whose costs take time to measure, with a deadline.
 
     Attributes:
         deadline: time by :func:`placeit.core.clock.now` after which nothing is measured; a cost that is not known by then is
-            NaN. Training sets it: to ``inf`` in a stage without ``seconds``.
-        spare: share of a stage's ``seconds``, in [0, 1), that is to be kept for the time after training.
+            NaN. Training sets it, to ``inf`` in a stage without ``seconds``.
+        spare: share of a stage's ``seconds``, in [0, 1), that training leaves for the time after it.
     """
 
     deadline: float
@@ -62,9 +62,9 @@ class Timed(Protocol):
 
 
 SIMULATED, MEASURED = "simulated", "measured"
-"""Built-in costs of a stage: the instances' own cost functions, and runs on devices, if training is given such a cost."""
+"""Names of costs: the instances' own cost functions, and, if ``train`` is given a factory with this name, measured runs."""
 
-_LARGEST_OPTIONS = {
+_MAX_OPTIONS = {
     "updates": 10**9,
     "problems": 10_000,
     "episodes": 10_000,
@@ -72,50 +72,50 @@ _LARGEST_OPTIONS = {
     "evaluate_every": 10**9,
     "patience": 10**9,
 }
-"""Greatest numbers that make sense: problems and episodes of an update are in memory at once."""
+"""Maximum values; all problems and episodes of an update are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of training.
+    """A stage of training: one training method with its problems and options.
 
     Attributes:
-        draw: gives the problems and their cost functions; whether these get harder, training does not know.
-        updates: how often the agent plays and learns, at most.
-        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. Costs that accept a
-            deadline (:class:`Timed`) measure nothing after it, and decisions that depend on missing costs are dropped. With
-            other costs, the update under way and the last evaluation are completed. Schedules depend on the number of updates.
-        kind: ``reinforce``, or a way that the agent's ``loss`` knows, such as ``imitation``.
-        teacher: the teacher to imitate, one of the agent's ``teachers`` for this kind
+        draw: draws the problems, with their cost functions.
+        updates: maximum number of updates.
+        seconds: wall time after which the stage ends, whatever its number of updates; None for no limit. Costs with a deadline
+            (:class:`Timed`) measure nothing after it, and decisions that depend on missing costs are dropped. With other costs,
+            the current update and the last evaluation are completed. Schedules depend on the number of updates.
+        kind: training method: ``reinforce``, or a method of the agent's ``loss``, such as ``imitation``.
+        teacher: the teacher to imitate, one of the agent's ``teachers`` for this method
             (:class:`placeit.learning.agent.Taught`); None for the first of them.
-        cost: cost by which placements are valued in training and in evaluation: ``simulated``, the instances' own cost
-            functions; the name of one of the costs that training is given, such as ``measured``; or a function that makes the
-            cost function of an instance. Costs that are not simulated are kept in a journal, and looked up when needed again.
-        problems: problems of an update.
+        cost: cost by which placements are valued in training and in evaluation: ``simulated`` for the instances' own cost
+            functions; the name of a factory that ``train`` is given, such as ``measured``; or a factory. Costs that are not
+            simulated are recorded in a journal, and not measured again.
+        problems: problems per update.
         episodes: episodes of each problem in an update.
-        epochs: gradient steps over the episodes of an update, each scored again by the weights as they are then (HSDAG: 4); for
+        epochs: gradient steps over the episodes of an update, which are scored again for each step (HSDAG: 4); only for
             ``reinforce``.
-        learning_rate: of Adam, at the start.
-        schedule: how the learning rate goes from its start to its end over the stage.
-        final_learning_rate: where it ends; without meaning for ``constant``.
-        clip: longest gradient (2-norm over all weights); None for any.
-        gamma: discount of rewards per step.
-        reward_to_go: a decision counts as the discounted rewards from its step on; False for its own reward alone, weighed by
-            gamma^t (HSDAG, Eq. 14, with t from 0).
-        discount_steps: weigh the decision at step t by gamma^t, too.
-        entropy: weight of the entropy of decisions, at the start; in favour of exploring.
-        final_entropy: where it ends, linearly; None to stay.
-        explore: how much an :class:`placeit.learning.agent.Explorer` explores, at the start.
-        final_explore: where it ends, linearly; None to stay.
+        learning_rate: initial learning rate of Adam.
+        schedule: course of the learning rate over the stage.
+        final_learning_rate: final learning rate; ignored if the schedule is ``constant``.
+        clip: maximum norm of the gradient (2-norm over all weights); None for no limit.
+        gamma: discount factor of rewards per step.
+        reward_to_go: whether the value of a decision is the discounted sum of the rewards from its step on; False for its own
+            reward alone, times gamma^t (HSDAG, Eq. 14, with t from 0).
+        discount_steps: whether the decision at step t is also weighted by gamma^t.
+        entropy: initial weight of the entropy of decisions, which encourages exploration.
+        final_entropy: final weight of the entropy, reached linearly; None for the initial weight.
+        explore: initial degree of exploration of an :class:`placeit.learning.agent.Explorer`.
+        final_explore: final degree of exploration, reached linearly; None for the initial degree.
         baseline: values that are subtracted from returns: a name in ``BASELINES`` of
             :mod:`placeit.learning.training.baselines`, or a function.
-        normalize: bring the advantages of an update to deviation 1, and to mean 0 unless the baseline is ``moving``; the
-            advantages of a single episode stay as they are if they are all equal.
+        normalize: whether the advantages of an update are scaled to deviation 1, and shifted to mean 0 unless the baseline is
+            ``moving``. Equal advantages of a single episode stay as they are.
         evaluate_every: updates between evaluations.
-        patience: evaluations without a new best after which the stage ends early; None to go on.
+        patience: evaluations without a new best after which the stage ends early; None for no early end.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
 
     draw: Draw = field(repr=False)
@@ -144,12 +144,12 @@ class Stage:
     teacher: str | None = None
 
     def __post_init__(self) -> None:
-        for name, most in _LARGEST_OPTIONS.items():
+        for name, maximum in _MAX_OPTIONS.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"'{name}' of a training stage is {value}; it must be at least 1.")
-            if value is not None and value > most:
-                raise UsageError(f"'{name}' of a training stage must be at most {most:,}; got more.")
+            if value is not None and value > maximum:
+                raise UsageError(f"'{name}' of a training stage must be at most {maximum:,}; got more.")
         for name in ("learning_rate", "final_learning_rate", "clip", "entropy", "final_entropy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -173,21 +173,21 @@ class Stage:
             find_baseline(self.baseline)
 
     def learning_rate_at(self, progress: float) -> float:
-        """Return the learning rate after a share of the stage."""
+        """Return the learning rate when the share ``progress`` of the stage is done."""
         left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[self.schedule]
         return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
 
     def entropy_at(self, progress: float) -> float:
-        """Return the weight of the entropy after a share of the stage."""
+        """Return the weight of the entropy when the share ``progress`` of the stage is done."""
         return _linear(self.entropy, self.final_entropy, progress)
 
     def explore_at(self, progress: float) -> float:
-        """Return how much to explore after a share of the stage."""
+        """Return the degree of exploration when the share ``progress`` of the stage is done."""
         return _linear(self.explore, self.final_explore, progress)
 
     @property
     def cost_name(self) -> str:
-        """Name of the cost; of a function, where it is defined."""
+        """Name of the cost; for a factory, its qualified name."""
         return self.cost if isinstance(self.cost, str) else _name(self.cost)
 
     def to_dict(self) -> dict[str, bool | int | float | str | None]:
@@ -200,6 +200,7 @@ class Stage:
 
 
 def _name(function: Callable[..., Any]) -> str:
+    """Return ``module:qualified.name`` of a function, or of a callable object's class."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
@@ -240,26 +241,27 @@ def check_stages(agent: Agent, stages: Sequence[Stage]) -> None:
 
 
 def scale_updates(stages: Sequence[Stage], updates: int) -> list[Stage]:
-    """Return the stages, scaled to a total number of updates in the same proportions, at least one update per stage."""
-    if updates > _LARGEST_OPTIONS["updates"]:
-        raise UsageError(f"A training has at most {_LARGEST_OPTIONS['updates']:,} updates; more were asked for.")
-    whole = sum(stage.updates for stage in stages)
-    return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / whole))) for stage in stages]
+    """Return stages with ``updates`` updates in total, in the same proportions, at least one update per stage."""
+    if updates > _MAX_OPTIONS["updates"]:
+        raise UsageError(f"A training has at most {_MAX_OPTIONS['updates']:,} updates; more were asked for.")
+    total = sum(stage.updates for stage in stages)
+    return [dataclasses.replace(stage, updates=max(1, round(updates * stage.updates / total))) for stage in stages]
 
 
 def parse_stage(text: str, draw: Draw) -> Stage:
     """Make a stage from ``kind`` or ``kind:field=value,field=value``, as on the command line.
 
     Raises:
-        UsageError: the text has another form, there is no such field, or a value is out of its range.
+        UsageError: the text has another form, a field does not exist, or a value is out of its range.
     """
     hints = typing.get_type_hints(Stage)
-    types = {field.name: _plain(hints[field.name]) for field in dataclasses.fields(Stage) if field.name not in ("draw", "kind")}
+    fields = [field.name for field in dataclasses.fields(Stage) if field.name not in ("draw", "kind")]
+    types = {name: _parsed_type(hints[name]) for name in fields}
     kind, options = parse_options("stage", text, lambda _: types)
     check_options("stage", text, options, types)
     return Stage(draw, kind=kind, **options)
 
 
-def _plain(hint: Any) -> type:
-    """Return the type in which a value is parsed: bool, int or float if the hint allows one of them, else str."""
+def _parsed_type(hint: Any) -> type:
+    """Return the type as which a value is parsed: bool, int or float if the hint allows one of them, else str."""
     return next((kind for kind in (bool, int, float) if hint is kind or kind in typing.get_args(hint)), str)

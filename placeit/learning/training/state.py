@@ -21,7 +21,7 @@ from placeit.core.errors import FileError, UsageError
 from placeit.learning.agent import Agent, ProblemInstance, Remembering
 from placeit.learning.checkpoint import read_safetensors, weights_of, write_safetensors
 from placeit.learning.training.logs import Record
-from placeit.learning.training.valuing import least
+from placeit.learning.training.valuing import lowest
 
 __all__ = ["JOURNAL", "FoundPlacement", "TrainingState", "check_folder", "load_run", "save_run", "training_key"]
 
@@ -32,9 +32,7 @@ _FORMAT, _STATE = "placeit-training", "state.safetensors"
 _REMEDY = "Choose the folder of a training, or another one to train anew."
 _LOG = logging.getLogger(__name__)
 
-_STREAM = 2  # random stream of training, so that it differs from generated problems with the same seed
-
-
+_STREAM = 2  # random stream of training, which differs from the one of generated problems with the same seed
 _MAX_FOUND = 100  # problems of a stage whose best placements are kept
 
 
@@ -43,8 +41,8 @@ class FoundPlacement:
     """The best placement of a problem that a stage met, in training or evaluation.
 
     Attributes:
-        problem: its key.
-        cost: by the stage's cost function, in its unit.
+        problem: key of the problem.
+        cost: cost by the stage's cost function, in its unit.
         placement: ``int32[V]``.
     """
 
@@ -60,19 +58,19 @@ class TrainingState:
     Attributes:
         rng: generator of all random draws.
         parameters: trained parameters, by name.
-        optimizer: optimiser of the present stage.
-        stage: number of the stage, from 0.
-        update: updates done in it.
-        stale: evaluations in it since the last best.
-        barren: updates in a row, up to now, that learned nothing because no cost could be measured.
+        optimizer: optimiser of the current stage.
+        stage: number of the current stage, from 0.
+        update: number of updates done in the stage.
+        stale: number of evaluations of the stage since the last best.
+        barren: number of latest consecutive updates that learned nothing, because no cost could be measured.
         spent: wall time of the stage, seconds.
-        told: number of costs that are not simulated and that training has received.
+        told: number of costs that training has received and that are not simulated.
         memory: memory of the stage's baseline.
         best: lowest evaluation figure of the stage.
         best_at: stage and update of the best figure, as in records.
-        best_weights: a copy of the weights then.
+        best_weights: copy of the weights with the best figure.
         history: a record of each update.
-        found: best placements by stage, from 1, and key of the problem; of the first hundred problems of a stage.
+        found: best placements by number of the stage, from 1, and key of the problem; of the first hundred problems of a stage.
     """
 
     rng: np.random.Generator
@@ -93,7 +91,7 @@ class TrainingState:
 
     @property
     def records(self) -> list[Record]:
-        """Records of the present stage."""
+        """Records of the current stage."""
         return [record for record in self.history if record.stage == self.stage + 1]
 
     def meet(
@@ -102,20 +100,20 @@ class TrainingState:
         visited: Sequence[NDArray[np.int32]],
         costs: Sequence[NDArray[np.float64]],
     ) -> None:
-        """Keep the best of the placements that were visited, by cost."""
+        """Keep the visited placement with the lowest cost of each problem."""
         for instance, path, values in zip(instances, visited, costs, strict=True):
-            at = least(values)
-            if at is None:
+            best = lowest(values)
+            if best is None:
                 continue
-            where = self.stage + 1, instance.problem.key
-            known = self.found.get(where)
-            if known is None and sum(stage == where[0] for stage, _ in self.found) >= _MAX_FOUND:
+            key = self.stage + 1, instance.problem.key
+            known = self.found.get(key)
+            if known is None and sum(stage == key[0] for stage, _ in self.found) >= _MAX_FOUND:
                 continue
-            if known is None or values[at] < known.cost:
-                self.found[where] = FoundPlacement(where[1], float(values[at]), path[at].copy())
+            if known is None or values[best] < known.cost:
+                self.found[key] = FoundPlacement(key[1], float(values[best]), path[best].copy())
 
     def is_best(self, figure: float | None) -> bool:
-        """Return whether an evaluation figure is lower than every one of the stage before."""
+        """Return whether an evaluation figure is lower than all earlier figures of the stage."""
         return figure is not None and (self.best is None or figure < self.best)
 
     def keep_best(self, agent: Agent, record: Record) -> None:
@@ -123,7 +121,7 @@ class TrainingState:
         self.best, self.best_at, self.best_weights = record.evaluation, (record.stage, record.update), weights_of(agent)
 
     def end_stage(self, agent: Agent, *, last: bool) -> None:
-        """Give the agent the best weights of the stage; unless it is the last, begin the next with a fresh optimiser."""
+        """Load the best weights of the stage into the agent, and prepare the next stage unless ``last``."""
         if self.best_weights is not None:
             agent.network.load_state_dict(self.best_weights)
         self.stage, self.update, self.stale, self.barren, self.spent, self.memory = self.stage + 1, 0, 0, 0, 0.0, {}
@@ -136,7 +134,8 @@ def check_folder(folder: Path | None, *, resume: bool) -> None:
     """Make the folder of a training if it does not exist.
 
     Raises:
-        UsageError: the folder holds a training and ``resume`` is not set, ``resume`` is set without a folder, or it is a file.
+        UsageError: the folder holds a training though ``resume`` is not set, it is a file, or ``resume`` is set without a
+            folder.
         FileError: the folder cannot be made.
     """
     if folder is None:
@@ -154,7 +153,7 @@ def check_folder(folder: Path | None, *, resume: bool) -> None:
 
 
 def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume: bool) -> TrainingState:
-    """Return the state of a new training, or the state saved in the folder; sets the agent's weights accordingly.
+    """Return the state of a new training, or the state saved in the folder, whose weights are loaded into the agent.
 
     Raises:
         UsageError: the state belongs to another training, or it exists and ``resume`` is not set.
@@ -168,14 +167,14 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
             _LOG.warning("%s has no training to resume: it starts at the beginning.", folder)
         return run
     tensors, meta = read_safetensors(path, _FORMAT, _REMEDY)
-    wanted, found = _identity(agent, plan), meta.get("identity")
+    expected, found = _identity(agent, plan), meta.get("identity")
     if not isinstance(found, dict):
         raise _damaged(path)
-    for key in wanted | found:
-        if wanted.get(key) != found.get(key):
+    for key in expected | found:
+        if expected.get(key) != found.get(key):
             raise UsageError(
-                f"{path} is the state of another training: {key} is {found.get(key)} there and {wanted.get(key)} here. Resume "
-                "with the same configuration, or train the weights further, as AGENT:weights=FILE, in another folder."
+                f"{path} is the state of another training: {key} is {found.get(key)} there and {expected.get(key)} here. "
+                "Resume with the same configuration, or train the weights further, as AGENT:weights=FILE, in another folder."
             )
     try:
         _restore(run, agent, tensors, meta)
@@ -189,7 +188,7 @@ def _damaged(path: Path) -> FileError:
 
 
 def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: Path) -> None:
-    """Write the state of a training to its folder, in one step. Raises FileError."""
+    """Write the state of a training to its folder atomically. Raises FileError."""
     rows = [[math.nan if value is None else value for value in dataclasses.astuple(record)] for record in run.history]
     tensors = {f"weights/{name}": tensor for name, tensor in weights_of(agent).items()}
     tensors |= {f"best/{name}": tensor for name, tensor in (run.best_weights or {}).items()}
@@ -208,12 +207,13 @@ def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: 
 
 _COUNTS = ("stage", "update", "stale", "barren", "told")
 _FIELDS = (*_COUNTS, "spent", "memory", "best", "best_at")
-_RECORD = [one.name for one in dataclasses.fields(Record)]
-_WHOLE = {"stage", "update", "dropped"}
+_RECORD_FIELDS = [field.name for field in dataclasses.fields(Record)]
+_INTEGER_FIELDS = {"stage", "update", "dropped"}  # of a record
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Restore a state that :func:`save_run` wrote; raises errors of several built-in classes if it is damaged."""
     counts, best_at = [meta[name] for name in _COUNTS], meta["best_at"]
     figures = [meta["spent"], *meta["memory"].values(), *meta["found"].values()]
     figures += [] if meta["best"] is None else [meta["best"]]
@@ -227,9 +227,9 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
     for key, tensor in tensors.items():
         group, _, name = key.partition("/")
         parts.setdefault(group, {})[name] = tensor
-    expected = _forms(agent.network.state_dict())
+    expected = _shapes(agent.network.state_dict())
     run.best_weights = parts.get("best")
-    if any(_forms(weights) != expected for weights in (parts["weights"], run.best_weights) if weights is not None):
+    if any(_shapes(weights) != expected for weights in (parts["weights"], run.best_weights) if weights is not None):
         raise ValueError("the weights belong to another network")
     agent.network.load_state_dict(parts["weights"])
     if isinstance(agent, Remembering):
@@ -238,13 +238,13 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
         kind, _, name = key.partition("/")
         parameter = run.parameters[name]
         if tensor.shape != (torch.Size() if kind == "step" else parameter.shape):
-            raise ValueError("what Adam remembers is of another parameter")
+            raise ValueError("Adam's state is of another parameter")
         run.optimizer.state[parameter][kind] = tensor if kind == "step" else tensor.to(parameter.device)
     if any(state.keys() != _ADAM for state in run.optimizer.state.values()):
-        raise ValueError("what Adam remembers is not complete")
+        raise ValueError("Adam's state is not complete")
     for row in tensors["history"].tolist():
-        known: dict[str, Any] = {name: x for name, x in zip(_RECORD, row, strict=True) if not math.isnan(x)}
-        run.history.append(Record(**known | {name: int(known[name]) for name in _WHOLE & known.keys()}))
+        values: dict[str, Any] = {name: x for name, x in zip(_RECORD_FIELDS, row, strict=True) if not math.isnan(x)}
+        run.history.append(Record(**values | {name: int(values[name]) for name in _INTEGER_FIELDS & values.keys()}))
     for name, cost in meta["found"].items():
         stage, _, key = name.partition("/")
         placement = parts["found"][name]
@@ -253,7 +253,8 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
         run.found[int(stage), key] = FoundPlacement(key, float(cost), placement.numpy())
 
 
-def _forms(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the shape and type of each tensor."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
 
 
@@ -262,12 +263,12 @@ def _adam(parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Adam:
 
 
 def training_key(agent: Agent, plan: Mapping[str, Any]) -> str:
-    """Return 32 hexadecimal digits, equal for two trainings if one can go on where the other stopped."""
+    """Return 32 hexadecimal digits that are equal for two trainings if one can resume the other."""
     return hashlib.sha256(json.dumps(_identity(agent, plan), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that a resumed training must have in common with the first one; flat, to name differences."""
+    """Return all settings that a resumed training must share with the first one, in a flat dict that names differences."""
     flat: dict[str, Any] = {"the agent": agent.name, "its version": agent.version, "its configuration": dict(agent.config)}
     for key, value in plan.items():
         if key == "stages":
@@ -275,5 +276,5 @@ def _identity(agent: Agent, plan: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{name} of stage {i}": x for i, stage in enumerate(value, 1) for name, x in stage.items()}
         else:
             flat[key] = value
-    same: dict[str, Any] = json.loads(json.dumps(flat))  # in the form that is read back from the file
-    return same
+    normalized: dict[str, Any] = json.loads(json.dumps(flat))  # in the form that is read back from the file
+    return normalized

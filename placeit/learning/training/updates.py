@@ -1,4 +1,4 @@
-"""One update of an agent's weights."""
+"""One update of an agent's weights, by REINFORCE or by the agent's own loss."""
 
 from __future__ import annotations
 
@@ -18,38 +18,36 @@ from placeit.learning.agent import Agent, Explorer, ProblemInstance, Taught, Tra
 from placeit.learning.checkpoint import weights_of
 from placeit.learning.training.baselines import Episodes, find_baseline, returns
 from placeit.learning.training.stages import Stage
-from placeit.learning.training.valuing import least, value
+from placeit.learning.training.valuing import lowest, value
 
 if TYPE_CHECKING:
     from placeit.learning.training.state import TrainingState
 
-__all__ = ["update", "which"]
+__all__ = ["describe", "update"]
 
 
 def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: TrainingState) -> dict[str, Any]:
-    """Play and learn once, by the stage's method; each epoch changes the weights once.
+    """Play episodes and update the weights by the stage's method, once per epoch.
 
-    REINFORCE (GiPH, Appendix B.7) follows the gradient of the sum over steps of
+    REINFORCE (GiPH, Appendix B.7) follows the gradient, which is the sum over steps of
 
-        gamma^t grad log pi(a_t | s_t) (sum over t' >= t of gamma^(t'-t) r_t' - b_t),
+        gamma^t grad log pi(a_t | s_t) (sum over t' >= t of gamma^(t'-t) r_t' - b_t)
 
-    Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` asks for it, as in most
-    implementations (with it, decisions late in an episode hardly count); the sum is divided by the number of decisions in the
-    batch, so that clipping means the same for episodes of any length; advantages are normalised unless that is switched off
-    (with a baseline of earlier episodes they keep their mean).
-    Without ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t) (HSDAG, Eq. 14, which has no b_t).
+    Differs from the paper: the leading gamma^t is left out unless ``Stage.discount_steps`` is set, as in most implementations,
+    since with it decisions late in an episode hardly count; the sum is divided by the number of decisions in the batch, so that
+    clipping does not depend on the length of episodes; advantages are normalised by default (``Stage.normalize``). Without
+    ``Stage.reward_to_go`` the term is grad log pi(a_t | s_t) (gamma^t r_t - b_t), as in HSDAG, Eq. 14, which has no b_t.
 
-    A decision whose return depends on a cost that is NaN is left out; if all are left out, the weights do not change.
+    A decision whose return depends on an unknown cost (NaN) is left out. If all are left out, the weights do not change.
 
     Args:
-        agent: the agent; its network is changed.
-        stage: how to learn.
+        agent: the agent, whose network is changed.
+        stage: the stage, with the method and its options.
         drawn: the problems, with the stage's cost functions.
-        run: the state; generator, optimiser, the baseline's memory and the best placements met are changed, the position is
-            not.
+        run: the state, whose generator, optimiser, baseline memory and best placements are changed; stage and update are not.
 
     Returns:
-        Figures by the names of :class:`placeit.learning.training.logs.Record`; without a loss if nothing was learned.
+        Figures by the names of :class:`placeit.learning.training.logs.Record`; without ``loss`` if nothing was learned.
 
     Raises:
         TrainingError: a reward, loss or gradient is not finite, or a cost is infinite; the weights stay as they were.
@@ -60,10 +58,10 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
     agent.network.train()
     instances = [instance for instance in drawn for _ in range(stage.episodes)]
     if stage.kind == "reinforce":
-        lesson, figures = _play(agent, stage, instances, run)
-        if lesson is None:
+        batch, figures = _play(agent, stage, instances, run)
+        if batch is None:
             return figures
-        differentiate = functools.partial(_policy_gradient, agent, lesson, stage.entropy_at(progress))
+        differentiate = functools.partial(_policy_gradient, agent, batch, stage.entropy_at(progress))
     else:
         figures, differentiate = {}, functools.partial(_own_loss, agent, stage, instances, run)
     before = weights_of(agent) if stage.epochs > 1 else None
@@ -88,13 +86,13 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
 
 
 @dataclass(frozen=True, eq=False)
-class _Lesson:
+class _Batch:
     """Episodes to learn from.
 
     Attributes:
         trajectory: the decisions.
-        learned: ``bool[T, B]``, the decisions that count.
-        advantage: ``float64[T, B]``, return of each decision above its baseline.
+        learned: ``bool[T, B]``, the decisions to learn from.
+        advantage: ``float64[T, B]``, return of each decision minus its baseline.
     """
 
     trajectory: Trajectory
@@ -103,13 +101,14 @@ class _Lesson:
 
     @property
     def count(self) -> int:
+        """Number of decisions to learn from, at least 1."""
         return max(int(self.learned.sum()), 1)  # a problem with one device has nothing to decide
 
 
 def _play(
     agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState
-) -> tuple[_Lesson | None, dict[str, Any]]:
-    """Play episodes and value the visited placements; the lesson is None if no decision can be learned from."""
+) -> tuple[_Batch | None, dict[str, Any]]:
+    """Play episodes and value the visited placements; the batch is None if all costs of its decisions are unknown."""
     trajectory = agent.rollout(instances, run.rng)
     costs = value(instances, trajectory.visited)
     run.meet(instances, trajectory.visited, costs)
@@ -120,7 +119,7 @@ def _play(
     discounted = returns(rewards, stage.gamma)
     credit = discounted if stage.reward_to_go else rewards * stage.gamma ** np.arange(len(rewards))[:, None]
     learned = valid & ~np.isnan(credit)
-    whole = np.asarray(~np.isnan(discounted[:1]).any(axis=0))
+    complete = np.asarray(~np.isnan(discounted[:1]).any(axis=0))
     dropped = int(valid.sum() - learned.sum())
     if dropped and not learned.any():
         return None, {"dropped": dropped}
@@ -128,24 +127,24 @@ def _play(
     problem = np.array([numbers[id(instance.problem)] for instance in instances])
     if dropped:
         rewards, credit = (np.where(learned, values, 0.0) for values in (rewards, credit))
-    episodes = Episodes(rewards, credit, learned, problem, whole)
+    episodes = Episodes(rewards, credit, learned, problem, complete)
     baseline = find_baseline(stage.baseline) if isinstance(stage.baseline, str) else stage.baseline
     advantage = episodes.returns - baseline(episodes, run.memory)
     if stage.normalize and learned.any():
         advantage = _normalized(advantage, learned, centred=stage.baseline != "moving")
     if stage.discount_steps:
         advantage = advantage * stage.gamma ** np.arange(len(advantage))[:, None]
-    lesson = _Lesson(trajectory, learned, advantage)
-    figures: dict[str, Any] = {"reward": float(rewards.sum()) / lesson.count, "dropped": dropped}
-    if whole.any():
-        figures["episode_return"] = float(discounted[:1, whole].sum()) / int(whole.sum())
-    return lesson, figures
+    batch = _Batch(trajectory, learned, advantage)
+    figures: dict[str, Any] = {"reward": float(rewards.sum()) / batch.count, "dropped": dropped}
+    if complete.any():
+        figures["episode_return"] = float(discounted[:1, complete].sum()) / int(complete.sum())
+    return batch, figures
 
 
 def _normalized(advantage: NDArray[np.float64], learned: NDArray[np.bool_], *, centred: bool) -> NDArray[np.float64]:
-    """Bring the advantages of an update to deviation 1, and, if ``centred``, to mean 0.
+    """Scale the advantages of an update to deviation 1, and shift them to mean 0 if ``centred``.
 
-    If all advantages of a single episode are equal they stay as they are: centred, nothing would be left of them.
+    Equal advantages of a single episode are returned unchanged, since centring would make them zero.
     """
     values = advantage[learned]
     if np.ptp(values) <= 1e-9 * np.abs(values).max() and learned.any(axis=0).sum() == 1:
@@ -155,23 +154,26 @@ def _normalized(advantage: NDArray[np.float64], learned: NDArray[np.bool_], *, c
     return scaled
 
 
-def _policy_gradient(agent: Agent, lesson: _Lesson, weight: float) -> dict[str, float]:
-    """Add up the gradient of REINFORCE, part by part of the trajectory, so that one part's graph is in memory at a time."""
-    loss = entropy = 0.0
-    for steps, problems, log_probability, spread in agent.score(lesson.trajectory):
-        learned = lesson.learned[steps, problems]
-        gain = torch.as_tensor(lesson.advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device)
+def _policy_gradient(agent: Agent, batch: _Batch, entropy_weight: float) -> dict[str, float]:
+    """Accumulate the gradient of REINFORCE over parts of the trajectory, so that one part's graph is in memory at a time."""
+    loss = mean_entropy = 0.0
+    for steps, problems, log_probability, entropy in agent.score(batch.trajectory):
+        learned = batch.learned[steps, problems]
+        advantage = torch.as_tensor(
+            batch.advantage[steps, problems], dtype=log_probability.dtype, device=log_probability.device
+        )
         if not learned.all():
-            kept = torch.as_tensor(learned, device=log_probability.device)
-            gain, log_probability, spread = gain[kept], log_probability[kept], spread[kept]
-        part = -(gain * log_probability + weight * spread).sum() / lesson.count
+            mask = torch.as_tensor(learned, device=log_probability.device)
+            advantage, log_probability, entropy = advantage[mask], log_probability[mask], entropy[mask]
+        part = -(advantage * log_probability + entropy_weight * entropy).sum() / batch.count
         _differentiate(part)
         loss += float(part.detach())
-        entropy += float(spread.detach().sum()) / lesson.count
-    return {"loss": loss, "entropy": entropy}
+        mean_entropy += float(entropy.detach().sum()) / batch.count
+    return {"loss": loss, "entropy": mean_entropy}
 
 
 def _own_loss(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
+    """Compute the gradient of the agent's own loss."""
     if isinstance(agent, Taught):
         loss = agent.loss(stage.kind, instances, run.rng, stage.teacher)
     else:
@@ -192,19 +194,19 @@ def _check(
     instances: Sequence[ProblemInstance],
     run: TrainingState,
 ) -> None:
-    """Raise TrainingError if a reward is not finite, unless a cost of NaN explains it, or if all costs are infinite."""
+    """Raise TrainingError if a reward is not finite, unless a cost is NaN, or if all known costs of an episode are infinite."""
     if np.isfinite(rewards[valid]).all() and np.isfinite(np.concatenate(costs)).all():
         return
     for b, path in enumerate(costs):
-        unknown, best = bool(np.isnan(path).any()), least(path)
+        unknown, best = bool(np.isnan(path).any()), lowest(path)
         bad = np.flatnonzero(valid[:, b] & (np.isinf(rewards[:, b]) | (np.isnan(rewards[:, b]) & (not unknown))))
         if len(bad) or (best is not None and not math.isfinite(path[best])):
             what = f"reward of {rewards[bad[0], b]} at step {bad[0] + 1}" if len(bad) else f"cost of {path[best or 0]}"
-            raise TrainingError(f"Update {run.update + 1} of stage {run.stage + 1} met a {what} {which(instances[b], b)}.")
+            raise TrainingError(f"Update {run.update + 1} of stage {run.stage + 1} met a {what} {describe(instances[b], b)}.")
 
 
-def which(instance: ProblemInstance, number: int) -> str:
-    """Describe the problem of a batch that a cost belongs to, and possible causes of the error."""
+def describe(instance: ProblemInstance, number: int) -> str:
+    """Describe a problem of a batch for an error message about its costs, and where to look for the cause."""
     problem = instance.problem
     name = f", graph {problem.graph_hash}" if problem.graph_hash else ""
     return (

@@ -1,4 +1,4 @@
-"""Values the placements that agents visit: in batches, equal ones once, by the cost function of a stage."""
+"""Value the placements that agents visit: in batches, without duplicates, by the cost function of a stage."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.cost_journal import CostJournal
 from placeit.learning.training.stages import MEASURED, SIMULATED, CostFactory, Stage
 
-__all__ = ["check_costs", "dropping", "factory_of", "least", "pricing", "value"]
+__all__ = ["check_costs", "factory_of", "finite_or_nan", "lowest", "value", "with_cost_of"]
 
-_PRICED = 4096  # instances whose cost functions are kept
+_MAX_CACHED = 4096  # instances whose cost functions are cached
 
 
 def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float64]]:
     """Value placements in one call for each instance; several episodes of an instance share the call.
 
     Args:
-        instances: ``B`` of them, of which some may be the same object.
-        visited: for each ``int32[S, V]``.
+        instances: ``B`` instances; an instance may occur several times.
+        visited: ``int32[S, V]`` placements for each instance.
 
     Returns:
-        For each, ``float64[S]`` costs as the cost functions return them.
+        ``float64[S]`` costs for each instance, as its cost function returns them.
     """
     costs: list[NDArray[np.float64]] = [np.empty(0)] * len(instances)
     episodes: dict[ProblemInstance, list[int]] = {}
@@ -50,22 +50,19 @@ def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int
     return costs
 
 
-def least(costs: NDArray[np.float64]) -> int | None:
-    """Return the index of the least of ``float64[S]`` costs, the first of equals; None if all are NaN."""
-    at = int(costs.argmin())
-    if not np.isnan(costs[at]):  # a NaN would have come first
-        return at
+def lowest(costs: NDArray[np.float64]) -> int | None:
+    """Return the index of the lowest of ``float64[S]`` costs, the first in a tie; None if all are NaN."""
     return None if np.isnan(costs).all() else int(np.nanargmin(costs))
 
 
-def dropping(cost: CostFunction) -> CostFunction:
-    """Return a cost function with NaN for costs that are not finite, so that training goes on without them."""
+def finite_or_nan(cost: CostFunction) -> CostFunction:
+    """Return a cost function with NaN for costs that are not finite, so that training leaves them out."""
 
-    def known(placements: NDArray[np.int32]) -> NDArray[np.float64]:
+    def finite_cost(placements: NDArray[np.int32]) -> NDArray[np.float64]:
         costs = cost(placements)
         return np.where(np.isfinite(costs), costs, np.nan)
 
-    return known
+    return finite_cost
 
 
 def check_costs(stages: Sequence[Stage], costs: Mapping[str, CostFactory]) -> None:
@@ -84,17 +81,17 @@ def factory_of(stage: Stage, costs: Mapping[str, CostFactory]) -> CostFactory | 
     return costs[stage.cost] if isinstance(stage.cost, str) else stage.cost
 
 
-def pricing(
+def with_cost_of(
     stage: Stage, costs: Mapping[str, CostFactory], journal: CostJournal
 ) -> Callable[[ProblemInstance], ProblemInstance]:
-    """Return a function that gives instances the cost function of a stage; costs that are not simulated are journalled."""
+    """Return a function that replaces an instance's cost function by the stage's; costs that are not simulated are recorded."""
     factory = factory_of(stage, costs)
     if factory is None:
         return lambda instance: instance
 
-    @functools.lru_cache(_PRICED)
-    def priced(instance: ProblemInstance) -> ProblemInstance:
-        cost = journal.keeping(stage.cost_name, instance.problem, factory(instance))
+    @functools.lru_cache(_MAX_CACHED)
+    def replaced(instance: ProblemInstance) -> ProblemInstance:
+        cost = journal.cached(stage.cost_name, instance.problem, factory(instance))
         return dataclasses.replace(instance, cost=cost)
 
-    return priced
+    return replaced
