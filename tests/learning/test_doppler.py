@@ -67,9 +67,9 @@ def test_an_op_can_be_placed_once_its_predecessors_are():
         for t in range(10):
             ready = {v for v in range(10) if v not in placed and all(u in placed for u, w in problem.edges if w == v)}
             assert set(np.flatnonzero((played.record.ready[r] <= t) & (played.record.at[r] >= t)).tolist()) == ready
-            assert played.made.ops[r, t] in ready
-            placed.add(int(played.made.ops[r, t]))
-        assert trajectory.visited[r][0, played.made.ops[r]].tolist() == played.made.devices[r].tolist()
+            assert played.decisions.ops[r, t] in ready
+            placed.add(int(played.decisions.ops[r, t]))
+        assert trajectory.visited[r][0, played.decisions.ops[r]].tolist() == played.decisions.devices[r].tolist()
 
 
 @pytest.mark.parametrize("passing", ["episode", "step"])
@@ -84,7 +84,7 @@ def test_scores_are_the_probabilities_that_decisions_are_drawn_with(passing):
     total = np.zeros(trajectory.valid.shape[1])
     for _, rows, log, _ in one.score(trajectory):
         np.add.at(total, rows, log.detach().numpy())
-    episodes = np.concatenate([played.made.ops, played.made.devices], axis=1)
+    episodes = np.concatenate([played.decisions.ops, played.decisions.devices], axis=1)
     kinds, first, counts = np.unique(episodes, axis=0, return_index=True, return_counts=True)
     assert len(kinds) == 3 * 8  # orders that keep 0 before 2, times places
     chances = np.exp(total[first])
@@ -321,14 +321,14 @@ def test_two_policies_of_one_kind_have_no_say_where_they_are_fixed():
     problem = random_problem(9, 3, 5, everywhere=1.0)
     graph = Graph.of(problem)
     by_path = agent(select="critical-path").rollout([instance(problem)], np.random.default_rng(0)).decisions[0]
-    ranks = [graph.seconds_to_exit[v] for v in by_path.made.ops[0]]
+    ranks = [graph.seconds_to_exit[v] for v in by_path.decisions.ops[0]]
     record = by_path.record
     for t, rank in enumerate(ranks):
         assert rank == max(graph.seconds_to_exit[v] for v in np.flatnonzero((record.ready[0] <= t) & (record.at[0] >= t)))
     by_start = agent(place="earliest-start").rollout([instance(problem)], np.random.default_rng(0)).decisions[0]
     for t in range(9):
-        starts = by_start.made.inputs[0, t, :, 4]
-        assert starts[by_start.made.devices[0, t]] == starts.min()
+        starts = by_start.decisions.inputs[0, t, :, 4]
+        assert starts[by_start.decisions.devices[0, t]] == starts.min()
 
 
 def test_the_placer_trains_on_the_problem_itself_or_takes_weights(tmp_path):

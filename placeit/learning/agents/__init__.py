@@ -1,1 +1,1 @@
-"""Agents: policies that place graphs, one folder or file per system."""
+"""Agents: policies that place graphs, one folder or file for each system of the literature."""

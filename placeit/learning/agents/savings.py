@@ -13,11 +13,13 @@ __all__ = ["savings"]
 
 
 def savings(trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the reduction in cost by each step, ``float64[T, B]``, for agents that visit a start, then one per decision.
+    """Return the reduction in cost by each step, ``float64[T, B]``.
+
+    It is for agents that visit a start placement and then a placement for each decision.
 
     Args:
-        trajectory: the decisions of each problem come first, without gaps.
-        costs: for each problem ``float64[S]``, costs of the visited placements; NaN if not known.
+        trajectory: the trajectory, in which each problem's decisions are at its first steps, without gaps.
+        costs: for each problem ``float64[S]``, costs of the visited placements; NaN if unknown.
     """
     rewards = np.zeros(trajectory.valid.shape)
     with np.errstate(invalid="ignore"):  # between two infeasible placements

@@ -1,4 +1,4 @@
-"""DOPPLER's episodes in compiled code: both policies at work, many problems' worth of steps at a time."""
+"""DOPPLER's episodes in compiled code, which runs both policies for many steps of all episodes in a call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS, Arra
 __all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record", "play", "see"]
 
 DEVICE_INPUTS = len(DEVICE_FEATURES) + 1 + HOPS
-"""PLC's view of a device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
+"""Number of PLC's inputs per device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
 EARLIEST_START = 4
+"""Column of the earliest start in ``DEVICE_FEATURES``."""
 
 
 class Policy(NamedTuple):
-    """Both policies, with what has been computed beforehand; ``N`` is 1 where all episodes share it, else ``R``.
+    """Both policies, with the terms that are computed in advance; ``N`` is 1 if all episodes share them, else ``R``.
 
     Attributes:
         select: ``float32[N, V]``, SEL's logits.
-        node: ``float32[N, V, W]``, what an op adds to PLC's first layer while its device is chosen.
-        placed: ``float32[N, V, W]``, what an op adds to PLC's first layer of the device that it is placed on.
+        node: ``float32[N, V, W]``, term that an op adds to PLC's first layer while its device is chosen.
+        placed: ``float32[N, V, W]``, term that a placed op adds to PLC's first layer for its device.
         on: ``float32[R, D, W]``, sums of ``placed`` over the ops on each device, kept up to date.
         into: ``float32[F, W]``, weights of the first layer of device features.
         bias: ``float32[W]``, its bias.
@@ -49,9 +50,9 @@ class Record(NamedTuple):
         at: ``int64[R, V]``, the step at which each op was placed.
         ready: ``int64[R, V]``, the first step at which each op could have been placed.
         chosen: ``int64[R, V]``, the device of each op.
-        inputs: ``float32[R, V, D, F]``, what PLC read at each step; written only where PLC decided.
+        inputs: ``float32[R, V, D, F]``, PLC's inputs at each step; written only where PLC decided.
         allowed: ``bool[R, V, D]``, the devices that PLC could choose; written only where PLC decided.
-        decided: ``bool[R, V]``, the steps at which it decided.
+        decided: ``bool[R, V]``, the steps at which PLC decided.
     """
 
     order: NDArray[np.int64]
@@ -64,7 +65,7 @@ class Record(NamedTuple):
 
     @classmethod
     def empty(cls, episodes: int, ops: int, devices: int) -> Record:
-        """Return arrays of the right shapes, to be written by :func:`play`."""
+        """Return arrays of these shapes, to be written by :func:`play`."""
         order, at, ready, chosen = (np.zeros((episodes, ops), np.int64) for _ in range(4))
         inputs = np.empty((episodes, ops, devices, DEVICE_INPUTS), np.float32)
         allowed, decided = np.zeros((episodes, ops, devices), np.bool_), np.zeros((episodes, ops), np.bool_)
@@ -75,10 +76,10 @@ class Manner(NamedTuple):
     """Rules by which episodes are played.
 
     Attributes:
-        select: whether SEL picks the op; else the op with the longest path to an exit is picked.
-        place: whether PLC picks the device; else the device where the op can start first is picked.
-        draw: whether answers are drawn from the policies; else the likeliest answers are taken.
-        explore: probability with which each policy takes a random allowed answer.
+        select: whether SEL selects the op; else the op with the longest path to an exit is selected.
+        place: whether PLC selects the device; else the device where the op can start first is selected.
+        draw: whether decisions are drawn from the policies; else the likeliest decisions are made.
+        explore: probability with which each policy makes a random allowed decision.
     """
 
     select: bool
@@ -112,8 +113,8 @@ def play(
         manner: rules of these episodes.
         kept: ``int32[R, V]``, devices of the ops that PLC does not place; -1 for the ops that it places.
         rank: ``float64[V]``, seconds to an exit.
-        unit: seconds that the features of devices are in multiples of.
-        random: ``uint64[R]``, states of the generators.
+        unit: unit of the devices' features, seconds.
+        random: ``uint64[R]``, states of the random generators.
     """
     _core.play_episodes(first, last, *tables, arrays, record, policy, manner, kept, rank, unit, random)
 
@@ -129,6 +130,7 @@ def see(
 ) -> None:
     """Write PLC's inputs for an op of each episode to step ``t`` of a record's ``inputs`` and ``allowed``.
 
-    A device is allowed if it can run the op and has room for its weights; if none has, all that can run it are.
+    A device is allowed if it can run the op and has room for its weights. If there is no such device, all devices that can run
+    the op are allowed.
     """
     _core.see_devices(*tables, arrays, np.ascontiguousarray(ops), t, unit, inputs, allowed)

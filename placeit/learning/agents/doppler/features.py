@@ -1,17 +1,16 @@
-"""Inputs of DOPPLER's policies (Yao et al., *DOPPLER*, Appendix D): static for the graph, dynamic for the devices at each step.
+"""Inputs of DOPPLER's policies (Yao et al., *DOPPLER*, Appendix D): static features of ops, dynamic features of devices.
 
-**Words.** The paper's t-path of an op runs from it to an *exit*, and its b-path to an *entry* (section 5.2). Elsewhere in
-placeit, as in the literature on list scheduling, the b-level is the one that looks towards the exit: their t-level is our
-b-level.
+**Terms.** In the paper, an op's t-path runs from the op to an *exit*, and its b-path to an *entry* (section 5.2). Elsewhere in
+placeit, as in the literature on list scheduling, the b-level is the length of the path to an exit. So the paper's t-level is
+called b-level elsewhere.
 
-Differs from the paper: costs are seconds, where it has floating-point operations and bytes times a factor. Static features,
-which know no device, use HEFT's mean costs (:mod:`placeit.placers.list_scheduling`); the state of an episode uses the costs on
-the devices that were chosen.
+Differs from the paper: costs are seconds, not floating-point operations and bytes times a factor. Static features do not depend
+on devices, and use HEFT's mean costs (:mod:`placeit.placers.list_scheduling`). The state of an episode uses the costs on the
+devices that were chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,15 +42,15 @@ NODE_FEATURES = ("compute", "incoming communication", "outgoing communication", 
 DEVICE_FEATURES = ("load", "load of predecessors", "first start of inputs", "last end of inputs", "earliest start")
 """Columns of the dynamic features (D.2), seconds."""
 HOPS = 4
-"""Reach of the affinity of ops, in edges."""
+"""Longest walk that counts in the affinity of ops, in edges."""
 
 
 class Paths(NamedTuple):
-    """A path from each op of a graph, as pairs of an op and an op that is on its path; an op is the first one on its own path.
+    """A path from each op of a graph, as pairs of an op and a member of its path; the op itself is the first member.
 
     Attributes:
-        op: ``int64[N]``, whose path it is.
-        member: ``int64[N]``, an op on it.
+        op: ``int64[N]``, the op at which the path starts.
+        member: ``int64[N]``, an op on the path.
     """
 
     op: NDArray[np.int64]
@@ -81,29 +80,32 @@ class StaticFeatures:
 
 
 def static_features(problem: Problem) -> StaticFeatures:
-    """Compute the features of D.1. Of several longest paths, the one along the first edge in ``problem.edges`` counts.
+    """Compute the features of D.1. Among several longest paths, the path along the first edge in ``problem.edges`` is used.
 
-    Levels include the op's own seconds, as both paths begin with it. Every edge counts, also several for one tensor.
+    Levels include the op's own seconds, since both paths start with it. Every edge counts, even if several carry one tensor.
     """
     seconds, comm = mean_compute(problem), mean_comm(problem)
     tails, heads = problem.edges[:, 0], problem.edges[:, 1]
     incoming, outgoing = (np.bincount(ends, comm, len(problem)) for ends in (heads, tails))
     to_exit, to_entry = upward_ranks(problem), downward_ranks(problem) + seconds
-    after = _step(tails, heads, comm + to_exit[heads], len(problem))
-    before = _step(heads, tails, comm + to_entry[tails], len(problem))
+    after = _longest_neighbour(tails, heads, comm + to_exit[heads], len(problem))
+    before = _longest_neighbour(heads, tails, comm + to_entry[tails], len(problem))
     nodes = np.stack([seconds, incoming, outgoing, to_exit, to_entry], axis=1)
     return StaticFeatures(nodes, comm, _paths(after), _paths(before))
 
 
-def _step(ops: NDArray[np.int32], others: NDArray[np.int32], length: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return each op's neighbour over its longest edge, the first of equally long ones; -1 for an op without edges."""
+def _longest_neighbour(
+    ops: NDArray[np.int32], others: NDArray[np.int32], length: NDArray[np.float64], count: int
+) -> NDArray[np.int64]:
+    """Return each op's neighbour along its longest edge, the first in a tie; -1 for an op without edges."""
     following = np.full(count, -1, np.int64)
-    order = np.lexsort((-np.arange(len(ops)), length))  # the last write stays: the longest edge, of ties the first
+    order = np.lexsort((-np.arange(len(ops)), length))  # the last write wins: the longest edge, the first in a tie
     following[ops[order]] = others[order]
     return following
 
 
 def _paths(following: NDArray[np.int64]) -> Paths:
+    """Return the path from each op, given the op that follows each op on it; -1 at the end."""
     op = member = np.arange(len(following))
     pairs = []
     while len(op):
@@ -132,9 +134,9 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
     """Sum the embeddings of the ops that are placed on each device (section 5.2); gradients flow.
 
     Args:
-        embeddings: ``[V, F]``, the same for all episodes, or ``[B, V, F]``.
+        embeddings: ``[V, F]``, shared by all episodes, or ``[B, V, F]``.
         placement: ``int32[B, V]``, -1 for ops that are not placed yet.
-        devices: how many there are, ``D``.
+        devices: number of devices, ``D``.
 
     Returns:
         ``[B, D, F]``.
@@ -144,25 +146,25 @@ def device_sums(embeddings: Tensor, placement: NDArray[np.int32], devices: int) 
 
 
 def affinity(problem: Problem) -> _core.Affinity:
-    """Compute how likely walks of 1 to :data:`HOPS` edges, in either direction, lead from an op to another.
+    """Compute the probability that a random walk of 1 to :data:`HOPS` edges, in either direction, leads from an op to another.
 
-    A walk takes an edge with a probability in proportion to its mean communication; if nothing takes time to move, all edges
-    are equally likely. Shares below 0.001, and the shares of walks that return to their start, are left out.
+    A walk follows an edge with a probability in proportion to its mean transfer time. If no transfer takes time, all edges are
+    equally likely. Probabilities below 0.001 are left out, and so are walks that return to their start.
 
     Returns:
-        Rows of a sparse matrix: ``ptr``, ``int64[V + 1]``, where the row of each op begins; ``op``, ``int64[N]``, the ops from
-        which walks reach the row's op; ``share``, ``float32[N, HOPS]``, the share of their walks that end at the row's op.
+        Rows of a sparse matrix: ``ptr``, ``int64[V + 1]``, the start of each op's row; ``op``, ``int64[N]``, the ops from which
+        walks reach the row's op; ``share``, ``float32[N, HOPS]``, the share of their walks that end at the row's op.
     """
     count, comm = len(problem), mean_comm(problem)
     weights = comm if comm.any() else np.ones(len(comm))
     tails, heads = problem.edges.T.astype(np.int64)
-    of, to = np.concatenate([tails, heads]), np.concatenate([heads, tails])
-    order = np.argsort(of, kind="stable")
-    ptr = np.searchsorted(of[order], np.arange(count + 1))
-    chance = np.concatenate([weights, weights])[order]
-    total = np.bincount(of[order], chance, count)[of[order]]
-    chance = np.divide(chance, total, out=np.zeros_like(chance), where=total > 0)
-    return _core.affinity(ptr, to[order], chance)
+    start, end = np.concatenate([tails, heads]), np.concatenate([heads, tails])
+    order = np.argsort(start, kind="stable")
+    ptr = np.searchsorted(start[order], np.arange(count + 1))
+    weight = np.concatenate([weights, weights])[order]
+    total = np.bincount(start[order], weight, count)[start[order]]
+    probability = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
+    return _core.affinity(ptr, end[order], probability)
 
 
 class Tables(NamedTuple):
@@ -173,19 +175,19 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, *, near: bool = True) -> Tables:
-        """Compute the affinity of a problem's ops; with ``near=False``, leave it empty, as if all ops were far apart."""
+        """Compute the affinity of a problem's ops; with ``near=False``, all affinities are zero."""
         if near:
             return cls(compiled(problem), affinity(problem))
         return cls(compiled(problem), _core.affinity(np.zeros(len(problem) + 1, np.int64), np.empty(0, np.int64), np.empty(0)))
 
 
 class Arrays(NamedTuple):
-    """The changing part of :class:`EpisodeState`, whose attributes have the same names.
+    """The arrays of an :class:`EpisodeState` for compiled code, by the names of its attributes.
 
     Attributes:
         placement: ``int32[B, V]``.
         candidates: ``bool[B, V]``.
-        waiting: ``int32[B, V]``, inputs of an op that come from ops that are not placed.
+        waiting: ``int32[B, V]``, number of inputs of an op whose producers are not placed.
         start: ``float64[B, V]``.
         finish: ``float64[B, V]``.
         load: ``float64[B, D]``.
@@ -208,24 +210,23 @@ class Arrays(NamedTuple):
 class EpisodeState:
     """State of episodes on one problem: placements so far, and start and finish times by a list scheduler's estimate.
 
-    An op starts when the ops that its device, and those that conflict with it, were given before have ended and its inputs have
-    arrived over links without contention, as in :class:`placeit.placers.critical_path.CriticalPath`: the device of the least
-    earliest start is its choice.
+    An op starts when all ops that were placed earlier on its device, or on a conflicting device, have ended, and its inputs
+    have arrived over links without contention. :class:`placeit.placers.critical_path.CriticalPath` uses the same estimate.
 
     Args:
         problem: the problem.
-        episodes: how many, ``B``.
-        tables: of the problem, if they have been made.
+        episodes: number of episodes, ``B``.
+        tables: tables of the problem; None to compute them.
 
     Attributes:
         placement: ``int32[B, V]``, -1 where an op is not placed yet.
-        candidates: ``bool[B, V]``, ops that are not placed and whose predecessors are.
+        candidates: ``bool[B, V]``, ops that are not placed, but whose predecessors are.
         start: ``float64[B, V]``, seconds, of ops that are placed.
         finish: ``float64[B, V]``, seconds.
         load: ``float64[B, D]``, seconds of all ops on a device.
-        free: ``float64[B, D]``, when a device, and those that conflict with it, have ended what they were given.
+        free: ``float64[B, D]``, time at which all ops on a device, and on devices that conflict with it, have ended.
         used: ``float64[B, D]``, bytes of weights on a device.
-        near: ``float32[B, D, V, HOPS]``, the :func:`affinity` of each op to those that are on a device, summed up.
+        near: ``float32[B, D, V, HOPS]``, sum of the :func:`affinity` of each op to the ops on a device.
     """
 
     def __init__(self, problem: Problem, episodes: int, tables: Tables | None = None) -> None:
@@ -258,9 +259,9 @@ class EpisodeState:
         Raises:
             PlacementError: an op is no candidate of its episode.
         """
-        made = np.zeros((len(self), self.problem.devices, len(DEVICE_FEATURES)))
-        _core.device_features(*self.tables, self.arrays, self._checked(ops), made)
-        return made
+        features = np.zeros((len(self), self.problem.devices, len(DEVICE_FEATURES)))
+        _core.device_features(*self.tables, self.arrays, self._checked(ops), features)
+        return features
 
     def able(self, ops: ArrayLike) -> NDArray[np.bool_]:
         """Return whether each device can run a candidate of each episode and has room for its weights: ``bool[B, D]``.
@@ -280,25 +281,21 @@ class EpisodeState:
             devices: ``int[B]``.
 
         Raises:
-            PlacementError: an op is no candidate of its episode, or a device cannot run it; nothing is placed then.
+            PlacementError: an op is no candidate of its episode, or a device cannot run it; then no op is placed.
         """
         chosen, on = self._checked(ops), np.asarray(devices).astype(np.int64)
         if on.shape != chosen.shape or on.min(initial=0) < 0 or on.max(initial=0) >= self.problem.devices:
             raise PlacementError(f"Expected a device number of 0..{self.problem.devices - 1} for each of {len(self)} episodes.")
-        for b in self._bad(~self.problem.feasible[chosen, on]):
-            names = (self.problem.op_names[chosen[b]], self.problem.device_names[on[b]])
-            raise PlacementError(f"Op '{names[0]}' cannot run on {names[1]}.")
+        for b in np.flatnonzero(~self.problem.feasible[chosen, on]):
+            raise PlacementError(f"Op '{self.problem.op_names[chosen[b]]}' cannot run on {self.problem.device_names[on[b]]}.")
         _core.place_ops(*self.tables, self.arrays, chosen, on)
 
     def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
+        """Return ops as an array after checking that each is a candidate of its episode. Raises PlacementError."""
         chosen = np.asarray(ops).astype(np.int64)
         if chosen.shape != (len(self),) or chosen.min(initial=0) < 0 or chosen.max(initial=0) >= len(self.problem):
             raise PlacementError(f"Expected an op number of 0..{len(self.problem) - 1} for each of {len(self)} episodes.")
-        for b in self._bad(~self.candidates[np.arange(len(self)), chosen]):
+        for b in np.flatnonzero(~self.candidates[np.arange(len(self)), chosen]):
             why = "is placed already" if self.placement[b, chosen[b]] >= 0 else "reads what is not placed yet"
             raise PlacementError(f"Op '{self.problem.op_names[chosen[b]]}' is no candidate of episode {b}: it {why}.")
         return chosen
-
-    @staticmethod
-    def _bad(wrong: NDArray[np.bool_]) -> Iterator[int]:
-        return iter(np.flatnonzero(wrong).tolist())

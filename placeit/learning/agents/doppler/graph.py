@@ -1,4 +1,4 @@
-"""A problem as DOPPLER's network reads it."""
+"""The input of DOPPLER's network: the static features of a problem as tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Graph:
         to_exit: the paper's t-paths.
         to_entry: the paper's b-paths.
         seconds_to_exit: ``float64[V]``, length of the t-path.
-        unit: seconds that all devices take for all ops if they share them evenly: the unit of device features.
+        unit: seconds of all ops if all devices share the work evenly: the unit of device features.
     """
 
     problem: Problem
@@ -49,7 +49,7 @@ class Graph:
 
     @classmethod
     def of(cls, problem: Problem, *, affinity: bool = True) -> Graph:
-        """Compute the features of a problem, with or without the affinity of ops."""
+        """Compute the features of a problem; without ``affinity``, all affinities of ops are zero."""
         static = static_features(problem)
         compute = static.nodes[:, 0]
         scale = np.full(OP_INPUTS, compute.mean() or 1.0)
@@ -72,5 +72,5 @@ class Graph:
 def allowed(state: EpisodeState, ops: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return ``bool[B, D]``: devices that can run a candidate and have room for it; if none has room, all that can run it."""
     able = state.able(ops)
-    there: NDArray[np.bool_] = np.where(able.any(axis=1, keepdims=True), able, state.problem.feasible[ops])
-    return there
+    mask: NDArray[np.bool_] = np.where(able.any(axis=1, keepdims=True), able, state.problem.feasible[ops])
+    return mask

@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     """State of episodes, for messages that are passed at each step.
 
     Attributes:
-        ops: ``float32[N, V, 2]``, whether an op is placed, and when it ends by the estimate, in multiples of the graph's unit.
+        ops: ``float32[N, V, 2]``, whether an op is placed, and its estimated finish time in multiples of the graph's unit.
         edges: ``float32[N, E, 1]``, whether both ends are placed, on different devices.
     """
 
@@ -31,12 +31,12 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A problem's ops as the policies see them, with gradients if they were asked for; ``N`` is 1 without progress.
+    """Encoded ops of a problem, as the policies read them; ``N`` is 1 without progress.
 
     Attributes:
         select: ``float32[N, V]``, logits of SEL.
-        node: ``float32[N, V, W]``, what an op adds to PLC's first layer while its device is chosen.
-        placed: ``float32[N, V, W]``, what an op adds to PLC's first layer of the device that it is placed on.
+        node: ``float32[N, V, W]``, term that an op adds to PLC's first layer while its device is chosen.
+        placed: ``float32[N, V, W]``, term that a placed op adds to PLC's first layer for its device.
     """
 
     select: Tensor
@@ -45,20 +45,21 @@ class Encoded:
 
 
 class Network(nn.Module):
-    """SEL and PLC (DOPPLER, section 5.2).
+    """The two policies of DOPPLER, SEL and PLC (section 5.2).
 
-    ``H``, by message passing over in- and out-edges, stands for an op among others; ``Z`` for its features alone. SEL's logit
-    of an op is a two-layer network of ``[H, sum of H along the b-path, sum of H along the t-path, Z]``; PLC's logit of a device
-    is one of ``[H of the op, sum of H of the ops placed there, Y, Z of the op]``, where ``Y`` is of the device's features. The
-    first layer is linear in each part, so what does not change during an episode is computed once for it.
+    ``H`` is an op's embedding by message passing over in- and out-edges, and ``Z`` an embedding of its own features. SEL's
+    logit of an op is a two-layer network of ``[H, sum of H along the b-path, sum of H along the t-path, Z]``. PLC's logit of a
+    device is a two-layer network of ``[H of the op, sum of H of the ops placed there, Y, Z of the op]``, where ``Y`` is an
+    embedding of the device's features. The first layer is linear in each of these parts, so parts that do not change during an
+    episode are computed once.
 
-    Differs from the paper, which leaves open the form of messages and the widths: messages along edges and messages against
-    edges have separate weights; sums along paths are in multiples of the longest path's number of ops, sums over placed ops in
-    multiples of the ops per device.
+    Differs from the paper, which leaves open the form of messages and the widths: messages along edges and against edges have
+    separate weights; sums along paths are divided by the number of ops on the longest path, and sums over placed ops by the
+    number of ops per device.
 
     Args:
-        width: of all hidden layers.
-        rounds: of message passing.
+        width: width of all hidden layers.
+        rounds: number of rounds of message passing.
         progress: whether messages carry the progress of an episode.
     """
 
@@ -80,9 +81,9 @@ class Network(nn.Module):
         """Encode the ops by message passing: once for an episode, or for each of the ``N`` states in ``progress``."""
         ops, edges = graph.ops[None], graph.edges[None]
         if progress is not None:
-            many = len(progress.ops)
-            ops = torch.cat([ops.expand(many, -1, -1), progress.ops], dim=2)
-            edges = torch.cat([edges.expand(many, -1, -1), progress.edges], dim=2)
+            states = len(progress.ops)
+            ops = torch.cat([ops.expand(states, -1, -1), progress.ops], dim=2)
+            edges = torch.cat([edges.expand(states, -1, -1), progress.edges], dim=2)
         hidden = self.embed(ops)
         degree_in = torch.bincount(graph.head, minlength=hidden.shape[1]).clamp(min=1)[:, None]
         degree_out = torch.bincount(graph.tail, minlength=hidden.shape[1]).clamp(min=1)[:, None]
@@ -105,13 +106,13 @@ class Network(nn.Module):
         Args:
             node: ``float32[..., W]``, :attr:`Encoded.node` of the op.
             placed: ``float32[..., D, W]``, sums of :attr:`Encoded.placed` over the ops on each device.
-            features: ``float32[..., D, F]`` of the devices, as compiled episodes write them.
+            features: ``float32[..., D, F]``, features of the devices, as compiled episodes write them.
         """
         logits: Tensor = self.to_logit(node[..., None, :] + placed + self.device(features))[..., 0]
         return logits
 
     def compiled(self, encoded: Encoded, on: NDArray[np.float32]) -> Policy:
-        """Return both policies for compiled code, which adds to ``on``, ``float32[R, D, W]``."""
+        """Return both policies for compiled code, which updates ``on``, ``float32[R, D, W]``, in place."""
         into, bias, onward = self.device.parameters()
         weights, last_bias = self.to_logit.parameters()
         arrays = (encoded.select, encoded.node, encoded.placed, into.T, bias, onward.T, torch.cat([weights[0], last_bias]))

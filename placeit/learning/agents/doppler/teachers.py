@@ -1,4 +1,4 @@
-"""Teachers of imitation: list schedulers that answer in any state of an episode; plug-ins may add more."""
+"""Teachers of imitation: list schedulers that decide in any state of an episode; plug-ins may add more."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from placeit.learning.agents.doppler.graph import Graph, allowed
 __all__ = ["GROUP", "CriticalPath", "EarliestFinish", "Teacher", "find_teacher", "teacher_names"]
 
 GROUP = "placeit.teachers"
-"""Entry-point group of teachers, for placeit's teachers and for plug-ins' teachers."""
+"""Entry-point group in which placeit and plug-ins declare teachers."""
 
 _DEFAULT = "critical-path"
 
 
 class Teacher(Protocol):
-    """A list scheduler that tells its next decision in any state of an episode, which another policy plays."""
+    """A list scheduler that returns its next decision in any state of an episode that another policy plays."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return an op that can be placed and a device that is allowed for it, for each row: ``intp[R]`` twice."""
+        """Return an op that can be placed and a device that is allowed for it, for each episode: ``intp[R]`` twice."""
         ...
 
 
 class CriticalPath:
-    """Picks the op with the longest path to an exit, and the first device of the earliest start (DOPPLER, section 7)."""
+    """Selects the op with the longest path to an exit, and the device where it can start first (DOPPLER, section 7)."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return an op and a device for each row."""
+        """Return an op and a device for each episode."""
         ops = longest_to_exit(graph, state)
         return ops, earliest(state, ops, finish=False)
 
 
 class EarliestFinish:
-    """Picks the op with the longest path to an exit, and the device where it can finish first, as HEFT does."""
+    """Selects the op with the longest path to an exit, and the device where it can finish first, as HEFT does."""
 
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return an op and a device for each row."""
+        """Return an op and a device for each episode."""
         ops = longest_to_exit(graph, state)
         return ops, earliest(state, ops, finish=True)
 
@@ -54,7 +54,7 @@ def teacher_names() -> tuple[str, ...]:
 
 
 def find_teacher(name: str) -> Teacher:
-    """Make a teacher by name. Raises UsageError if the name is not known, or if its package cannot be imported."""
+    """Make a teacher by name. Raises UsageError if the teacher does not exist, or its package cannot be imported."""
     teacher: Teacher = load_entry("teacher", _table(), name)()
     return teacher
 
@@ -65,13 +65,13 @@ def _table() -> dict[str, EntryPoint]:
 
 
 def longest_to_exit(graph: Graph, state: EpisodeState) -> NDArray[np.intp]:
-    """Return ``intp[R]``: the candidate with the longest path to an exit in each row, the first of equals."""
+    """Return each episode's candidate with the longest path to an exit, the first in a tie: ``intp[R]``."""
     best: NDArray[np.intp] = np.where(state.candidates, graph.seconds_to_exit, -1.0).argmax(axis=1)
     return best
 
 
 def earliest(state: EpisodeState, ops: NDArray[np.intp], *, finish: bool) -> NDArray[np.intp]:
-    """Return ``intp[R]``: the allowed device where each row's candidate can start, or finish, first; the first of equals."""
+    """Return the allowed device where each op can start first (or finish first), the first in a tie: ``intp[R]``."""
     seconds = state.features(ops)[..., EARLIEST_START]
     if finish:
         seconds = seconds + state.problem.compute[ops]
