@@ -1,1 +1,1 @@
-"""GiPH, and the guided search that uses it."""
+"""GiPH (Hu et al. 2023): a policy that improves a placement by moving one op at a time."""

@@ -37,14 +37,21 @@ _ENCODERS: dict[str, tuple[Encoder, int]] = {
     "giph-ne-pol": ("none", 0),
     "giph-task-eft": ("levels", 0),
 }
-_STATES = 24  # number of steps of an episode at which every action is valued
-_SHARPNESS = 15.0
-_LEAST = 0.002  # in units; gains are divided by the best gain, or by this if that is smaller
+_MAX_STATES = 24  # steps of an episode at which every action is valued
+_SHARPNESS = 15.0  # factor on normalised gains in the softmax that imitation learns
+_MIN_GAIN = 0.002  # in units; gains are divided by the best gain, or by this if the best gain is smaller
 
 
 @dataclass(eq=False)
 class _Decisions:
-    """Start placements of searches, and the node that each search chose at each step; -1 after its end."""
+    """Decisions of searches.
+
+    Attributes:
+        problems: the problem of each search.
+        starts: the start placement of each search.
+        chosen: ``int64[T, B]``, the node that each search chose at each step; -1 after its end.
+        moved: for each search, the ops and their devices, by step.
+    """
 
     problems: list[Problem]
     starts: list[NDArray[np.int32]]
@@ -53,19 +60,19 @@ class _Decisions:
 
 
 class GiphAgent:
-    """The policy with its variants, and its episodes: 2|V| relocations from a random placement.
+    """GiPH's policy and its variants. An episode is 2|V| relocations from a random placement.
 
     Args:
-        variant: which encoder, and whether it sees gpNet.
-        features: ``paper`` for the four node features of Appendix B.7, ``costs`` for the three of them that say nothing of the
-            schedule (Fig. 15), ``schedule`` for the four and four more of the schedule; all relative and squashed
-            (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`). ``public`` for the four and the criticality, scaled by
-            minimum and maximum (:func:`placeit.learning.agents.giph.features.features`).
+        variant: the paper's name of the encoder, or of the policy without gpNet.
+        features: ``paper`` for the four node features of Appendix B.7; ``costs`` for the three of them that do not depend on
+            the schedule (Fig. 15); ``schedule`` for the four and four more features of the schedule. All of these are relative,
+            and scaled logarithmically (:data:`placeit.learning.agents.giph.gpnet.NODE_FEATURES`). ``public`` for the four and
+            the criticality, scaled by minimum and maximum (:func:`placeit.learning.agents.giph.features.features`).
         dim: width of an embedding in one direction; 5 in the paper.
         steps_per_op: steps of an episode, per op.
 
     Raises:
-        UsageError: no such variant or features, or a size out of its range.
+        UsageError: the variant or the features do not exist, or a size is out of its range.
     """
 
     name: ClassVar[str] = "giph"
@@ -96,7 +103,7 @@ class GiphAgent:
         return self._config
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """Return the stages that trained the policy that ships with placeit: imitation of the best move only."""
+        """Return the stages by which the shipped policy was trained: only imitation of the best move."""
         rate = 8e-3
         return [
             Stage(
@@ -112,16 +119,16 @@ class GiphAgent:
         ]
 
     def search(self, problems: Sequence[Problem], starts: Sequence[NDArray[np.int32]]) -> RelocationSearch[Tensor]:
-        """Begin searches from given placements.
+        """Start searches from the given placements.
 
-        Differs from the paper: steps that are not learned from are drawn with temperature 0.6. Only GiPH does so: the policies
-        that it is compared with, Placeto and HDP, draw with temperature 1.
+        Differs from the paper: outside of training, steps are drawn with temperature 0.6. This applies to GiPH only: the
+        policies with which it is compared, Placeto and HDP, draw with temperature 1.
         """
         temperature = 1.0 if self.network.training else TEMPERATURE
         return RelocationSearch(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
 
     def answering(self, problem: Problem, start: NDArray[np.int32]) -> RelocationSearch[NDArray[np.float32]]:
-        """Begin a search that is not learned from."""
+        """Start a search outside of training, without gradients."""
 
         def score(nets: GpNets) -> NDArray[np.float32]:
             with torch.no_grad():
@@ -130,10 +137,10 @@ class GiphAgent:
 
         return RelocationSearch(score, [problem], [start], pivots=self.pivots, temperature=TEMPERATURE)
 
-    def _begin(
+    def _start(
         self, instances: Sequence[ProblemInstance], rng: np.random.Generator
     ) -> tuple[RelocationSearch[Tensor], list[NDArray[np.int32]], list[int]]:
-        """Begin searches from random placements; return them, the placements, and their numbers of steps."""
+        """Start searches from random placements; return the searches, the placements, and the numbers of steps."""
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         lengths = [max(1, round(self.steps_per_op * len(problem))) for problem in problems]
@@ -141,7 +148,7 @@ class GiphAgent:
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Search from random placements, sampling each step from the policy."""
-        search, starts, lengths = self._begin(instances, rng)
+        search, starts, lengths = self._start(instances, rng)
         paths = [np.repeat(start[None], length + 1, axis=0) for start, length in zip(starts, lengths, strict=True)]
         chosen = np.full((max(lengths), len(instances)), -1, np.int64)
         moved: list[list[tuple[int, int]]] = [[] for _ in instances]
@@ -149,10 +156,10 @@ class GiphAgent:
             with torch.no_grad():
                 scores = search.scores().numpy()
             for b in range(len(instances)):
-                made = search.step(b, scores, rng) if step < lengths[b] else None
-                if made is None:
+                move = search.step(b, scores, rng) if step < lengths[b] else None
+                if move is None:
                     continue
-                chosen[step, b], op, device = made
+                chosen[step, b], op, device = move
                 moved[b].append((op, device))
                 paths[b][len(moved[b])] = search.nets.placements[b]
         visited = [path[: len(moves) + 1] for path, moves in zip(paths, moved, strict=True)]
@@ -163,7 +170,7 @@ class GiphAgent:
         return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Replay a trajectory; a part is one step of all problems."""
+        """Replay a trajectory and score its decisions; a part is one step of all problems."""
         decisions: _Decisions = trajectory.decisions
         search = self.search(decisions.problems, decisions.starts)
         for step in range(len(decisions.chosen)):
@@ -182,10 +189,10 @@ class GiphAgent:
                 search.move(b, *decisions.moved[b][step])
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
-        """Evaluate every action of some states that the policy reaches, and learn from all of them.
+        """Return the loss of ``imitation`` or ``all-actions``, which value every action in some states that the policy visits.
 
-        A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy to
-        ``softmax(15 gain / best gain)``, so mostly to the best move. ``all-actions`` is minus the expected gain under the
+        A simulator values all actions of a state faster than the policy scores them. ``imitation`` is the cross-entropy with
+        ``softmax(15 gain / best gain)``, in which the best move dominates. ``all-actions`` is minus the expected gain under the
         policy, in multiples of the best gain: the policy gradient of a one-step episode without sampling (Sutton et al. 2000).
         Actions whose gain could not be measured are left out.
 
@@ -194,26 +201,27 @@ class GiphAgent:
         """
         if kind not in ("imitation", "all-actions"):
             raise UsageError(f"GiPH learns by reinforce, imitation or all-actions; there is no '{kind}'.")
-        search, _, lengths = self._begin(instances, rng)
+        search, _, lengths = self._start(instances, rng)
         longest = max(lengths)
-        due = set(rng.choice(longest, size=min(longest, _STATES), replace=False).tolist())  # shared, as one pass scores all
+        # steps at which actions are valued, common to all problems because one pass scores all of them
+        valued = set(rng.choice(longest, size=min(longest, _MAX_STATES), replace=False).tolist())
         losses = []
         for step in range(longest):
-            with torch.set_grad_enabled(step in due):
+            with torch.set_grad_enabled(step in valued):
                 scores = search.scores()
             sampled = scores.detach().numpy()
             for b, instance in enumerate(instances):
                 if step >= lengths[b]:
                     continue
                 legal = search.legal(b)
-                if step in due and len(legal):
+                if step in valued and len(legal):
                     gains = _gains(search, b, legal, instance)
                     known = ~np.isnan(gains)
                     if known.any():
                         log = torch.log_softmax(scores[torch.from_numpy(legal[known])], dim=0)
                         target = torch.from_numpy(_normalised(gains[known])).to(torch.float32)
-                        wanted = torch.softmax(_SHARPNESS * target, dim=0) * log if kind == "imitation" else log.exp() * target
-                        losses.append(-wanted.sum())
+                        terms = torch.softmax(_SHARPNESS * target, dim=0) * log if kind == "imitation" else log.exp() * target
+                        losses.append(-terms.sum())
                 search.step(b, sampled, rng)
         return torch.stack(losses).mean() if losses else torch.zeros((), requires_grad=True)
 
@@ -221,7 +229,7 @@ class GiphAgent:
 def _gains(
     search: RelocationSearch[Tensor], number: int, nodes: NDArray[np.int64], instance: ProblemInstance
 ) -> NDArray[np.float64]:
-    """Return the gain of each action, in the instance's units; minus infinity if it is infeasible, NaN if not known."""
+    """Return the reduction in cost by each action, in the instance's units; ``-inf`` if infeasible, NaN if unknown."""
     placement = search.nets.placements[number]
     candidates = np.repeat(placement[None], len(nodes) + 1, axis=0)
     ops, devices = search.targets(number, nodes)
@@ -232,6 +240,6 @@ def _gains(
 
 
 def _normalised(gains: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return gains in multiples of the best, at most 1 and at least -1."""
-    normalised: NDArray[np.float64] = np.clip(gains / max(float(gains.max()), _LEAST), -1.0, 1.0)
+    """Return gains in multiples of the best gain, clipped to [-1, 1]."""
+    normalised: NDArray[np.float64] = np.clip(gains / max(float(gains.max()), _MIN_GAIN), -1.0, 1.0)
     return normalised

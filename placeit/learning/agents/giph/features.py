@@ -1,4 +1,4 @@
-"""Features of nodes and edges that a policy reads, by name: of gpNets as they are, or as GiPH's public code scales them."""
+"""Features of nodes and edges that a policy reads: scaled as in gpNets, or as in GiPH's public code."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {name: (count, len(EDGE_FEATURES)) for name, count in (("costs", 3), ("paper", 4), ("schedule", len(NODE_FEATURES)))}
     | {"public": (5, 5)}
 )
-"""Number of features of a node and of an edge, by name. ``costs``, ``paper`` and ``schedule`` are the leading
-:data:`~placeit.learning.agents.giph.gpnet.NODE_FEATURES`, whose first four are the paper's; it does not say how it scales them.
-``public`` are the paper's and the criticality, scaled as in the public code."""
+"""Numbers of features of a node and of an edge, by name. ``costs``, ``paper`` and ``schedule`` are the first columns of
+:data:`~placeit.learning.agents.giph.gpnet.NODE_FEATURES`, of which the first four are the paper's. The paper does not say how
+they are scaled. ``public`` are the paper's features and the criticality, scaled as in the public code."""
 
-_SHARPNESS = 10.0
-_TIMES = [0, 2, 3]  # columns that gpNets squash, of nodes and of edges
+_SHARPNESS = 10.0  # of the softmax by which an op's criticality is divided between its consumers
+_SQUASHED = [0, 2, 3]  # columns of nodes and of edges that gpNets scale logarithmically
 
 
 def features(nets: GpNets, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the features of nodes and of edges in their present state, ``float32[N, F]`` and ``float32[M, G]``.
+    """Return the current features of nodes and of edges, ``float32[N, F]`` and ``float32[M, G]``.
 
-    With ``public``, each feature is scaled to -1 to 1 by its least and largest value over the nodes, or edges, of its problem;
-    a feature that is equal everywhere is 0, where the public code divides by zero. The search moves an op; the criticality
-    stays.
+    With ``public``, each feature is scaled to [-1, 1] by its minimum and maximum over the nodes, or edges, of its problem. A
+    feature that is equal everywhere is 0; the public code divides by zero there. The criticality does not depend on the
+    placement.
     """
     if name != "public":
         return nets.nodes[:, : FEATURES[name][0]].copy(), nets.edges.copy()
     nodes, edges = nets.nodes[:, :4].astype(np.float64), nets.edges.astype(np.float64)
-    for each in (nodes, edges):
-        each[:, _TIMES] = np.sign(each[:, _TIMES]) * np.expm1(np.abs(each[:, _TIMES]))
+    for values in (nodes, edges):
+        values[:, _SQUASHED] = np.sign(values[:, _SQUASHED]) * np.expm1(np.abs(values[:, _SQUASHED]))
     nodes[:, 1] = np.exp(-nodes[:, 1])  # seconds for a unit of work
-    edges[:, 1] /= np.maximum(1 - edges[:, 1], 1e-6)  # seconds for a byte, and 0 within a device
+    edges[:, 1] /= np.maximum(1 - edges[:, 1], 1e-6)  # seconds for a byte; 0 within a device
     of_nodes, of_edges = zip(*map(criticality, nets.problems), strict=True)
     first_op = np.cumsum([0, *map(len, of_nodes)])[:-1]
     nodes = np.column_stack([nodes, np.concatenate(of_nodes)[first_op[nets.graph] + nets.op]])
@@ -50,31 +50,31 @@ def features(nets: GpNets, name: str) -> tuple[NDArray[np.float32], NDArray[np.f
 def criticality(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the criticality of each op and edge: ``float64[V]`` and ``float64[E]``.
 
-    An op passes its criticality to its consumers in proportion to ``exp(10 bytes / most bytes)``; entries have 1. Source:
-    ``env/program.py`` of the public code, https://github.com/uidmice/placement-rl.
+    An op divides its criticality between its consumers in proportion to ``exp(10 bytes / maximum bytes)``; entries have
+    criticality 1. Source: ``env/program.py`` of the public code, https://github.com/uidmice/placement-rl.
     """
-    if problem not in _KNOWN:
+    if problem not in _CACHE:
         source, target = problem.edges.T
-        most = np.zeros(len(problem))
-        np.maximum.at(most, source, problem.edge_bytes)
-        most[most == 0] = 1.0
-        weight = np.exp(_SHARPNESS * problem.edge_bytes / most[source])
+        max_bytes = np.zeros(len(problem))
+        np.maximum.at(max_bytes, source, problem.edge_bytes)
+        max_bytes[max_bytes == 0] = 1.0
+        weight = np.exp(_SHARPNESS * problem.edge_bytes / max_bytes[source])
         share = weight / np.bincount(source, weight, len(problem))[source]
         of_op, out = np.where(np.bincount(target, minlength=len(problem)), 0.0, 1.0), problem.successors
         for v in problem.order.tolist():
             leaving = out.edge[out.ptr[v] : out.ptr[v + 1]]
             np.add.at(of_op, target[leaving], of_op[v] * share[leaving])
-        _KNOWN[problem] = of_op, share
-    return _KNOWN[problem]
+        _CACHE[problem] = of_op, share
+    return _CACHE[problem]
 
 
-_KNOWN: WeakKeyDictionary[Problem, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Problem, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()
 
 
 def _scaled(values: NDArray[np.float64], problem: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Scale each column to -1 to 1 over the rows of each problem."""
-    least, most = (np.full((problem.max(initial=-1) + 1, values.shape[1]), bound) for bound in (np.inf, -np.inf))
-    np.minimum.at(least, problem, values)
-    np.maximum.at(most, problem, values)
-    width = most[problem] - least[problem]
-    return np.where(width > 0, 2 * (values - least[problem]) / np.where(width > 0, width, 1.0) - 1, 0.0).astype(np.float32)
+    """Scale each column to [-1, 1] over the rows of each problem."""
+    low, high = (np.full((problem.max(initial=-1) + 1, values.shape[1]), bound) for bound in (np.inf, -np.inf))
+    np.minimum.at(low, problem, values)
+    np.maximum.at(high, problem, values)
+    width = high[problem] - low[problem]
+    return np.where(width > 0, 2 * (values - low[problem]) / np.where(width > 0, width, 1.0) - 1, 0.0).astype(np.float32)

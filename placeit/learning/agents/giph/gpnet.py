@@ -1,8 +1,8 @@
 """gpNet (GiPH, section 4.2.1 and Appendix B.1): a task graph, a device network and a placement as one graph.
 
-A node is an op on a device that can run it. An edge follows an edge of the task graph where at least one end is a *pivot*, a
-node of the current placement; so every node that is not a pivot is connected to the current neighbours of its op. The gpNets of
-several problems form one disjoint graph.
+A node is an op on a device that can run it. A *pivot* is a node of the current placement. An edge follows an edge of the task
+graph, and at least one of its ends is a pivot. So every node that is not a pivot is connected to the current nodes of its op's
+neighbours. The gpNets of several problems form one disjoint graph.
 """
 
 from __future__ import annotations
@@ -29,42 +29,45 @@ NODE_FEATURES = (
     "load",
     "pivot",
 )
-"""Features of a node (v, d). The first four are the paper's (Appendix B.7). The others come from the same schedule: the longest
-path through v if it were on d, less the makespan; how much later v may start now without delaying the end; the share of the
-makespan that d computes for other ops; whether v is on d now. Times are in multiples of an average op's, and they and the
-compute requirement are squashed to sign(x) log(1 + |x|), so that one set of weights serves problems of any scale."""
+"""Features of a node (v, d). The first four are the paper's (Appendix B.7). The others are computed from the schedule of the
+current placement: the longest path through v if it were on d, minus the makespan; the slack of v, by which it may start later
+without delaying the end; the share of the makespan for which d computes other ops; whether v is on d. Times are in multiples of
+an average op's time. Times and the compute requirement are scaled to sign(x) log(1 + |x|), so that one set of weights serves
+problems of any scale."""
 
 EDGE_FEATURES = ("bytes", "bandwidth", "delay", "seconds")
-"""Features of an edge (Appendix B.7). Times are in multiples of an average op's time, squashed like the times of nodes. Bytes
-are their time on a mean link. A bandwidth of b times the mean is 1 / (1 + b), which is 0 within a device. The seconds include
-cut costs."""
+"""Features of an edge (Appendix B.7). Times are in multiples of an average op's time, scaled like the times of nodes. Bytes are
+given as their time on a mean link. A bandwidth of b times the mean is given as 1 / (1 + b), which is 0 within a device. The
+seconds include cut costs."""
+
+_FIT_STEPS = 20  # alternating least-squares steps that fit requirements of ops and speeds of devices
 
 
 class GpNets:
     """gpNets of several placements as one disjoint graph.
 
-    The nodes, their levels and the number of edges depend on the problems only and stay; edges and features that depend on the
-    placements are kept up to date by :meth:`set` and :meth:`move`.
+    The nodes, their levels and the number of edges depend only on the problems. Edges and features that depend on the
+    placements are updated by :meth:`set` and :meth:`move`.
 
     Args:
-        problems: ``B`` of them; one may be there several times.
-        pivots: keep only the nodes of the current placement, which are what GiPH's task selection without gpNet reads.
+        problems: ``B`` problems; a problem may occur several times.
+        pivots: whether to include only the nodes of the current placement, as GiPH's task selection without gpNet does.
 
     Attributes:
-        problems: as given.
+        problems: the problems.
         nodes: ``float32[N, 8]``, see :data:`NODE_FEATURES`. Nodes are sorted by level: the longest path from an entry, in ops.
-        src: ``int64[M]``, from which node an edge comes.
-        dst: ``int64[M]``, to which node it goes, which is of a higher level.
+        src: ``int64[M]``, source node of an edge.
+        dst: ``int64[M]``, target node of an edge, which has a higher level.
         edges: ``float32[M, 4]``, see :data:`EDGE_FEATURES`.
-        task_edge: ``int64[M]``, the edge of the task graph that it follows; the edges of all problems are numbered through.
-        node_bounds: ``int64[L + 1]``; nodes of level l are those from ``node_bounds[l]`` on.
-        forward: ``int64[M]``, the edges sorted by the level of the node that they go to.
-        forward_bounds: ``int64[L + 1]``; the edges in that order that go to level l.
-        backward: ``int64[M]``, the edges sorted by the level of the node that they come from, the highest first.
-        backward_bounds: ``int64[L + 1]``; the edges in that order that come from level L - 1 - l.
+        task_edge: ``int64[M]``, the edge of the task graph that an edge follows, numbered consecutively over all problems.
+        node_bounds: ``int64[L + 1]``; the nodes of level l are ``node_bounds[l]`` to ``node_bounds[l + 1] - 1``.
+        forward: ``int64[M]``, the edges sorted by the level of their target.
+        forward_bounds: ``int64[L + 1]``, bounds in ``forward`` of the edges to level l.
+        backward: ``int64[M]``, the edges sorted by the level of their source, the highest first.
+        backward_bounds: ``int64[L + 1]``, bounds in ``backward`` of the edges from level L - 1 - l.
         graph: ``int64[N]``, number of the problem of a node.
         op: ``int64[N]``, op of a node, in its problem.
-        device: ``int64[N]``, device of a node, in its problem. With ``pivots``, where it is now.
+        device: ``int64[N]``, device of a node, in its problem; with ``pivots``, the current device of its op.
         rows: for each problem, its nodes, by op and device.
         placements: for each problem ``int32[V]``.
         makespans: ``float64[B]``, seconds, of the placements; contention-free links, first in, first out.
@@ -87,7 +90,7 @@ class GpNets:
         ends = np.cumsum([int(c.sum()) for c in choices])
         self.rows = np.split(row, ends[:-1])
 
-        # a block of edges for each task edge of each problem
+        # each task edge of each problem has a block of edges
         size = np.concatenate(
             [
                 np.ones(len(p.edges), np.int64) if pivots else c[p.edges[:, 0]] + c[p.edges[:, 1]] - np.int64(1)
@@ -122,26 +125,27 @@ class GpNets:
                 node[ops, devices] = rows
                 self.device[rows] = devices
                 self.nodes[rows, :3] = static.features[ops, devices]
-            begins = first[starts[b] : starts[b + 1]][problem.successors.edge]  # by producer, as compiled code has edges
-            self._nets.append(_core.GpNet(compiled(problem), node, begins, static.bandwidth, static.unit, pivots))
+            blocks = first[starts[b] : starts[b + 1]][problem.successors.edge]  # by producer, as compiled code orders edges
+            self._nets.append(_core.GpNet(compiled(problem), node, blocks, static.bandwidth, static.unit, pivots))
         self._static = statics
 
     def __len__(self) -> int:
         return len(self.problems)
 
     def set(self, number: int, placement: NDArray[np.int32]) -> None:
-        """Make ``int32[V]`` the placement of a problem and build its edges. It must be feasible."""
+        """Set the placement of a problem, a feasible ``int32[V]``, and build its edges."""
         self.placements[number] = placement.copy()
         self._show_pivots(number)
         self.makespans[number] = self._nets[number].set(self.placements[number], self)
 
     def move(self, number: int, op: int, device: int) -> None:
-        """Move one op of a problem to a device that can run it; only edges next to the op are written again."""
+        """Move one op of a problem to a device that can run it; only the edges of the op are updated."""
         self.placements[number][op] = device
         self._show_pivots(number)
         self.makespans[number] = self._nets[number].move(op, self.placements[number], self)
 
     def _show_pivots(self, number: int) -> None:
+        """Update devices and static features of a problem's nodes, if the nodes are pivots only."""
         if self.pivots:
             rows, placement = self.rows[number], self.placements[number]
             self.device[rows] = placement
@@ -149,7 +153,7 @@ class GpNets:
 
 
 class _Static:
-    """The parts of one problem's net that do not depend on the placement."""
+    """The parts of a problem's gpNet that do not depend on the placement."""
 
     def __init__(self, problem: Problem) -> None:
         self.choices = problem.feasible.sum(axis=1).astype(np.int32)
@@ -170,14 +174,13 @@ _STATIC: WeakKeyDictionary[Problem, _Static] = WeakKeyDictionary()
 
 
 def _static(problem: Problem) -> _Static:
-    known = _STATIC.get(problem)
-    if known is None:
-        known = _STATIC[problem] = _Static(problem)
-    return known
+    if problem not in _STATIC:
+        _STATIC[problem] = _Static(problem)
+    return _STATIC[problem]
 
 
 def _by_level(level: NDArray[np.int64], levels: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what sorts by level, and where each level begins in that order."""
+    """Return the order that sorts by level, and the bounds of each level in that order."""
     order = np.argsort(level, kind="stable")
     return order, np.searchsorted(level[order], np.arange(levels + 1))
 
@@ -202,12 +205,9 @@ def _requirement_and_speed(problem: Problem) -> tuple[NDArray[np.float64], NDArr
     logs = np.log(np.where(able, problem.compute, 1.0))
     requirement, speed = np.zeros(len(problem)), np.zeros(problem.devices)
     per_op, per_device = np.maximum(able.sum(axis=1), 1), np.maximum(able.sum(axis=0), 1)
-    for _ in range(_FIT_TURNS):
+    for _ in range(_FIT_STEPS):
         requirement = np.where(able, logs + speed, 0.0).sum(axis=1) / per_op
         speed = np.where(able, requirement[:, None] - logs, 0.0).sum(axis=0) / per_device
         speed -= speed.mean()
     requirement[~able.any(axis=1)] = -np.inf
     return requirement, speed
-
-
-_FIT_TURNS = 20

@@ -1,7 +1,7 @@
-"""Message passing level by level with PyTorch (GiPH, Equation 1), compiled, with its gradient.
+"""Message passing level by level (GiPH, Equation 1) as a PyTorch function in compiled code, with its gradient.
 
-With PyTorch's own operators each level costs a dozen small kernels in either direction, and deep graphs have many levels of a
-few nodes: for 60 ops in a chain that is 13 milliseconds, nearly all of it overhead. Here a pass is two loops.
+With PyTorch's own operators, each level takes a dozen small kernels in either direction, and deep graphs have many levels of a
+few nodes: 60 ops in a chain take 13 milliseconds, nearly all of it overhead. The compiled pass is two loops.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ def pass_by_level(
 
     ``e[u] = x[u] + relu(weight m[u] + bias)``, where m[u] is the mean over edges (v, u) of
     ``relu(node_weight e[v] + node_bias + edges[v, u])``; nodes without in-edges have ``e[u] = x[u]``.
-    Differs from Equation 1, whose sum is a mean as in the paper's section 5, and which does not say what such nodes get.
+
+    Differs from Equation 1, which has a sum where the paper's section 5 has a mean, and does not define nodes without in-edges.
 
     Args:
         x: ``[N, F]``, nodes sorted by level.
-        edges: ``[M, H]``, what the features of each edge add to its message.
+        edges: ``[M, H]``, term of each edge's features in its message.
         node_weight: ``[H, F]``.
         node_bias: ``[H]``.
         weight: ``[F, H]``.
         bias: ``[F]``.
-        order: of the edges.
+        order: order of the edges.
     """
     if not torch.is_grad_enabled():
         layers = Layers(*map(_array, (node_weight, node_bias, weight, bias)))
@@ -47,6 +48,8 @@ def pass_by_level(
 
 
 class _PassByLevel(torch.autograd.Function):
+    """:func:`pass_by_level` as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, edges, *layers = (_array(tensor) for tensor in inputs[:-1])
@@ -59,10 +62,11 @@ class _PassByLevel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         edges, *layers, embedding = (_array(tensor) for tensor in ctx.saved_tensors)
-        gradient, of_edges, of_layers = _array(gradients[0]).copy(), np.zeros_like(edges), Layers(*map(np.zeros_like, layers))
+        gradient, edge_gradient = _array(gradients[0]).copy(), np.zeros_like(edges)
+        layer_gradients = Layers(*map(np.zeros_like, layers))
         backward = _BACKWARD[embedding.dtype.name]
-        backward(ctx.order, Layers(*layers), edges, embedding, ctx.messages, gradient, of_edges, of_layers)
-        return *map(torch.from_numpy, (gradient, of_edges, *of_layers)), None
+        backward(ctx.order, Layers(*layers), edges, embedding, ctx.messages, gradient, edge_gradient, layer_gradients)
+        return *map(torch.from_numpy, (gradient, edge_gradient, *layer_gradients)), None
 
 
 def _array(tensor: Tensor) -> Floats:

@@ -16,22 +16,22 @@ from placeit.learning.agents.giph.passing import EdgeOrder, orders
 __all__ = ["Encoder", "GraphTensors", "Scorer"]
 
 Encoder = Literal["levels", "steps", "no-edges", "sage", "none"]
-"""Ways in which nodes share information: level by level (GiPH), in k steps (GiPH-k), level by level without edge features
+"""Ways in which nodes exchange information: level by level (GiPH), in k steps (GiPH-k), level by level without edge features
 (GiPH-NE), in three GraphSAGE layers in one direction (GraphSAGE-NE), or not at all (GiPH-NE-Pol).
 
-Differs from Table 5: GiPH-NE has the node transform of GiPH, where the paper's passes the 8 features themselves; and the h3 of
-GiPH-k is a layer on top of that transform, from which its messages start too, where the paper's is the transform."""
+Differs from Table 5: GiPH-NE has the node transform of GiPH, while the paper's passes the 8 features themselves. The h3 of
+GiPH-k is a layer on top of that transform, from which its messages start, too, while the paper's h3 is the transform."""
 
 _HIDDEN = 16
 
 
 class GraphTensors:
-    """A batch of gpNets as tensors, copied from their present state.
+    """A batch of gpNets as tensors, copied from their current state.
 
     Args:
         nets: the graphs.
-        name: of the features that the network sees, a key of :data:`placeit.learning.agents.giph.features.FEATURES`.
-        edge_means: append to each node the mean features of its out-edges, for networks that do not read edges.
+        name: name of the features that the network reads, a key of :data:`placeit.learning.agents.giph.features.FEATURES`.
+        edge_means: whether to append the mean features of its out-edges to each node, for networks that do not read edges.
     """
 
     def __init__(self, nets: GpNets, name: str, *, edge_means: bool) -> None:
@@ -43,16 +43,17 @@ class GraphTensors:
 
 
 class Scorer(nn.Module):
-    """Scores each node, a candidate device of its op.
+    """Scores each node, which is an op on a candidate device.
 
-    Two-layer transform of node features, an encoder in both directions with separate weights, the two embeddings
-    concatenated, and a multi-layer perceptron with one output (GiPH, Tables 4 and 5). Activations are ReLU (its section 5).
+    The network consists of a two-layer transform of node features, an encoder in both directions with separate weights, and a
+    multi-layer perceptron with one output on the two concatenated embeddings (GiPH, Tables 4 and 5). Activations are ReLU
+    (section 5).
 
     Args:
         encoder: how nodes exchange information.
         features: name of the features used.
         dim: width of an embedding in one direction; 5 in the paper.
-        steps: message passing steps of ``steps``.
+        steps: message passing steps of the encoder ``steps``.
     """
 
     def __init__(self, encoder: Encoder, *, features: str, dim: int, steps: int) -> None:
@@ -86,19 +87,20 @@ class Scorer(nn.Module):
             embedding = self._sage(graph)
         else:
             x = self.transform(graph.nodes)
-            embedding = torch.cat([self._passed(graph, x, which) for which in (0, 1)], dim=1)
+            embedding = torch.cat([self._embed(graph, x, direction) for direction in (0, 1)], dim=1)
         scores: Tensor = self.score(embedding)
         return scores.squeeze(1)
 
-    def _passed(self, graph: GraphTensors, x: Tensor, which: int) -> Tensor:
-        """Pass messages along the edges, or with ``which`` = 1 against them."""
-        direction = cast(_Direction, self.directions[which])
+    def _embed(self, graph: GraphTensors, x: Tensor, direction: int) -> Tensor:
+        """Pass messages along the edges (``direction`` 0) or against them (1)."""
+        layers = cast(_Direction, self.directions[direction])
         if self.encoder == "steps":
-            src, dst = (graph.dst, graph.src) if which else (graph.src, graph.dst)
-            return direction.in_steps(x, src, dst, graph.edges, self.steps)
-        return direction.by_level(x, graph.edges, graph.orders[which])
+            src, dst = (graph.dst, graph.src) if direction else (graph.src, graph.dst)
+            return layers.in_steps(x, src, dst, graph.edges, self.steps)
+        return layers.by_level(x, graph.edges, graph.orders[direction])
 
     def _sage(self, graph: GraphTensors) -> Tensor:
+        """Return embeddings by three GraphSAGE layers."""
         x = graph.nodes
         for own, neighbours in zip(self.own, self.neighbours, strict=True):
             x = torch.relu(own(x) + neighbours(_mean(x[graph.src], graph.dst, len(x))))
@@ -108,8 +110,8 @@ class Scorer(nn.Module):
 class _Direction(nn.Module):
     """Message passing in one direction: h1 is the message function, h2 the aggregation function (Equations 1 and 4).
 
-    h1 is a linear layer over [embedding, edge features] and a ReLU, in two parts: the first is computed once for each node.
-    h2 is a linear layer and a ReLU. Messages are averaged (GiPH, section 5).
+    h1 is a linear layer over [embedding, edge features] and a ReLU. The linear layer is split into two terms, of which the
+    first is computed once for each node. h2 is a linear layer and a ReLU. Messages are averaged (GiPH, section 5).
     """
 
     def __init__(self, dim: int, edges: int, *, again: bool) -> None:
@@ -121,14 +123,14 @@ class _Direction(nn.Module):
         self.skip = nn.Linear(dim, dim) if again else nn.Identity()
 
     def by_level(self, x: Tensor, edges: Tensor, order: EdgeOrder) -> Tensor:
-        """Give each level its messages when the levels before it have theirs (Equation 1)."""
+        """Pass messages level by level; a level's messages depend on the embeddings of earlier levels (Equation 1)."""
         width = self.of_node.out_features
         terms = self.of_edge(edges) if self.of_edge is not None else x.new_zeros(len(edges), width)
         layers = (self.of_node.weight, self.of_node.bias, self.aggregate.weight, self.aggregate.bias)
         return pass_by_level(x, terms, *layers, order)
 
     def in_steps(self, x: Tensor, src: Tensor, dst: Tensor, edges: Tensor, steps: int) -> Tensor:
-        """Give all nodes messages at once, ``steps`` times (Equation 4)."""
+        """Pass messages to all nodes at once, ``steps`` times (Equation 4)."""
         static = self.of_edge(edges) if self.of_edge is not None else x.new_zeros(1)
         skip = torch.relu(self.skip(x))
         embedding = x
@@ -138,11 +140,8 @@ class _Direction(nn.Module):
         return embedding
 
 
-def _count(index: Tensor, size: int) -> Tensor:
-    return torch.bincount(index, minlength=size).clamp_(min=1).to(torch.float32)[:, None]
-
-
 def _mean(values: Tensor, index: Tensor, size: int) -> Tensor:
     """Return ``[size, F]``: the mean of the values with each index; zero for an index without values."""
     total = values.new_zeros(size, values.shape[1])
-    return total.index_add_(0, index, values) / _count(index, size)
+    count = torch.bincount(index, minlength=size).clamp_(min=1).to(torch.float32)
+    return total.index_add_(0, index, values) / count[:, None]

@@ -1,4 +1,4 @@
-"""Message passing level by level (GiPH, Equation 1), compiled, in NumPy's arrays."""
+"""Message passing level by level (GiPH, Equation 1) in compiled code, on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class EdgeOrder(NamedTuple):
     """Edges in the order of message passing in one direction.
 
     Attributes:
-        src: ``int64[M]``, from which node a message comes.
-        dst: ``int64[M]``, to which node it goes.
-        edges: ``int64[M]``, edges by the level that they go to, first to last.
-        node_bounds: ``int64[L + 1]``, nodes of each level, in ascending order whatever the direction.
-        bounds: ``int64[L + 1]``, where each level's edges begin in ``edges``.
-        descending: whether messages go to lower levels; then ``bounds`` begins with the edges to the highest level.
+        src: ``int64[M]``, sender of each message.
+        dst: ``int64[M]``, receiver of each message.
+        edges: ``int64[M]``, edges in the order of their receivers' levels.
+        node_bounds: ``int64[L + 1]``, bounds of each level's nodes, by ascending level in both directions.
+        bounds: ``int64[L + 1]``, bounds of each level's edges in ``edges``.
+        descending: whether messages go to lower levels; then ``bounds`` starts with the edges to the highest level.
     """
 
     src: Ints
@@ -59,7 +59,7 @@ class Messages(NamedTuple):
     """Values of a forward pass that its gradient needs.
 
     Attributes:
-        sent: ``[N, H]``, the node's own part of the messages that it sends.
+        sent: ``[N, H]``, term of the sending node in the messages that it sends.
         mean: ``[N, H]``, mean of the messages that a node received.
         received: ``[N]``, number of messages that a node received.
     """
@@ -70,7 +70,7 @@ class Messages(NamedTuple):
 
 
 def orders(nets: GpNets) -> tuple[EdgeOrder, EdgeOrder]:
-    """Return copies of the present edges in the order of messages along them, and against them."""
+    """Return copies of the current edges in the order of messages along them, and against them."""
     src, dst = nets.src.copy(), nets.dst.copy()
     return (
         EdgeOrder(src, dst, nets.forward, nets.node_bounds, nets.forward_bounds, descending=False),
@@ -79,9 +79,9 @@ def orders(nets: GpNets) -> tuple[EdgeOrder, EdgeOrder]:
 
 
 def embed(x: Floats, edges: Floats, layers: Layers, order: EdgeOrder) -> tuple[Floats, Messages]:
-    """Return ``[N, F]``, what :func:`placeit.learning.agents.giph.message_passing.pass_by_level` does, and the messages.
+    """Return ``[N, F]`` embeddings, as :func:`placeit.learning.agents.giph.message_passing.pass_by_level`, and the messages.
 
-    All arrays are contiguous, and of one type: float32 or float64.
+    All arrays are contiguous and have the same type: float32 or float64.
     """
     nodes, hidden = len(x), len(layers.node_bias)
     embedding = x.copy()

@@ -18,21 +18,21 @@ __all__ = ["TEMPERATURE", "RelocationSearch"]
 Scores = TypeVar("Scores")
 
 TEMPERATURE = 0.6
-"""Temperature of steps that are not learned from; in training it is 1."""
+"""Temperature of steps outside of training; in training it is 1."""
 
 
 class RelocationSearch(Generic[Scores]):
     """Searches by relocation on several problems at once, one gpNet each (GiPH, section 4.1).
 
     A state is a placement and the op that was moved last. An action moves an op to another device that can run it and has
-    room for its weights, but not the op that was moved last, unless no other can be moved.
+    room for its weights. The op that was moved last is moved only if no other op can be.
 
     Args:
-        score: the policy: scores all nodes, ``float32[N]``.
-        problems: ``B`` of them.
-        starts: for each ``int32[V]``, feasible.
-        pivots: the policy chooses an op only, and earliest finish time its device (GiPH-task-EFT).
-        temperature: :meth:`step` draws from the softmax of scores over this.
+        score: the policy, which returns the scores of all nodes, ``float32[N]``.
+        problems: ``B`` problems.
+        starts: a feasible placement ``int32[V]`` of each.
+        pivots: whether the policy selects only an op, whose device is the one of the earliest finish time (GiPH-task-EFT).
+        temperature: divisor of the scores, from whose softmax :meth:`step` draws.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RelocationSearch(Generic[Scores]):
         self._score = score
         self.temperature = temperature
         self._last = [-1] * len(problems)
-        self._room = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
+        self._tight = [problem.memory.min() < problem.param_bytes.sum() for problem in problems]
         for number, start in enumerate(starts):
             self.nets.set(number, start)
 
@@ -57,18 +57,18 @@ class RelocationSearch(Generic[Scores]):
         return self._score(self.nets)
 
     def legal(self, number: int) -> NDArray[np.int64]:
-        """Return the nodes that a problem's search may choose now; empty if no op can be moved."""
+        """Return the nodes that the search of a problem may select now; empty if no op can be moved."""
         nets, problem, placement = self.nets, self.nets.problems[number], self.nets.placements[number]
         rows = nets.rows[number]
         ops, devices = nets.op[rows], nets.device[rows]
         if nets.pivots:
-            able = (problem.feasible.sum(axis=1) > 1)[ops]
+            movable = (problem.feasible.sum(axis=1) > 1)[ops]
         else:
-            able = devices != placement[ops]
-            if self._room[number]:
-                able &= has_room(problem, placement)[ops, devices]
-        others = able & (ops != self._last[number])
-        legal: NDArray[np.int64] = rows[others if others.any() else able]
+            movable = devices != placement[ops]
+            if self._tight[number]:
+                movable &= has_room(problem, placement)[ops, devices]
+        others = movable & (ops != self._last[number])
+        legal: NDArray[np.int64] = rows[others if others.any() else movable]
         return legal
 
     def targets(self, number: int, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -84,8 +84,8 @@ class RelocationSearch(Generic[Scores]):
         """Draw a move of a problem's search and make it.
 
         Args:
-            number: of the problem.
-            scores: ``float32[N]``, of all nodes as they are.
+            number: number of the problem.
+            scores: ``float32[N]``, current scores of all nodes.
             rng: random generator.
 
         Returns:
@@ -101,7 +101,7 @@ class RelocationSearch(Generic[Scores]):
         return int(node[0]), op, device
 
     def move(self, number: int, op: int, device: int) -> None:
-        """Go to the next state: ``op`` is on ``device``, and was moved last."""
+        """Move an op to a device."""
         self._last[number] = op
         if self.nets.placements[number][op] != device:
             self.nets.move(number, op, device)

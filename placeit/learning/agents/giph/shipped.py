@@ -1,4 +1,4 @@
-"""The GiPH policy that ships with placeit, for inference: in NumPy and compiled loops, without PyTorch."""
+"""The GiPH policy that ships with placeit, for inference without PyTorch: in NumPy and compiled loops."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from placeit.learning.agents.giph.search import TEMPERATURE, RelocationSearch
 __all__ = ["FRESH", "Policy", "ShippedPolicy", "policy"]
 
 FRESH = ("untrained", "uniform")
-"""Names of policies without training."""
+"""Names of policies that are not trained."""
 
 _DIRECTION = ("of_node.weight", "of_node.bias", "aggregate.weight", "aggregate.bias")
 
 
 class Policy(Protocol):
-    """A policy: the one that ships with placeit, or a :class:`placeit.learning.agents.giph.agent.GiphAgent`.
+    """A GiPH policy: the one that ships with placeit, or a :class:`placeit.learning.agents.giph.agent.GiphAgent`.
 
     Attributes:
-        variant: one of the paper's names.
-        pivots: whether it chooses an op only, and earliest finish time its device.
+        variant: name of the variant in the paper.
+        pivots: whether the policy selects only an op, whose device is the one of the earliest finish time.
     """
 
     variant: str
@@ -42,10 +42,10 @@ class Policy(Protocol):
 
 
 class ShippedPolicy:
-    """A policy with message passing by level: the network :class:`placeit.learning.agents.giph.networks.Scorer`.
+    """A policy with message passing by level, in NumPy: the network :class:`placeit.learning.agents.giph.networks.Scorer`.
 
     Args:
-        weights: of that network, by name; float16 or float32.
+        weights: weights of that network, by name; float16 or float32.
     """
 
     variant, pivots = "giph", False
@@ -61,23 +61,24 @@ class ShippedPolicy:
         """Score all nodes: ``float32[N]``."""
         features = self._weights["transform.0.weight"].shape[1]
         x = self._linear("transform.2", _relu(self._linear("transform.0", nets.nodes[:, :features])))
-        both = []
-        for which, order in enumerate(orders(nets)):
-            layers = Layers(*(self._weights[f"directions.{which}.{name}"] for name in _DIRECTION))
-            messages = nets.edges @ self._weights[f"directions.{which}.of_edge.weight"].T
-            both.append(embed(x, messages, layers, order)[0])
-        scores: NDArray[np.float32] = self._linear("score.2", _relu(self._linear("score.0", np.concatenate(both, axis=1))))
-        return scores[:, 0]
+        embeddings = []
+        for direction, order in enumerate(orders(nets)):
+            layers = Layers(*(self._weights[f"directions.{direction}.{name}"] for name in _DIRECTION))
+            messages = nets.edges @ self._weights[f"directions.{direction}.of_edge.weight"].T
+            embeddings.append(embed(x, messages, layers, order)[0])
+        hidden = _relu(self._linear("score.0", np.concatenate(embeddings, axis=1)))
+        return self._linear("score.2", hidden)[:, 0]
 
     def _linear(self, layer: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Apply the linear layer of that name."""
         out: NDArray[np.float32] = x @ self._weights[f"{layer}.weight"].T + self._weights[f"{layer}.bias"]
         return out
 
 
 def policy(weights: str) -> Policy:
-    """Load the policy in a file, which needs PyTorch; an empty name stands for the policy that ships with placeit.
+    """Load the policy in a file, which needs PyTorch, or, if ``weights`` is empty, the policy that ships with placeit.
 
-    For comparison, ``untrained`` is the same network with random weights, and ``uniform`` scores all moves equally.
+    For comparison, ``untrained`` is the shipped network with random weights, and ``uniform`` scores all moves equally.
 
     Raises:
         FileError: the file is missing or damaged, of another version, or holds another kind of policy.
@@ -93,18 +94,19 @@ def policy(weights: str) -> Policy:
 
 
 @functools.cache
-def _without_torch(which: str) -> ShippedPolicy:
+def _without_torch(name: str) -> ShippedPolicy:
+    """Load the shipped policy (an empty name), or make one of the policies in :data:`FRESH` from it."""
     with (
         as_file(files("placeit.learning") / "weights" / "giph.safetensors") as path,
         safe_open(path, framework="np") as file,
     ):
-        trained = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if which == "untrained":  # as PyTorch begins with, but for its bounds of biases
+        weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if name == "untrained":  # as PyTorch initialises linear layers, except for the bounds of biases
         rng = np.random.default_rng(0)
-        trained = {name: rng.uniform(-1, 1, w.shape) / np.sqrt(w.shape[-1]) for name, w in trained.items()}
-    if which == "uniform":
-        trained |= {name: np.zeros_like(trained[name]) for name in ("score.2.weight", "score.2.bias")}
-    return ShippedPolicy(trained)
+        weights = {key: rng.uniform(-1, 1, weight.shape) / np.sqrt(weight.shape[-1]) for key, weight in weights.items()}
+    if name == "uniform":
+        weights |= {key: np.zeros_like(weights[key]) for key in ("score.2.weight", "score.2.bias")}
+    return ShippedPolicy(weights)
 
 
 def _relu(x: NDArray[np.float32]) -> NDArray[np.float32]:
