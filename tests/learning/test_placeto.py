@@ -214,7 +214,7 @@ def test_a_teacher_hears_of_what_the_policy_did_and_is_asked_about_one_op_alone(
         rows = np.array([b for b, problem in enumerate(batch) if t < len(problem)])
         ops, devices = np.array([batch[b].order[t] for b in rows]), np.array([b % 2 for b in rows])
         asked.clear()
-        answers = lessons.go_on(rows, ops, devices)
+        answers = lessons.step(rows, ops, devices)
         assert answers.tolist() == [batch[b].devices - 1 for b in rows]
         heard = {(int(c.argmax()), *p) for able, known in asked for c, p in zip(able, known, strict=True)}
         assert all(able.sum(axis=1).tolist() == [1] * len(able) for able, _ in asked)

@@ -1,4 +1,4 @@
-"""The decoder that HDP and the stream allocation share: an LSTM that writes devices one by one, with attention over the ops."""
+"""The decoder of HDP and of the stream allocation: an LSTM with attention over the ops that writes devices one by one."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ class AttentionDecoder(nn.Module):
     """LSTM decoder with multiplicative attention (Luong et al. 2015) over the encoded ops.
 
     At each step it reads the device of the previous op and the features of the current op. The LSTM's output attends to all
-    encoded ops; the output and the attended context together give the logits of the devices.
+    encoded ops. The logits of the devices are computed from the output and the attended context.
 
     Args:
         inputs: width of an op's features.
-        devices: outputs.
+        devices: number of outputs.
         hidden: width of the decoder and of encoded ops; even.
     """
 
     def __init__(self, inputs: int, devices: int, hidden: int) -> None:
         super().__init__()
-        self.device = nn.Embedding(devices + 1, hidden // 2)  # the last stands for the device before the first op
+        self.device = nn.Embedding(devices + 1, hidden // 2)  # the last row is the start token
         self.decoder = nn.LSTM(inputs + hidden // 2, hidden, batch_first=True)
         self.query = nn.Linear(hidden, hidden, bias=False)
         self.joined = nn.Linear(2 * hidden, hidden)
         self.logits = nn.Linear(hidden, devices)
 
-    def decode(self, known: Tensor, encoded: Tensor, absent: Tensor, before: Tensor, state: State) -> tuple[Tensor, State]:
+    def decode(self, current: Tensor, encoded: Tensor, absent: Tensor, previous: Tensor, state: State) -> tuple[Tensor, State]:
         """Decode ``T`` consecutive steps.
 
         Args:
-            known: ``[R, T, I]``, of the ops of these steps.
-            encoded: ``[R, V, H]``, all ops.
-            absent: ``bool[R, V]``, where there is padding.
-            before: ``int64[R, T]``, for each of these ops, the device of the op before it.
-            state: of the decoder before these steps.
+            current: ``[R, T, I]``, features of the ops of these steps.
+            encoded: ``[R, V, H]``, all encoded ops.
+            absent: ``bool[R, V]``, True for padding.
+            previous: ``int64[R, T]``, device of the op before each of these ops.
+            state: state of the decoder before these steps.
 
         Returns:
             ``[R, T, D]`` logits, and the state after these steps.
         """
-        outputs, state = self.decoder(torch.cat([known, self.device(before)], dim=2), state)
+        outputs, state = self.decoder(torch.cat([current, self.device(previous)], dim=2), state)
         match = torch.bmm(self.query(outputs), encoded.transpose(1, 2))
         weights = match.masked_fill(absent[:, None], -torch.inf).softmax(dim=2)
         joined = torch.tanh(self.joined(torch.cat([outputs, torch.bmm(weights, encoded)], dim=2)))

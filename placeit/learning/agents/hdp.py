@@ -24,19 +24,19 @@ from placeit.placers.feasibility import fits, repair
 
 __all__ = ["HdpAgent"]
 
-_NUMBERS_AT_A_TIME = 1 << 22
-_LARGEST = 100_000
+_NUMBERS_AT_A_TIME = 1 << 22  # numbers in memory while placements are scored, about
+_MAX_SIZE = 100_000  # of an option
 _MAX_WEIGHTS = 100_000_000  # of a network
 
 
 class _Network(AttentionDecoder):
-    """Bi-LSTM encoder over the ops in topological order, LSTM decoder with attention, a device for each op.
+    """Bi-LSTM encoder over the ops in topological order, and LSTM decoder with attention that writes a device for each op.
 
-    The decoder starts from the encoder's last state, and what it reads of an op is the encoder's output.
+    The decoder starts from the encoder's last state, and reads the encoder's output for each op.
 
     Args:
-        inputs: features of an op.
-        devices: outputs.
+        inputs: number of features of an op.
+        devices: number of outputs.
         hidden: width of the decoder, and of both directions of the encoder together.
     """
 
@@ -58,13 +58,13 @@ def _both_directions(state: Tensor) -> Tensor:
 
 
 class _Batch:
-    """Problems with their ops in topological order, padded; rows of one problem share its features.
+    """Padded arrays of problems, with ops in topological order; rows with the same problem share its features.
 
     Attributes:
-        which: ``int64[R]``, for each row, the number of its problem among the different problems.
-        lengths: ``int64[P]``, ops of each problem.
+        which: ``int64[R]``, number of each row's problem among the distinct problems.
+        lengths: ``int64[P]``, number of ops of each problem.
         features: ``float32[P, V, F]``.
-        feasible: ``bool[P, V, D]``; True where padded, so that there is something to draw.
+        feasible: ``bool[P, V, D]``; True in the padding, so that a device can be drawn there.
         weights: ``float64[P, V]``, bytes.
         memory: ``float64[P, D]``, bytes.
     """
@@ -87,17 +87,17 @@ class _Batch:
             self.memory[number, : problem.devices] = problem.memory
 
     def absent(self, rows: NDArray[np.intp]) -> Tensor:
-        """Return ``bool[R, V]``: where there is padding."""
+        """Return whether each position is padding, ``bool[R, V]``."""
         return torch.from_numpy(np.arange(self.features.shape[1]) >= self.lengths[self.which[rows]][:, None])
 
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """Devices drawn for the ops in topological order, and the devices that were allowed."""
+    """Devices drawn for the ops in topological order, ``[R, V]``, and the devices that were allowed, ``[R, V, D]``."""
 
     batch: _Batch
-    chosen: NDArray[np.intp]  # [R, V]
-    allowed: NDArray[np.bool_]  # [R, V, D]
+    chosen: NDArray[np.intp]
+    allowed: NDArray[np.bool_]
 
 
 class HdpAgent:
@@ -105,21 +105,23 @@ class HdpAgent:
 
     Features of an op are taken from GiPH, Appendix B.7: one-hot of its hardware requirement (here: of the set of devices that
     can run it), compute, bytes of its out-edges in edge order, and its row of the adjacency matrix in topological order. So the
-    network has the size of its problems and is meant only for the problems that it was trained on, as in the paper.
+    size of the network depends on the size of its problems, and it is meant only for the problems on which it was trained, as
+    in the paper.
 
-    Differs from the papers: compute is the mean over devices; costs are divided by their means over the problem, rewards by
+    Differs from the papers: compute is the mean over devices; costs are divided by their means over the problem, and rewards by
     the instance's unit; the decoder also reads the encoder's output for the op that it places; a device without room for the
-    op's weights is barred. If none has room, the op goes to any that can run it, and the whole placement is repaired.
+    op's weights is not allowed. If no device has room, the op goes to any device that can run it, and the whole placement is
+    repaired.
 
     Args:
-        ops: most ops of a problem.
-        devices: most devices.
-        degree: most out-edges of an op.
-        types: most different sets of devices that can run an op.
+        ops: maximum number of ops of a problem.
+        devices: maximum number of devices.
+        degree: maximum number of out-edges of an op.
+        types: maximum number of distinct sets of devices that can run an op.
         hidden: width of the network; even.
 
     Raises:
-        UsageError: a size out of its range.
+        UsageError: a size is out of its range.
     """
 
     name: ClassVar[str] = "hdp"
@@ -136,7 +138,7 @@ class HdpAgent:
         weights += 4 * hidden * (3 * hidden + 2) + hidden * (3 * hidden + 1) + devices * (hidden + 1)
         sizes = {"ops": ops, "devices": devices, "degree": degree, "types": types, "hidden": hidden}
         for option_name, size in sizes.items():
-            check_size("agent", "hdp", option_name, size, 0, _LARGEST)
+            check_size("agent", "hdp", option_name, size, 0, _MAX_SIZE)
         if weights > _MAX_WEIGHTS:
             listed = ", ".join(f"{option_name}={size}" for option_name, size in sizes.items())
             raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MAX_WEIGHTS:,}.")
@@ -146,7 +148,7 @@ class HdpAgent:
 
     @classmethod
     def for_problem(cls, problem: Problem, hidden: int, seed: int) -> HdpAgent:
-        """Return an untrained agent of a problem's size."""
+        """Return an untrained agent of the size that a problem needs."""
         ops, devices, degree, types = _sizes(problem)
         return fresh(cls, seed, ops=ops, devices=devices, degree=degree, types=types, hidden=hidden)
 
@@ -164,11 +166,11 @@ class HdpAgent:
         seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
         out = problem.successors
         tail, head = rank[problem.edges[out.edge]].T
-        place = np.arange(len(tail)) - np.repeat(out.ptr[:-1], np.diff(out.ptr))  # of an edge among its op's
+        number = np.arange(len(tail)) - np.repeat(out.ptr[:-1], np.diff(out.ptr))  # of an edge among its op's out-edges
         features = np.zeros((ops, self.inputs), np.float32)
         features[rank, kinds] = 1.0
         features[rank, self.types] = _relative(seconds)
-        features[tail, self.types + 1 + place] = _relative(problem.edge_bytes[out.edge])
+        features[tail, self.types + 1 + number] = _relative(problem.edge_bytes[out.edge])
         features[tail, self.types + 1 + self.degree + head] = 1.0
         return features
 
@@ -182,7 +184,7 @@ class HdpAgent:
         return _placements(problems, self._decide(problems, rng))
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Draw a placement for each problem; several instances with one problem are several samples.
+        """Draw a placement for each instance; several instances of one problem are several samples.
 
         Raises:
             UsageError: a problem is larger than the network.
@@ -198,9 +200,9 @@ class HdpAgent:
         return -np.stack(costs, axis=1)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score whole placements: sums over their ops; a part holds as many placements as fit into memory for attention.
+        """Score whole placements, by sums over their ops; the size of a part is limited by the memory that attention takes.
 
-        The entropy is the sum of the entropies of the ops' devices, each given the devices drawn before. That sum is an
+        The entropy is the sum over ops of the entropy of the op's device, given the devices drawn before. This sum is an
         unbiased estimate of the entropy of the placement.
         """
         decisions: _Decisions = trajectory.decisions
@@ -217,7 +219,7 @@ class HdpAgent:
             yield np.zeros(len(part), np.intp), part, log, entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """Raise UsageError: HDP learns by reinforcement only.
+        """Raise UsageError, since HDP learns by REINFORCE only.
 
         Raises:
             UsageError: always.
@@ -225,17 +227,18 @@ class HdpAgent:
         raise UsageError(f"HDP has no training method '{kind}'; train it by 'reinforce'.")
 
     def _encode(self, batch: _Batch, rows: NDArray[np.intp]) -> tuple[Tensor, State]:
-        """Encode each problem once; return its output and state for each row."""
+        """Encode each distinct problem once; return the encoder's output and state for each row."""
         problems, index = np.unique(batch.which[rows], return_inverse=True)
         encoded, state = self._network.encode(torch.from_numpy(batch.features[problems]), batch.lengths[problems])
-        of_row = torch.from_numpy(index.reshape(-1))
-        return encoded[of_row], (state[0][:, of_row], state[1][:, of_row])
+        number = torch.from_numpy(index.reshape(-1))
+        return encoded[number], (state[0][:, number], state[1][:, number])
 
     @torch.no_grad()
     def _decide(self, problems: Sequence[Problem], rng: np.random.Generator) -> _Decisions:
-        names, most = ("ops", "devices", "degree", "types"), (self.ops, self.devices, self.degree, self.types)
+        """Draw a device for each op of each problem. Raises UsageError if a problem is larger than the network."""
+        names, limits = ("ops", "devices", "degree", "types"), (self.ops, self.devices, self.degree, self.types)
         for problem in problems:
-            for name, size, limit in zip(names, _sizes(problem), most, strict=True):
+            for name, size, limit in zip(names, _sizes(problem), limits, strict=True):
                 if size > limit:
                     raise UsageError(
                         f"This HDP policy was made for problems with {name} up to {limit}, and one has {size}: its network "
@@ -251,18 +254,18 @@ class HdpAgent:
         allowed = np.zeros((len(rows), ops, self.devices), bool)
         before = np.full(len(rows), self.devices)
         for t in range(ops):
-            known, last = encoded[:, t : t + 1], torch.from_numpy(before[:, None])
-            logits, state = self._network.decode(known, encoded, absent, last, state)
+            current, previous = encoded[:, t : t + 1], torch.from_numpy(before[:, None])
+            logits, state = self._network.decode(current, encoded, absent, previous, state)
             feasible, weight = batch.feasible[which, t], batch.weights[which, t]
-            roomy = feasible & (weight[:, None] <= room)
-            allowed[:, t] = np.where(roomy.any(axis=1, keepdims=True), roomy, feasible)
+            with_room = feasible & (weight[:, None] <= room)
+            allowed[:, t] = np.where(with_room.any(axis=1, keepdims=True), with_room, feasible)
             before = chosen[:, t] = draw_choice(logits[:, 0], allowed[:, t], rng)
             room[rows, before] -= weight
         return _Decisions(batch, chosen, allowed)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """Return the ops, the devices, the most out-edges of an op, and the different sets of devices that can run an op."""
+    """Return the numbers of ops, of devices, of out-edges of an op (the maximum), and of distinct sets of feasible devices."""
     types = len(unique_rows(problem.feasible)[0])
     return len(problem), problem.devices, int(np.diff(problem.successors.ptr).max()), types
 
@@ -274,6 +277,7 @@ def _relative(costs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _placements(problems: Sequence[Problem], decisions: _Decisions) -> list[NDArray[np.int32]]:
+    """Return the decided placements, repaired where weights do not fit."""
     placements = []
     for problem, devices in zip(problems, decisions.chosen, strict=True):
         placement = np.empty(len(problem), np.int32)

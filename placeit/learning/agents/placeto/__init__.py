@@ -1,1 +1,1 @@
-"""Placeto."""
+"""Placeto (Addanki et al. 2019): a policy that visits every op once and selects its device."""

@@ -26,18 +26,18 @@ from placeit.placers.feasibility import random_placements
 
 __all__ = ["PlacetoAgent", "changes"]
 
-_NODES_AT_A_TIME = 1 << 15
+_NODES_AT_A_TIME = 1 << 15  # nodes of the states that are scored at once, about
 
 
 class _Network(nn.Module):
-    """Node transform, message passing in both directions, four summaries, policy (GiPH, Tables 4 and 5).
+    """Node transform, message passing in both directions, four summaries, and the policy (GiPH, Tables 4 and 5).
 
-    A step of message passing is ``e <- g(mean of f(e) over the neighbours) + h``, h being the transformed features. f and g
-    are single layers, shared by all steps of a direction.
+    A step of message passing is ``e <- g(mean of f(e) over the neighbours) + h``, where h are the transformed features. f and
+    g are single layers, shared by all steps of a direction.
 
     Args:
-        devices: outputs.
-        rounds: message passing steps.
+        devices: number of outputs.
+        rounds: number of message passing steps.
     """
 
     def __init__(self, devices: int, rounds: int) -> None:
@@ -56,19 +56,19 @@ class _Network(nn.Module):
             features: ``float32[N, 5]`` of the nodes of all states, which are graphs side by side.
             tail: ``int64[E]``, producers.
             head: ``int64[E]``, consumers.
-            summary: ``int64[N]``, which of all ``4 S`` summaries a node belongs to.
-            states: ``S``.
+            summary: ``int64[N]``, number of the summary, of all ``4 S``, to which a node belongs.
+            states: number of states, ``S``.
         """
         nodes = len(features)
         own = self.transform(features)
-        # both directions at once: the graph with its edges turned round is a second graph beside the first
+        # both directions at once: the graph with reversed edges is a second graph beside the first
         source, target = torch.cat([tail, head + nodes]), torch.cat([head, tail + nodes])
         share = 1.0 / torch.bincount(target, minlength=2 * nodes).clamp_(min=1).to(own.dtype)[:, None]
         embedding = own.expand(2, nodes, FEATURES)
         for _ in range(self.rounds):
             sent = self.message(embedding).view(2 * nodes, FEATURES)
-            heard = torch.zeros_like(sent).index_add(0, target, sent[source]) * share
-            embedding = self.aggregate(heard.view(2, nodes, FEATURES)) + own
+            received = torch.zeros_like(sent).index_add(0, target, sent[source]) * share
+            embedding = self.aggregate(received.view(2, nodes, FEATURES)) + own
         both = torch.cat([embedding[0], embedding[1]], dim=1)
         count = torch.bincount(summary, minlength=SUMMARIES * states).clamp_(min=1).to(own.dtype)[:, None]
         pooled = both.new_zeros(SUMMARIES * states, both.shape[1]).index_add(0, summary, both) / count
@@ -77,7 +77,7 @@ class _Network(nn.Module):
 
 
 class _BothWays(nn.Module):
-    """A layer for each direction, with a leaky rectifier: ``[2, N, F]`` to ``[2, N, F]``."""
+    """A linear layer with a leaky ReLU for each direction: ``[2, N, F]`` to ``[2, N, F]``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -91,17 +91,23 @@ class _BothWays(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """A search of all rows: placements before each step and after the last, chosen devices, and allowed devices.
+    """Decisions of the searches of all rows.
 
-    ``taught`` holds the devices that a teacher would have chosen, if there is a teacher.
+    Attributes:
+        batch: the problems.
+        path: ``int32[T + 1, N]``, placements before each step and after the last.
+        valid: ``bool[T, B]``, True until the end of a row's search.
+        chosen: ``intp[T, B]``, chosen devices.
+        allowed: ``bool[T, B, D]``, allowed devices.
+        taught: ``intp[T, B]``, devices that the teacher would have chosen; None without a teacher.
     """
 
     batch: Batch
-    path: NDArray[np.int32]  # [T + 1, N]
-    valid: NDArray[np.bool_]  # [T, B]
-    chosen: NDArray[np.intp]  # [T, B]
-    allowed: NDArray[np.bool_]  # [T, B, D]
-    taught: NDArray[np.intp] | None = None  # [T, B]
+    path: NDArray[np.int32]
+    valid: NDArray[np.bool_]
+    chosen: NDArray[np.intp]
+    allowed: NDArray[np.bool_]
+    taught: NDArray[np.intp] | None = None
 
     def visited(self, row: int) -> NDArray[np.int32]:
         """Return ``int32[T + 1, V]``, the placements of a row from its start to the end of its search."""
@@ -110,26 +116,26 @@ class _Decisions:
 
 
 class PlacetoAgent:
-    """Placeto's policy. An episode starts from a random placement and chooses a device for each op once, in topological order.
+    """Placeto's policy. An episode starts from a random placement and selects a device for each op once, in topological order.
 
-    In episodes that are learned from, it takes any allowed device with a probability of ``explore``, as in DOPPLER's comparison
-    (Yao et al. 2025, section 7.1). Node features are the five of GiPH, Appendix B.7. The network has an output for each device:
-    problems of fewer devices use the first outputs, and problems of more devices cannot be placed. That is a limitation of
-    Placeto itself, as is that devices are told apart by their numbers only.
+    In ``train()`` mode, it selects a random allowed device with probability ``explore``, as in DOPPLER's comparison (Yao et al.
+    2025, section 7.1). Node features are the five of GiPH, Appendix B.7. The network has an output for each device: problems
+    with fewer devices use the first outputs, and problems with more devices cannot be placed. This is a limitation of Placeto
+    itself, and so is that devices are distinguished by their numbers only.
 
     Differs from the papers: rewards are divided by the instance's unit; devices that cannot run the op or have no room for its
-    weights are barred; activations are leaky rectifiers, since units are few, where GiPH, section 5, gives ReLU.
+    weights are not allowed; activations are leaky ReLUs, since there are few units, not ReLUs as in GiPH, section 5.
 
     Args:
-        devices: outputs of the network: the most devices that a problem may have.
-        rounds: message passing steps.
+        devices: number of outputs of the network, which is the maximum number of devices of a problem.
+        rounds: number of message passing steps.
 
     Attributes:
-        teachers: teachers that ``imitation`` may learn from (:mod:`placeit.learning.agents.doppler.teachers`).
-        explore: probability of taking a random allowed device in episodes that are learned from.
+        teachers: teachers for ``imitation`` (:mod:`placeit.learning.agents.doppler.teachers`).
+        explore: probability of selecting a random allowed device in training episodes.
 
     Raises:
-        UsageError: not at least one device, or a negative number of steps.
+        UsageError: ``devices`` is less than one, ``rounds`` is negative, or one of them is too large.
     """
 
     name: ClassVar[str] = "placeto"
@@ -153,8 +159,8 @@ class PlacetoAgent:
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of REINFORCE with a learning rate suited to a small network.
 
-        Differs from GiPH, section 5 and Appendix B.7: 16 problems an update, not one; returns are compared with their mean at
-        the same step, not with the mean reward so far, and normalised; the rate falls from 0.01 to zero.
+        Differs from GiPH, section 5 and Appendix B.7: 16 problems per update, not one; the baseline is the mean return at the
+        step, not the mean reward so far, and advantages are normalised; the learning rate falls from 0.01 to zero.
         """
         return [Stage(draw, learning_rate=1e-2, schedule="cosine")]
 
@@ -168,16 +174,16 @@ class PlacetoAgent:
     ) -> list[NDArray[np.int32]]:
         """Improve placements; after |V| steps a new episode starts from the last placement.
 
-        Decisions depend on no cost; the caller chooses which of the placements to value.
+        Decisions do not depend on costs; the caller selects the placements to value.
 
         Args:
             problems: ``B`` problems.
             starts: a feasible placement of each.
             rng: random generator.
-            steps_per_op: steps in all, per op; GiPH searches for 2 |V| steps.
+            steps_per_op: total number of steps, per op; GiPH searches for 2 |V| steps.
 
         Returns:
-            For each problem ``int32[steps + 1, V]``, the placements on its way, the start included; all are feasible.
+            For each problem ``int32[steps + 1, V]``, the visited placements, the start included; all are feasible.
 
         Raises:
             UsageError: a problem has more devices than the network has outputs.
@@ -196,11 +202,11 @@ class PlacetoAgent:
         return Trajectory(decisions.valid, [decisions.visited(b) for b in range(len(instances))], decisions)
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the reduction in cost by each step; a step that leaves its op where it was has the reward 0."""
+        """Return the reduction in cost by each step, which is 0 for a step that does not move its op."""
         return savings(trajectory, costs)
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score the devices chosen, in parts of as many states as have some ten thousand nodes together."""
+        """Score the chosen devices, in parts of states that have some ten thousand nodes together."""
         decisions: _Decisions = trajectory.decisions
         for step, row, logits in self._logits(decisions):
             yield step, row, *score_choice(logits, decisions.allowed[step, row], decisions.chosen[step, row])
@@ -210,12 +216,12 @@ class PlacetoAgent:
     ) -> Tensor:
         """Return the loss of ``imitation``: the policy acts, and the teacher's devices in the same states are the targets.
 
-        The mean over decisions of minus the log-probabilities of the teacher's devices, in the states that the policy is in
-        (DOPPLER, Appendices H.4 and J). The order of ops is fixed, so the teacher is asked about the device alone, as a list
-        scheduler that has placed the ops before as the policy did. What the policy may not choose is left out.
+        It is minus the mean over decisions of the log-probabilities of the teacher's devices, in the states that the policy
+        visits (DOPPLER, Appendices H.4 and J). The order of ops is fixed, so the teacher decides only the device, as a list
+        scheduler that has placed the earlier ops like the policy. Devices that the policy may not choose are left out.
 
         Raises:
-            UsageError: another kind, or there is no such teacher.
+            UsageError: the kind is not ``imitation``, or the teacher does not exist.
         """
         if kind != "imitation":
             raise UsageError(f"Placeto has no training method '{kind}'; it has reinforce and imitation.")
@@ -224,13 +230,13 @@ class PlacetoAgent:
         total, count = torch.zeros(()), 0
         for step, row, logits in self._logits(decisions):
             allowed, taught = decisions.allowed[step, row], decisions.taught[step, row]
-            can = allowed[np.arange(len(taught)), taught]
-            log, _ = score_choice(logits[torch.from_numpy(can)], allowed[can], taught[can])
+            possible = allowed[np.arange(len(taught)), taught]
+            log, _ = score_choice(logits[torch.from_numpy(possible)], allowed[possible], taught[possible])
             total, count = total - log.sum(), count + log.numel()
         return total / max(count, 1)
 
     def _logits(self, decisions: _Decisions) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor]]:
-        """Yield steps ``[N]`` and rows ``[N]`` of decisions, in parts, with the present network's logits in their states."""
+        """Yield steps ``[N]`` and rows ``[N]`` of decisions, in parts, with the current network's logits in their states."""
         batch = decisions.batch
         steps, rows = np.nonzero(decisions.valid)
         nodes = np.cumsum(batch.sizes[rows])
@@ -241,6 +247,7 @@ class PlacetoAgent:
     def _episode(
         self, instances: Sequence[ProblemInstance], rng: np.random.Generator, teacher: Teacher | None = None
     ) -> _Decisions:
+        """Play an episode from a random placement of each problem."""
         problems = [instance.problem for instance in instances]
         starts = [random_placements(problem, 1, rng)[0] for problem in problems]
         return self._decide(problems, starts, rng, teacher=teacher, explore=self.explore if self.network.training else 0.0)
@@ -272,10 +279,10 @@ class PlacetoAgent:
             able = batch.allowed(path[t], ops, rows)
             devices = draw_choice(self.network(*batch.states(path, steps, rows), len(rows)), able, rng)
             if explore > 0:
-                any_of = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
-                devices = np.where(rng.random(len(devices)) < explore, any_of, devices)
+                random = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
+                devices = np.where(rng.random(len(devices)) < explore, random, devices)
             if lessons is not None and taught is not None:
-                taught[t, rows] = lessons.go_on(rows, ops, devices)
+                taught[t, rows] = lessons.step(rows, ops, devices)
             path[t + 1] = path[t]
             path[t + 1, batch.first[rows] + ops] = devices
             chosen[t, rows], allowed[t, rows] = devices, able
@@ -283,5 +290,5 @@ class PlacetoAgent:
 
 
 def changes(path: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which placements of ``int32[T, V]`` differ from the one before; the first one counts as different."""
+    """Return whether each placement of ``int32[T, V]`` differs from the previous one, ``bool[T]``; True for the first."""
     return np.concatenate([[True], (path[1:] != path[:-1]).any(axis=1)])

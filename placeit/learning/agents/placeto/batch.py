@@ -16,14 +16,15 @@ from placeit.core.problem import Problem
 __all__ = ["FEATURES", "SUMMARIES", "Batch"]
 
 FEATURES = 5
-"""Features of an op: mean compute time, mean output bytes, device, is it the current op, is it placed (GiPH, Appendix B.7)."""
+"""Number of features of an op: mean compute time, mean output bytes, device, whether it is the current op, and whether it is
+placed (GiPH, Appendix B.7)."""
 SUMMARIES = 4
 """Number of summaries of a state: over the current op, its ancestors, its descendants, and the other ops."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Facts:
-    """Features of a problem that hold under any placement.
+class _StaticFeatures:
+    """Features of a problem that do not depend on the placement.
 
     Attributes:
         costs: ``float32[V, 2]``, mean compute time and mean bytes of an out-edge, in multiples of their means over the graph.
@@ -37,11 +38,11 @@ class _Facts:
     relation: NDArray[np.uint8]
 
 
-_FACTS: WeakKeyDictionary[Problem, _Facts] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Problem, _StaticFeatures] = WeakKeyDictionary()
 
 
-def _facts(problem: Problem) -> _Facts:
-    if problem not in _FACTS:
+def _static_features(problem: Problem) -> _StaticFeatures:
+    if problem not in _CACHE:
         ops = len(problem)
         seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
         tails = problem.edges[:, 0]
@@ -50,11 +51,13 @@ def _facts(problem: Problem) -> _Facts:
         mean = costs.mean(axis=0)
         rank = np.empty(ops, np.int64)
         rank[problem.order] = np.arange(ops)
-        _FACTS[problem] = _Facts((costs / np.where(mean > 0, mean, 1.0)).astype(np.float32), rank, _relation(problem))
-    return _FACTS[problem]
+        costs = (costs / np.where(mean > 0, mean, 1.0)).astype(np.float32)
+        _CACHE[problem] = _StaticFeatures(costs, rank, _relation(problem))
+    return _CACHE[problem]
 
 
 def _relation(problem: Problem) -> NDArray[np.uint8]:
+    """Return the relation between all pairs of ops, ``uint8[V, V]``; see :class:`_StaticFeatures`."""
     above = np.zeros((len(problem), len(problem)), bool)
     into = problem.predecessors
     for v in problem.order.tolist():
@@ -68,29 +71,29 @@ def _relation(problem: Problem) -> NDArray[np.uint8]:
 
 
 class Batch:
-    """Problems as one disjoint graph with ``B`` rows; rows of the same problem share their common data.
+    """Problems as one disjoint graph with ``B`` rows; rows with the same problem share its data.
 
     Args:
-        problems: of the rows.
-        devices: outputs of the network.
+        problems: the problem of each row.
+        devices: number of outputs of the network.
 
     Attributes:
-        sizes: ``int64[B]``, ops of each row.
-        first: ``int64[B]``, where a row's ops begin in a placement of all rows, ``int32[N]``.
+        sizes: ``int64[B]``, number of ops of each row.
+        first: ``int64[B]``, index of each row's first op in a placement of all rows, ``int32[N]``.
     """
 
     def __init__(self, problems: Sequence[Problem], devices: int) -> None:
         numbers = {problem: number for number, problem in enumerate(dict.fromkeys(problems))}
-        facts = [_facts(problem) for problem in numbers]
+        static = [_static_features(problem) for problem in numbers]
         ops = np.array([len(problem) for problem in numbers])
         self._which = np.array([numbers[problem] for problem in problems])
         self._devices = devices
         self._edge_count = np.array([len(problem.edges) for problem in numbers])
         self._node_start, self._edge_start, self._relation_start = _starts(ops), _starts(self._edge_count), _starts(ops**2)
-        self._costs = np.concatenate([fact.costs for fact in facts])
-        self._rank = np.concatenate([fact.rank for fact in facts])
+        self._costs = np.concatenate([features.costs for features in static])
+        self._rank = np.concatenate([features.rank for features in static])
         self._order = np.concatenate([problem.order for problem in numbers]).astype(np.int64)
-        self._relation = np.concatenate([fact.relation.ravel() for fact in facts])
+        self._relation = np.concatenate([features.relation.ravel() for features in static])
         self._edges = np.concatenate([problem.edges for problem in numbers]).astype(np.int64)
         self._feasible = np.zeros((ops.sum(), devices), bool)
         self._memory = np.full((len(numbers), devices), np.inf)
@@ -105,12 +108,12 @@ class Batch:
         self._row = np.repeat(np.arange(len(problems)), self.sizes)
 
     def op(self, steps: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return the op that a row decides at a step; after its last op a row begins again."""
+        """Return the op that each row places at a step; after its last op, a row starts again with its first."""
         ops: NDArray[np.int64] = self._order[self._node_start[self._which[rows]] + steps % self.sizes[rows]]
         return ops
 
     def allowed(self, placement: NDArray[np.int32], ops: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return ``bool[S, D]``: devices that can run an op beside all other ops; its present device is always allowed."""
+        """Return ``bool[S, D]``: devices that can run an op and have room for it; its current device is always allowed."""
         which = self._which[rows]
         nodes = self._node_start[which] + ops
         used = np.bincount(
@@ -121,14 +124,20 @@ class Batch:
         return able
 
     def states(self, path: NDArray[np.int32], steps: NDArray[np.intp], rows: NDArray[np.intp]) -> tuple[Tensor, ...]:
-        """Return the network's inputs for rows at steps, given ``path``: ``int32[T, N]``, the placements before each step."""
+        """Return the network's inputs for rows at steps.
+
+        Args:
+            path: ``int32[T, N]``, the placements before each step.
+            steps: ``intp[S]``.
+            rows: ``intp[S]``.
+        """
         which, sizes = self._which[rows], self.sizes[rows]
         state = np.repeat(np.arange(len(rows)), sizes)
         nodes = _ranges(self._node_start[which], sizes)
         relation = self._relation[_ranges(self._relation_start[which] + self.op(steps, rows) * sizes, sizes)]
         features = np.empty((len(nodes), FEATURES), np.float32)
         features[:, :2] = self._costs[nodes]
-        # one number, as in the paper; a device has the same number in problems of any number of devices
+        # one number, as in the paper; a device has the same number whatever the number of devices
         features[:, 2] = (path[steps[state], _ranges(self.first[rows], sizes)] + 1) / self._devices
         features[:, 3] = relation == 0
         features[:, 4] = self._rank[nodes] < (steps % sizes)[state]

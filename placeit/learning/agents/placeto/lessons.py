@@ -1,4 +1,4 @@
-"""Decisions of a list scheduler in the episodes of a policy that visits ops in a fixed order."""
+"""Decisions of a teacher in the episodes of a policy that visits ops in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Lessons"]
 
 
 class Lessons:
-    """A teacher beside the episodes of a batch; it knows only the decisions made so far in each episode.
+    """Follows the episodes of a batch with a teacher, which decides in the same states as the policy.
 
     Args:
-        teacher: the list scheduler that answers.
-        problems: of the rows.
+        teacher: the list scheduler.
+        problems: the problem of each row.
     """
 
     def __init__(self, teacher: Teacher, problems: Sequence[Problem]) -> None:
@@ -28,28 +28,28 @@ class Lessons:
         numbers: dict[Problem, list[int]] = {}
         for row, problem in enumerate(problems):
             numbers.setdefault(problem, []).append(row)
-        self._of = []
+        self._groups = []
         for problem, rows in numbers.items():
-            graph = Graph.of(problem, affinity=False)  # teachers do not look at it
-            self._of.append((np.array(rows), graph, EpisodeState(problem, len(rows), graph.tables)))
+            graph = Graph.of(problem, affinity=False)  # teachers do not read it
+            self._groups.append((np.array(rows), graph, EpisodeState(problem, len(rows), graph.tables)))
 
-    def go_on(self, rows: NDArray[np.intp], ops: NDArray[np.int64], devices: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the teacher's device for an op of each row, ``intp[N]``; then place the ops where the policy places them.
+    def step(self, rows: NDArray[np.intp], ops: NDArray[np.int64], devices: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the teacher's device for an op of each row, ``intp[N]``; then place the ops on the policy's devices.
 
         Args:
-            rows: ``intp[N]``, ascending; of a problem either all rows or none.
+            rows: ``intp[N]``, ascending; they include all rows of a problem or none.
             ops: ``int64[N]``, in topological order over the steps.
-            devices: ``intp[N]``, where the policy places them.
+            devices: ``intp[N]``, the policy's device of each op.
         """
         answers = np.empty(len(rows), np.intp)
-        for numbers, graph, state in self._of:
-            at = np.searchsorted(rows, numbers)
-            if at[-1] == len(rows) or rows[at[0]] != numbers[0]:
+        for numbers, graph, state in self._groups:
+            index = np.searchsorted(rows, numbers)
+            if index[-1] == len(rows) or rows[index[0]] != numbers[0]:
                 continue  # this problem's episodes are over
-            able = state.candidates
-            state.candidates = np.zeros_like(able)  # nothing else is asked about
-            state.candidates[np.arange(len(able)), ops[at]] = True
-            _, answers[at] = self._teacher.decide(graph, state)
-            state.candidates = able
-            state.place(ops[at], devices[at])
+            candidates = state.candidates
+            state.candidates = np.zeros_like(candidates)  # the teacher has to select the given op
+            state.candidates[np.arange(len(candidates)), ops[index]] = True
+            _, answers[index] = self._teacher.decide(graph, state)
+            state.candidates = candidates
+            state.place(ops[index], devices[index])
         return answers
