@@ -56,7 +56,7 @@ def test_the_number_of_groups_is_bounded(seed: int, ops: int, data: st.DataObjec
     edges, scores = graph(seed, ops)
     least = data.draw(st.integers(1, ops))
     most = data.draw(st.integers(least, ops))
-    free, parsing = parse(scores, edges, ops), parse(scores, edges, ops, least=least, most=most)
+    free, parsing = parse(scores, edges, ops), parse(scores, edges, ops, min_groups=least, max_groups=most)
     apart = len(slow_groups(edges, set(range(len(edges))), ops))  # what no edge joins
     assert parsing.count == max(apart, min(most, max(least, free.count)))
     # groups are unions of the free ones where there had to be fewer, and parts of them where there had to be more
@@ -68,8 +68,8 @@ def test_the_number_of_groups_is_bounded(seed: int, ops: int, data: st.DataObjec
 def test_equal_scores_do_not_end_in_one_group_if_that_is_not_allowed() -> None:
     edges = np.array([(v, v + 1) for v in range(99)], np.int32)
     assert parse(np.zeros(99), edges, 100).count == 1
-    assert parse(np.zeros(99), edges, 100, least=8).count == 8
-    assert parse(np.zeros(99), edges, 100, least=8, most=20).count == 8
+    assert parse(np.zeros(99), edges, 100, min_groups=8).count == 8
+    assert parse(np.zeros(99), edges, 100, min_groups=8, max_groups=20).count == 8
 
 
 @given(SEEDS, st.integers(2, 10))
@@ -131,7 +131,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     edges = np.array([(0, 1), (1, 2)], np.int32)
     for least, most in ((0, 3), (3, 2)):
         with pytest.raises(UsageError, match="is parsed into"):
-            parse(np.zeros(2), edges, 3, least=least, most=most)
+            parse(np.zeros(2), edges, 3, min_groups=least, max_groups=most)
     with pytest.raises(UsageError, match="the graph has 2 edges"):
         parse(np.zeros(3), edges, 3)
     with pytest.raises(UsageError, match="not finite"):

@@ -1,1 +1,1 @@
-"""HSDAG: features of structure, groups found by learned edge scores, and a device for each group."""
+"""HSDAG (Duan et al. 2024): structural features, groups from learned edge scores, and a device for each group."""

@@ -1,4 +1,4 @@
-"""HSDAG's agent: an episode is a fixed number of whole placements, each from a new grouping of the ops."""
+"""HSDAG's agent: an episode is a fixed number of whole placements, each with a new grouping of the ops."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from placeit.placers.feasibility import fits, repair
 
 __all__ = ["HsdagAgent"]
 
-_LARGEST_OPTIONS = {"devices": 10_000, "width": 4096, "steps": 1000, "min_groups": 10_000, "max_groups": 10_000}
+_MAX_OPTIONS = {"devices": 10_000, "width": 4096, "steps": 1000, "min_groups": 10_000, "max_groups": 10_000}
 _ABLATIONS: Mapping[str, Sequence[str]] = {
     "output_shape": ("output shape",),
     "node_id": ("position",),
     "structure": ("in-degree", "out-degree", "fractal dimension"),
 }
-_OPS_AT_A_TIME = 1 << 13
-_MIN_SCORE = 1e-6  # added to each score, so that the scores of a group never add up to zero
-_MIN_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
+_OPS_AT_A_TIME = 1 << 13  # ops of the placements that are scored at once, about
+_MIN_SCORE = 1e-6  # added to each score, so that the scores of a group never sum to zero
+_MIN_COST = 1e-9  # in multiples of the unit, so that a cost of zero has a finite reward
 
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Problems side by side, as one graph.
+    """Problems as one disjoint graph.
 
     Attributes:
         problems: ``B`` problems.
-        features: ``float32[N, WIDTH]`` of all ops.
+        features: ``float32[N, WIDTH]``, features of all ops.
         edges: ``int64[E, 2]``, producer and consumer.
-        first_op: ``intp[B + 1]``, numbers of each problem's first op, and of all ops.
-        first_edge: ``intp[B + 1]``, numbers of each problem's first edge, and of all edges.
-        able: ``bool[N, D]``, where an op can run.
-        weights: ``float64[N]``, bytes of the weights of an op.
-        memory: ``float64[B, D]``, bytes that a device of a problem holds.
+        first_op: ``intp[B + 1]``, number of each problem's first op, then the number of ops.
+        first_edge: ``intp[B + 1]``, number of each problem's first edge, then the number of edges.
+        able: ``bool[N, D]``, whether a device can run an op.
+        weights: ``float64[N]``, bytes of an op's weights.
+        memory: ``float64[B, D]``, memory of a problem's devices in bytes.
     """
 
     problems: Sequence[Problem]
@@ -66,12 +66,12 @@ class _Step:
     """A step of all episodes.
 
     Attributes:
-        update: ``float32[N, W]``, what earlier steps add to the ops: the mean of the embeddings of their groups.
-        present: ``bool[E]``, edges that have not been dropped.
+        update: ``float32[N, W]``, term from earlier steps: the mean over these steps of the embeddings of the ops' groups.
+        present: ``bool[E]``, edges that are not dropped.
         parsing: groups of all problems, concatenated.
         owner: ``intp[G]``, the episode of each group.
-        allowed: ``bool[G, D]``, where a group may go.
-        chosen: ``intp[G]``, where it goes.
+        allowed: ``bool[G, D]``, devices that are allowed for a group.
+        chosen: ``intp[G]``, the device of a group.
     """
 
     update: Tensor
@@ -88,32 +88,31 @@ class HsdagAgent:
     Each step of an episode is a whole placement: ops are encoded, every op keeps one edge, connected ops form a group, and the
     mean of a group's embeddings decides its device. Then the embedding of its group is added to each op's embedding, which
     makes the state of the next step (section 2.5). The reward of a step is one over the cost of its placement. Edges are
-    dropped
-    in episodes that are learned from only.
+    dropped only in training episodes.
 
-    Differs from the paper: an op counts in the mean of its group as much as the edge that it keeps scores, so that scores have
-    gradients where edges are not drawn; what is added to an op is the mean over the steps before, since their sum would soon
-    leave nothing of the op itself; the number of groups has bounds; a group goes only to devices that can run all of it,
-    if there are any, and a placement that does not fit is repaired. Like Placeto, the policy has an output for each device, so
-    it knows devices by their numbers, and problems of fewer devices use the first of them.
+    Differs from the paper: in the mean of a group, an op is weighted by the score of the edge that it keeps, so that scores
+    have gradients if edges are not drawn; the mean over earlier steps is added to an op, since their sum would soon dominate
+    the op's own embedding; the number of groups has bounds; a group goes only to devices that can run all its ops, if there are
+    any, and a placement that does not fit is repaired. Like Placeto, the policy has an output for each device, so devices are
+    distinguished by their numbers only, and problems with fewer devices use the first outputs.
 
     Args:
-        devices: outputs of the network: the most devices that a problem may have.
-        width: of the network.
-        steps: of an episode.
-        dropout: share of the edges that messages do not take, in episodes that are learned from.
-        min_groups: lower bound on the number of groups, for problems of at least as many ops.
-        max_groups: upper bound on the number of groups, for graphs of at most as many connected parts.
+        devices: number of outputs of the network, which is the maximum number of devices of a problem.
+        width: width of the network's layers.
+        steps: steps of an episode.
+        dropout: share of the edges that messages do not use, in training episodes.
+        min_groups: minimum number of groups, if a problem has as many ops.
+        max_groups: maximum number of groups, unless a graph has more connected components.
         sample_edges: whether the edge that an op keeps is drawn in proportion to scores, so that groups have a probability;
-            otherwise it is the best.
+            otherwise it is the edge with the highest score.
         symmetric: whether an edge and its reverse are equal, as in the public code: messages go both ways, and an edge's score
             does not depend on its direction.
-        output_shape: whether the policy sees output shapes; like the next two, an ablation of Table 3.
-        node_id: whether it sees positions in topological order.
-        structure: whether it sees degrees and fractal dimensions.
+        output_shape: whether the policy reads output shapes; like the next two options, an ablation of Table 3.
+        node_id: whether the policy reads positions in topological order.
+        structure: whether the policy reads degrees and fractal dimensions.
 
     Raises:
-        UsageError: an argument out of its range, or PyTorch Geometric is not installed.
+        UsageError: an argument is out of its range, or PyTorch Geometric is not installed.
     """
 
     name: ClassVar[str] = "hsdag"
@@ -138,8 +137,8 @@ class HsdagAgent:
         self.min_groups, self.max_groups, self.sample_edges = min_groups, max_groups, sample_edges
         self.symmetric = symmetric
         self.output_shape, self.node_id, self.structure = output_shape, node_id, structure
-        for option, most in _LARGEST_OPTIONS.items():
-            check_size("agent", "hsdag", option, getattr(self, option), 1, most)
+        for option, maximum in _MAX_OPTIONS.items():
+            check_size("agent", "hsdag", option, getattr(self, option), 1, maximum)
         check_size("agent", "hsdag", "dropout", dropout, 0, 1)
         if min_groups > max_groups:
             raise UsageError(
@@ -148,19 +147,19 @@ class HsdagAgent:
             )
         self._without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
         self.network = self._network = Network(width, devices, symmetric=symmetric)
-        self._seen: weakref.WeakKeyDictionary[Problem, tuple[Tensor, NDArray[np.int64]]] = weakref.WeakKeyDictionary()
+        self._inputs: weakref.WeakKeyDictionary[Problem, tuple[Tensor, NDArray[np.int64]]] = weakref.WeakKeyDictionary()
 
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
         """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in (*_LARGEST_OPTIONS, "dropout", "sample_edges", "symmetric", *_ABLATIONS)}
+        return {name: getattr(self, name) for name in (*_MAX_OPTIONS, "dropout", "sample_edges", "symmetric", *_ABLATIONS)}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
-        """Return a stage of REINFORCE by Eq. 14: a step counts as its own reward, with 4 epochs over each update (Table 6).
+        """Return a stage of REINFORCE by Eq. 14: the value of a step is its own reward; 4 epochs per update (Table 6).
 
-        Differs from the paper: a reward is compared with the mean of its update, of 4 episodes and not one, and in multiples of
-        the deviation; there is a bonus for entropy, which falls to nothing, without which the policy soon decides for one
-        device; gamma, which the paper does not give, is 1; the learning rate is 0.001, not 0.0001.
+        Differs from the paper: rewards are normalised over an update, of 4 episodes and not one; there is an entropy bonus,
+        which falls to zero, and without which the policy soon prefers one device; gamma, which the paper does not give, is 1;
+        the learning rate is 0.001, not 0.0001.
         """
         return [
             Stage(
@@ -181,48 +180,48 @@ class HsdagAgent:
         ]
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Place each problem as often as an episode has steps.
+        """Play an episode of each problem, in which each step is a placement.
 
         Raises:
             UsageError: a problem has more devices than the network has outputs.
             InfeasibleError: the weights of a problem fit in no way that was found.
         """
-        batch = self._side_by_side([instance.problem for instance in instances])
+        batch = self._batch([instance.problem for instance in instances])
         steps, placements = self._play(batch, rng)
         valid = np.ones((self.steps, len(instances)), bool)
         return Trajectory(valid, placements, (batch, steps))
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
-        """Return one over the cost of each step's placement (section 2.5), costs being in multiples of the unit."""
+        """Return one over the cost of each step's placement, in multiples of the unit (section 2.5)."""
         rewards: NDArray[np.float64] = 1.0 / np.maximum(np.stack(costs, axis=1), _MIN_COST)
         return rewards
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score placements, step by step: sums over groups, and over ops whose edges were drawn.
+        """Score placements, by sums over groups, and over ops whose edges were drawn.
 
-        Groups, dropped edges and the sums of earlier embeddings are taken from the episode, since they are its states.
+        Groups, dropped edges and terms from earlier steps are taken from the episode, since they are its states.
         """
         batch, steps = trajectory.decisions
         problems, ops = len(batch.problems), len(batch.features)
-        many = max(1, _OPS_AT_A_TIME // ops)
-        for first in range(0, len(steps), many):
-            part = steps[first : first + many]
-            whole, step = self._side_by_side([*batch.problems] * len(part)), _joined(part, batch)
-            embedding, log_scores = self._encode(whole, step.update, step.present)
+        count = max(1, _OPS_AT_A_TIME // ops)
+        for first in range(0, len(steps), count):
+            part = steps[first : first + count]
+            repeated, step = self._batch([*batch.problems] * len(part)), _joined(part, batch)
+            embedding, log_scores = self._encode(repeated, step.update, step.present)
             pooled = self._pool(embedding, log_scores, step.parsing)
             log, entropy = score_choice(self._network.devices(pooled), step.allowed, step.chosen)
             placements = len(part) * problems
-            log, entropy = (_sums(one, step.owner, placements) for one in (log, entropy))
+            log, entropy = (_sums(values, step.owner, placements) for values in (log, entropy))
             if self.sample_edges:
-                of_op = np.repeat(np.arange(placements), np.diff(whole.first_op))
-                drawn, spread_out = score_edges(log_scores, whole.edges, step.parsing.kept)
-                log = log + _sums(drawn, of_op, placements)
-                entropy = entropy + _sums(spread_out, of_op, placements)
-            at = np.repeat(np.arange(first, first + len(part)), problems)
-            yield at, np.tile(np.arange(problems), len(part)), log, entropy
+                owner = np.repeat(np.arange(placements), np.diff(repeated.first_op))
+                edge_log, edge_entropy = score_edges(log_scores, repeated.edges, step.parsing.kept)
+                log = log + _sums(edge_log, owner, placements)
+                entropy = entropy + _sums(edge_entropy, owner, placements)
+            numbers = np.repeat(np.arange(first, first + len(part)), problems)
+            yield numbers, np.tile(np.arange(problems), len(part)), log, entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """Raise UsageError: HSDAG learns by reinforcement only.
+        """Raise UsageError, since HSDAG learns by REINFORCE only.
 
         Raises:
             UsageError: always.
@@ -230,35 +229,36 @@ class HsdagAgent:
         raise UsageError(f"The agent 'hsdag' has no training '{kind}'; train it by 'reinforce'.")
 
     def greedy_placements(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the placements, ``int32[steps, V]``, of an episode that takes the likeliest answer everywhere.
+        """Return the placements of an episode of likeliest decisions, ``int32[steps, V]``.
 
         Raises:
             UsageError: the problem has more devices than the network has outputs.
             InfeasibleError: the weights fit in no way that was found.
         """
-        return self._play(self._side_by_side([problem]), None)[1][0]
+        return self._play(self._batch([problem]), None)[1][0]
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
         """Return the first of :meth:`greedy_placements`, ``int32[V]``. Raises the same errors as that method."""
         first: NDArray[np.int32] = self.greedy_placements(problem)[0]
         return first
 
-    def _side_by_side(self, problems: Sequence[Problem]) -> _Batch:
+    def _batch(self, problems: Sequence[Problem]) -> _Batch:
+        """Return problems as one disjoint graph. Raises UsageError if a problem has too many devices."""
         check_devices("HSDAG", self.devices, problems)
         for problem in problems:
-            if problem not in self._seen:
+            if problem not in self._inputs:
                 features = torch.from_numpy(node_features(problem, self._without))
-                self._seen[problem] = features, pairs(problem).astype(np.int64)
-        seen = [self._seen[problem] for problem in problems]
-        first_op, first_edge = (np.cumsum([0, *(len(one[part]) for one in seen)]) for part in (0, 1))
+                self._inputs[problem] = features, pairs(problem).astype(np.int64)
+        inputs = [self._inputs[problem] for problem in problems]
+        first_op, first_edge = (np.cumsum([0, *(len(arrays[part]) for arrays in inputs)]) for part in (0, 1))
         able, memory = np.zeros((first_op[-1], self.devices), bool), np.zeros((len(problems), self.devices))
         for b, problem in enumerate(problems):
             able[first_op[b] : first_op[b + 1], : problem.devices] = problem.feasible
             memory[b, : problem.devices] = problem.memory
         return _Batch(
             problems,
-            torch.cat([features for features, _ in seen]),
-            np.concatenate([edges + first for (_, edges), first in zip(seen, first_op[:-1], strict=True)]),
+            torch.cat([features for features, _ in inputs]),
+            np.concatenate([edges + first for (_, edges), first in zip(inputs, first_op[:-1], strict=True)]),
             first_op,
             first_edge,
             able,
@@ -267,22 +267,22 @@ class HsdagAgent:
         )
 
     def _encode(self, batch: _Batch, update: Tensor, present: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        """Return embeddings of ops and logarithms of the scores of edges."""
+        """Return embeddings of ops, and logarithms of edge scores."""
         problem = torch.from_numpy(np.repeat(np.arange(len(batch.problems)), np.diff(batch.first_op)))
         embedding = self._network.encode(batch.features, update, torch.from_numpy(batch.edges[present]), problem)
         return embedding, self._network.log_scores(embedding, torch.from_numpy(batch.edges))
 
     def _pool(self, embedding: Tensor, log_scores: Tensor, parsing: Parsing) -> Tensor:
-        """Return ``float32[G, W]``, the mean embedding of each group, weighed by the scores of the edges that its ops kept."""
-        has = np.flatnonzero(parsing.kept >= 0)
-        scores = log_scores[torch.from_numpy(parsing.kept[has]), None].exp() + _MIN_SCORE
-        weight = embedding.new_ones(len(embedding), 1).index_copy(0, torch.from_numpy(has), scores)
+        """Return each group's mean embedding, ``float32[G, W]``; an op's weight is the score of the edge that it keeps."""
+        keeping = np.flatnonzero(parsing.kept >= 0)
+        scores = log_scores[torch.from_numpy(parsing.kept[keeping]), None].exp() + _MIN_SCORE
+        weight = embedding.new_ones(len(embedding), 1).index_copy(0, torch.from_numpy(keeping), scores)
         total = pool(weight, parsing.group, parsing.count)
         return pool(embedding * weight, parsing.group, parsing.count) / total
 
     @torch.no_grad()
     def _play(self, batch: _Batch, rng: np.random.Generator | None) -> tuple[list[_Step], list[NDArray[np.int32]]]:
-        """Play an episode of each problem; return its steps and ``int32[steps, V]`` placements; greedy without ``rng``."""
+        """Play an episode of each problem, by likeliest decisions if ``rng`` is None; return the steps and the placements."""
         dropout = self.dropout if self.network.training and rng is not None else 0.0
         placements = [np.empty((self.steps, len(problem)), np.int32) for problem in batch.problems]
         update = torch.zeros(len(batch.features), self.width)
@@ -310,28 +310,29 @@ class HsdagAgent:
     def _parse(
         self, batch: _Batch, log_scores: NDArray[np.float32], rng: np.random.Generator | None
     ) -> tuple[Parsing, NDArray[np.intp]]:
-        """Parse each problem separately; return the groups of all problems, and the problem of each group."""
+        """Group the ops of each problem; return the groups of all problems, and the number of each group's problem."""
         parsings = []
         for b, problem in enumerate(batch.problems):
             edges = slice(batch.first_edge[b], batch.first_edge[b + 1])
-            least = min(self.min_groups, len(problem))
-            ends = batch.edges[edges] - batch.first_op[b]
-            parsings.append(parse(log_scores[edges], ends, len(problem), least=least, most=self.max_groups, rng=rng))
+            ends, ops = batch.edges[edges] - batch.first_op[b], len(problem)
+            min_groups = min(self.min_groups, ops)
+            parsings.append(parse(log_scores[edges], ends, ops, min_groups=min_groups, max_groups=self.max_groups, rng=rng))
         return _united(parsings, batch.first_edge), np.repeat(np.arange(len(parsings)), [one.count for one in parsings])
 
     def _allowed(self, batch: _Batch, parsing: Parsing, owner: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return ``bool[G, D]``: devices that can run a group and have room; if none has, devices that can run a part."""
+        """Return ``bool[G, D]``: devices that can run a group and have room for it; if there are none, devices for a part."""
         size = np.bincount(parsing.group, minlength=parsing.count)
         runs = np.stack(
             [np.bincount(parsing.group, weights=column, minlength=parsing.count) for column in batch.able.T], axis=1
         )
-        held = np.bincount(parsing.group, weights=batch.weights, minlength=parsing.count)
-        whole = (runs == size[:, None]) & (held[:, None] <= batch.memory[owner])
-        allowed: NDArray[np.bool_] = np.where(whole.any(axis=1, keepdims=True), whole, runs > 0)
+        weights = np.bincount(parsing.group, weights=batch.weights, minlength=parsing.count)
+        fitting = (runs == size[:, None]) & (weights[:, None] <= batch.memory[owner])
+        allowed: NDArray[np.bool_] = np.where(fitting.any(axis=1, keepdims=True), fitting, runs > 0)
         return allowed
 
 
 def _sums(values: Tensor, owner: NDArray[np.intp], count: int) -> Tensor:
+    """Return the sum of the values of each owner, ``[count]``."""
     return values.new_zeros(count).index_add(0, torch.from_numpy(owner), values)
 
 
@@ -349,8 +350,8 @@ def _joined(steps: Sequence[_Step], batch: _Batch) -> _Step:
 
 
 def _united(parsings: Sequence[Parsing], first_edge: NDArray[np.intp]) -> Parsing:
-    """Concatenate partitions into one of the disjoint graph, in which their edges begin at the given numbers."""
+    """Concatenate partitions of graphs into a partition of their disjoint union; ``first_edge`` numbers each graph's edges."""
     first = np.cumsum([0, *(one.count for one in parsings)])
-    group = np.concatenate([one.group + at for one, at in zip(parsings, first[:-1], strict=True)])
-    kept = [np.where(one.kept < 0, -1, one.kept + at) for one, at in zip(parsings, first_edge, strict=False)]
+    group = np.concatenate([one.group + offset for one, offset in zip(parsings, first[:-1], strict=True)])
+    kept = [np.where(one.kept < 0, -1, one.kept + offset) for one, offset in zip(parsings, first_edge, strict=False)]
     return Parsing(group, int(first[-1]), np.concatenate(kept))

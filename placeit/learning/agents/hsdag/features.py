@@ -21,19 +21,19 @@ _NAMES = (
     "Split SquaredDifference Sqrt Squeeze StridedSlice Subtract Swish Tanh Tile Transpose Unsqueeze VariadicSplit"
 )
 KINDS = tuple(_NAMES.split())
-"""Kinds of OpenVINO's ops with one column each. All other kinds share :data:`_OTHERS` columns."""
+"""Kinds of OpenVINO's ops that have a column each. All other kinds share 16 columns."""
 
-_OTHERS = 16
-_DEGREES = 9  # 0 to 7, and 8 or more
-_DIMENSIONS = 6
-_ENCODING = 16
-_BASE = 10000.0
+_OTHER_KINDS = 16  # columns of all other kinds
+_DEGREES = 9  # columns: degrees 0 to 7, and 8 or more
+_DIMENSIONS = 6  # of an output shape
+_ENCODING = 16  # columns of the position
+_BASE = 10000.0  # of the wavelengths of the position's encoding
 _COLUMN = {kind: column for column, kind in enumerate(KINDS)}
 
 
 def _columns() -> Mapping[str, slice]:
     widths = {
-        "kind": len(KINDS) + _OTHERS,
+        "kind": len(KINDS) + _OTHER_KINDS,
         "output shape": _DIMENSIONS,
         "in-degree": _DEGREES,
         "out-degree": _DEGREES,
@@ -52,19 +52,19 @@ WIDTH = int(COLUMNS["position"].stop)
 
 
 def node_features(problem: Problem, without: Collection[str] = ()) -> NDArray[np.float32]:
-    """Compute all features of all ops.
+    """Return all features of all ops.
 
-    Columns are the same for all problems, so that one policy fits each. A kind that is not among :data:`KINDS` is hashed by
-    name to one of the shared columns. An unknown kind, and an unknown shape, is all zero. Of a shape, the first six sizes are
-    used.
+    Columns are the same for all problems, so that a policy can be used for any problem. A kind that is not among :data:`KINDS`
+    is hashed by name to one of the shared columns. If a kind or a shape is unknown, its columns are zero. Only the first six
+    dimensions of a shape are used.
 
-    Differs from the paper, whose columns are the kinds, degrees and dimensions that its models have: degrees of eight and more
-    share a column. Sizes of the output are taken as ``log(1 + size)``, since sizes go into the thousands while all other
-    features are around one.
+    Differs from the paper, whose columns are the kinds, degrees and dimensions that occur in its models: degrees of eight and
+    more share a column. Output sizes are given as ``log(1 + size)``, since they go into the thousands while all other features
+    are around one.
 
     Args:
-        problem: with kinds and output shapes, as far as they are known.
-        without: features that are to be zero, by names of :data:`COLUMNS`: the ablations of Table 3.
+        problem: the problem; its kinds and output shapes are used as far as they are known.
+        without: names in :data:`COLUMNS` of features that are set to zero, for the ablations of Table 3.
 
     Returns:
         ``float32[V, WIDTH]``.
@@ -73,7 +73,7 @@ def node_features(problem: Problem, without: Collection[str] = ()) -> NDArray[np
     of_kind, of_shape = features[:, COLUMNS["kind"]], features[:, COLUMNS["output shape"]]
     for v, (kind, sizes) in enumerate(zip(problem.kinds, problem.output_shapes, strict=True)):
         if kind:
-            of_kind[v, _COLUMN.get(kind, len(KINDS) + crc32(kind.encode()) % _OTHERS)] = 1.0
+            of_kind[v, _COLUMN.get(kind, len(KINDS) + crc32(kind.encode()) % _OTHER_KINDS)] = 1.0
         known = (sizes or ())[:_DIMENSIONS]
         of_shape[v, : len(known)] = np.log1p(known)
     for name, degree in zip(("in-degree", "out-degree"), degrees(problem), strict=True):
@@ -86,21 +86,21 @@ def node_features(problem: Problem, without: Collection[str] = ()) -> NDArray[np
 
 
 def pairs(problem: Problem) -> NDArray[np.int32]:
-    """Return each pair of a producer and a consumer once, however many tensors go from one to the other: ``int32[E, 2]``."""
+    """Return the distinct pairs of a producer and a consumer, ``int32[E, 2]``."""
     return unique_rows(problem.edges)[0].astype(np.int32)
 
 
 def degrees(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the different producers and the different consumers of each op: ``int64[V]`` each."""
+    """Return the numbers of distinct producers and of distinct consumers of each op: ``int64[V]`` twice."""
     edges = pairs(problem)
     producers, consumers = (np.bincount(edges[:, end], minlength=len(problem)) for end in (1, 0))
     return producers, consumers
 
 
 def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
-    """Compute the fractal dimension of each op (Eq. 4): ``float64[V]``.
+    """Return the fractal dimension of each op (Eq. 4): ``float64[V]``.
 
-    That is the slope of the straight line through ``log N(r)`` over ``log r``, where ``N(r)`` counts the other ops at most
+    It is the slope of the regression line of ``log N(r)`` over ``log r``, where ``N(r)`` is the number of other ops at most
     ``r`` edges away in either direction, for every distance that occurs. It is zero for ops with fewer than two distances.
     """
     edges = pairs(problem)
@@ -112,12 +112,12 @@ def fractal_dimensions(problem: Problem) -> NDArray[np.float64]:
 
 
 def positions(problem: Problem, columns: int) -> NDArray[np.float64]:
-    """Encode the place of each op in topological order, which counts from 1 (Eq. 5): ``float64[V, columns]``.
+    """Return the sinusoidal encoding of each op's position in topological order, from 1 (Eq. 5): ``float64[V, columns]``.
 
-    The number of columns is even: a sine and a cosine make a pair.
+    The number of columns must be even, since sines and cosines make pairs.
     """
-    place = np.empty(len(problem))
-    place[problem.order] = np.arange(1, len(problem) + 1)
-    angle = place[:, None] / _BASE ** (np.arange(0, columns, 2) / columns)
+    position = np.empty(len(problem))
+    position[problem.order] = np.arange(1, len(problem) + 1)
+    angle = position[:, None] / _BASE ** (np.arange(0, columns, 2) / columns)
     encoded: NDArray[np.float64] = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(problem), columns)
     return encoded

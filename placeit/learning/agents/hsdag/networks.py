@@ -17,15 +17,15 @@ __all__ = ["Network"]
 class Network(nn.Module):
     """Two layers each for features, graph convolution (``GCNConv`` of PyTorch Geometric, Eq. 6), edges and devices (Table 6).
 
-    Differs from the paper: an edge's score is a function of its producer, its consumer and their product, in this order, where
-    Eq. 7 has the product alone, by which an edge and its reverse would score the same; what is convolved is normalised, since
-    the update of Z by groups adds to it in each step.
+    Differs from the paper: an edge's score is a function of the embeddings of its producer and its consumer, and of their
+    product. Eq. 7 has only the product, by which an edge and its reverse have the same score. The inputs of convolutions are
+    normalised, since the update of Z by groups adds to them in each step.
 
     Args:
-        width: of all hidden layers.
-        devices: outputs for a group.
-        symmetric: whether messages go along edges and against them, and an edge's score is by the product alone (Eq. 7), as in
-            the public code.
+        width: width of all hidden layers.
+        devices: number of outputs for a group.
+        symmetric: whether messages go along edges and against them, and an edge's score depends on the product only (Eq. 7), as
+            in the public code.
 
     Raises:
         UsageError: PyTorch Geometric is not installed.
@@ -35,7 +35,7 @@ class Network(nn.Module):
         super().__init__()
         self.symmetric = symmetric
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
+            warnings.simplefilter("ignore", DeprecationWarning)  # its import uses TorchScript
             geometric = import_extra("The agent 'hsdag'", "learn", "torch_geometric.nn")
         self.transform = nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width))
         self.norm = nn.ModuleList(geometric.GraphNorm(width) for _ in range(3))
@@ -48,9 +48,9 @@ class Network(nn.Module):
 
         Args:
             features: ``float32[V, WIDTH]``.
-            update: ``float32[V, W]``, what earlier steps of the episode add.
+            update: ``float32[V, W]``, term from earlier steps of the episode.
             edges: ``int64[E, 2]``, the edges along which messages go, from producer to consumer.
-            problem: ``int64[V]``, the problem that an op belongs to.
+            problem: ``int64[V]``, the problem to which an op belongs.
         """
         if self.symmetric:
             edges = torch.cat([edges, edges.flip(1)])
@@ -60,12 +60,12 @@ class Network(nn.Module):
         return hidden
 
     def log_scores(self, embedding: Tensor, edges: Tensor) -> Tensor:
-        """Return logarithms of the scores of edges, ``float32[E]`` of ``float32[V, W]`` and ``int64[E, 2]``."""
+        """Return the logarithms of edge scores, ``float32[E]``, for ``float32[V, W]`` embeddings and ``int64[E, 2]`` edges."""
         producer, consumer = embedding[edges[:, 0]], embedding[edges[:, 1]]
         ends = [] if self.symmetric else [producer, consumer]
         return logsigmoid(self.edge(torch.cat([*ends, producer * consumer], dim=1))[:, 0])
 
     def devices(self, pooled: Tensor) -> Tensor:
-        """Return logits of devices, ``float32[G, D]`` of ``float32[G, W]``."""
+        """Return logits of devices for groups: ``float32[G, W]`` to ``float32[G, D]``."""
         logits: Tensor = self.device(pooled)
         return logits

@@ -26,14 +26,14 @@ from placeit.placers.list_scheduling import mean_compute
 
 __all__ = ["StreamAllocationAgent"]
 
-_FEATURES = 5
-_GOOD = 0.8
-_KEPT = 8
-_MIN_COST = 1e-9  # in multiples of the unit: a problem in which nothing takes time has a reward, too
+_FEATURES = 5  # features of an op
+_MIN_REWARD = 0.8  # of placements that are remembered
+_MAX_REMEMBERED = 8  # placements of a problem
+_MIN_COST = 1e-9  # in multiples of the unit, so that a cost of zero has a finite reward
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _Inputs:
     """Features of a problem, with ops in the order in which they are placed.
 
     Attributes:
@@ -41,9 +41,9 @@ class _Seen:
         features: ``float32[V, F]``.
         upstream: ``float32[V, V]``, as in :class:`Graphs`.
         downstream: ``float32[V, V]``.
-        devices: ``intp[D]``, devices that the network's outputs stand for: all, or the ones that compute the graph fastest.
+        devices: ``intp[D]``, devices of the network's outputs: all, or the ones that compute the graph fastest.
         feasible: ``bool[V, D]``.
-        rivals: ``bool[D, D]``, equal devices with lower numbers: a device stays empty as long as one of its rivals is.
+        rivals: ``bool[D, D]``, for each output the equal devices of earlier outputs, which must be used before it.
     """
 
     order: NDArray[np.intp]
@@ -57,7 +57,7 @@ class _Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """Outputs chosen at each step, ``intp[R, V]``, and the outputs that were allowed, ``bool[R, V, D]``."""
+    """The outputs chosen at each step, ``intp[R, V]``, and the allowed outputs, ``bool[R, V, D]``."""
 
     problems: Sequence[Problem]
     chosen: NDArray[np.intp]
@@ -67,24 +67,24 @@ class _Decisions:
 class StreamAllocationAgent:
     """The graph-aware encoder-decoder (Ni et al. 2020). An episode is one decision: a whole placement.
 
-    The reward is one over the cost in units: the relative throughput at the highest rate that could be hoped for. In training,
-    a placement that was good (reward above 0.8) is kept in a memory of its problem, and one episode of each problem in an
-    update repeats one of them; episodes explore by drawing placements at random.
+    The reward is one over the cost in units, which is the throughput relative to its upper bound. In training, good placements
+    (with a reward above 0.8) are remembered for each problem, and one episode of each problem in an update repeats one of them.
+    Some episodes explore by random placements.
 
-    Differs from the paper: an op is described by its compute, by the tensors that it sends and receives, and by its depth, in
-    multiples of the seconds that one request would take of each device if work were shared out evenly; of equal devices, only
-    the first empty one may be chosen, so that each placement is written in one way only; a device without room is barred, and a
-    placement that cannot be completed so is repaired; by default it learns by imitation of placements that simulated annealing
-    found.
+    Differs from the paper: the features of an op are its compute, the tensors that it sends and receives, and its depth, in
+    multiples of the seconds per request of each device if the work is shared evenly; of equal devices, only the first unused
+    one may be chosen, so that each placement is written in only one way; a device without room is not allowed, and a placement
+    that cannot be completed in this way is repaired; by default the agent imitates placements found by simulated annealing.
 
     Args:
-        devices: outputs of the network. Of more devices, the ones that compute the graph fastest are used; the rest stay empty.
-        width: of embeddings and of the decoder; even. 512 in the paper.
+        devices: number of outputs of the network. If a problem has more devices, the ones that compute the graph fastest are
+            used, and the others stay empty.
+        width: width of embeddings and of the decoder; even. 512 in the paper.
         encoder: ``graph``, or ``lstm`` for the ablation without graph encoding (B of Table 1).
-        upstream: whether the decoder sees the devices of the ops upstream (F2 of Table 1).
+        upstream: whether the decoder reads the devices of the ops upstream (F2 of Table 1).
 
     Raises:
-        UsageError: an argument out of its range.
+        UsageError: an argument is out of its range.
     """
 
     name: ClassVar[str] = "stream-allocation"
@@ -101,8 +101,8 @@ class StreamAllocationAgent:
         self.devices, self.width, self.encoder, self.upstream = devices, width, encoder, upstream
         self.network = self._network = Network(_FEATURES, devices, width, graph=encoder == "graph", upstream=upstream)
         self.explore = 0.0
-        self._seen: weakref.WeakKeyDictionary[Problem, _Seen] = weakref.WeakKeyDictionary()
-        self._taught: weakref.WeakKeyDictionary[Problem, NDArray[np.intp]] = weakref.WeakKeyDictionary()
+        self._inputs: weakref.WeakKeyDictionary[Problem, _Inputs] = weakref.WeakKeyDictionary()
+        self._targets: weakref.WeakKeyDictionary[Problem, NDArray[np.intp]] = weakref.WeakKeyDictionary()
         self._memory: dict[str, list[tuple[float, NDArray[np.intp]]]] = {}
 
     @property
@@ -113,9 +113,9 @@ class StreamAllocationAgent:
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of imitation of simulated annealing.
 
-        Differs from the paper, which learns by REINFORCE alone, with a graph an update and 100,800 updates (:meth:`reinforce`).
-        After imitation, REINFORCE makes the placement that the policy likes best a little better and the best of several
-        samples worse, as these differ less.
+        Differs from the paper, which uses only REINFORCE, with one graph per update and 100,800 updates (:meth:`reinforce`).
+        After imitation, REINFORCE makes the likeliest placement a little better, but the best of several samples worse, since
+        samples differ less.
         """
         return [
             Stage(
@@ -132,12 +132,12 @@ class StreamAllocationAgent:
 
     @staticmethod
     def reinforce(draw: Draw, *, updates: int = 1500, problems: int = 32) -> Stage:
-        """Return the paper's stage: up to four episodes of a graph, one from its memory, compared with their mean (Eq. 4).
+        """Return the paper's stage: four episodes per graph, one of them from its memory; their mean is the baseline (Eq. 4).
 
         Args:
-            draw: gives the problems.
-            updates: 100,800 in the paper.
-            problems: of an update, 1 in the paper.
+            draw: draws the problems.
+            updates: number of updates; 100,800 in the paper.
+            problems: problems per update; 1 in the paper.
         """
         return Stage(
             draw,
@@ -153,7 +153,7 @@ class StreamAllocationAgent:
         )
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Write a placement of each problem; several instances with one problem are several samples.
+        """Write a placement for each instance; several instances of one problem are several samples.
 
         Raises:
             InfeasibleError: the weights of a problem fit in no way that was found.
@@ -165,9 +165,9 @@ class StreamAllocationAgent:
                 forced = {int(row): None for row in np.flatnonzero(rng.random(len(problems)) < self.explore)}
             last = {problem: row for row, problem in enumerate(problems)}
             for problem, row in last.items():
-                kept = self._memory.get(problem.key)
-                if kept:
-                    forced[row] = kept[int(rng.integers(len(kept)))][1]
+                remembered = self._memory.get(problem.key)
+                if remembered:
+                    forced[row] = remembered[int(rng.integers(len(remembered)))][1]
         decisions = self._decide(problems, rng, forced)
         return Trajectory(np.ones((1, len(problems)), bool), [row[None] for row in self._placements(decisions)], decisions)
 
@@ -180,45 +180,45 @@ class StreamAllocationAgent:
         return rewards
 
     def score(self, trajectory: Trajectory) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Tensor, Tensor]]:
-        """Score whole placements: sums over their ops."""
+        """Score whole placements, by sums over their ops."""
         decisions: _Decisions = trajectory.decisions
         log, entropy = self._score(decisions)
         rows = np.arange(len(decisions.problems))
         yield np.zeros(len(rows), np.intp), rows, log, entropy
 
     def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
-        """Return minus the mean log-probability, per op, of placements that simulated annealing finds (``imitation``).
+        """Return the loss of ``imitation``: minus the mean log-probability, per op, of placements found by simulated annealing.
 
-        They are found once for each problem. Raises UsageError for another kind.
+        They are computed once for each problem. Raises UsageError for another kind.
         """
         if kind != "imitation":
             raise UsageError(f"The agent '{self.name}' has no training '{kind}'; it has 'imitation' and 'reinforce'.")
         problems = [instance.problem for instance in instances]
         for instance in instances:
-            if instance.problem not in self._taught:
+            if instance.problem not in self._targets:
                 found = Annealing(evaluations=10_000).place(instance.problem, instance.cost, seed=0, evaluations=None)
-                self._taught[instance.problem] = self._written(instance.problem, found)
-        forced = {row: self._taught[problem] for row, problem in enumerate(problems)}
+                self._targets[instance.problem] = self._outputs_of(instance.problem, found)
+        forced = {row: self._targets[problem] for row, problem in enumerate(problems)}
         log, _ = self._score(self._decide(problems, rng, forced, draw=False))
         return -(log / torch.tensor([float(len(problem)) for problem in problems])).mean()
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the placement whose devices are the likeliest one by one, ``int32[V]``. Raises InfeasibleError."""
+        """Return the placement in which each op gets the likeliest device in turn, ``int32[V]``. Raises InfeasibleError."""
         return self._placements(self._decide([problem], None, {}))[0]
 
     def memory(self) -> Mapping[str, Tensor]:
-        """Return the good placements of each problem, and their rewards."""
-        kept = {}
+        """Return the remembered placements of each problem, and their rewards."""
+        tensors = {}
         for key, placements in self._memory.items():
-            kept[f"{key}.chosen"] = torch.from_numpy(np.stack([chosen for _, chosen in placements]))
-            kept[f"{key}.reward"] = torch.tensor([reward for reward, _ in placements], dtype=torch.float64)
-        return kept
+            tensors[f"{key}.chosen"] = torch.from_numpy(np.stack([chosen for _, chosen in placements]))
+            tensors[f"{key}.reward"] = torch.tensor([reward for reward, _ in placements], dtype=torch.float64)
+        return tensors
 
     def meet(self, problem: Problem, placements: NDArray[np.int32], costs: NDArray[np.float64]) -> None:
-        """Remember placements that are good."""
+        """Remember the good ones of ``int32[S, V]`` placements with ``float64[S]`` costs."""
         for placement, cost in zip(placements, costs.tolist(), strict=True):
-            if cost < 1.0 / _GOOD:
-                self._remember(problem, self._written(problem, placement), 1.0 / max(cost, _MIN_COST))
+            if cost < 1.0 / _MIN_REWARD:
+                self._remember(problem, self._outputs_of(problem, placement), 1.0 / max(cost, _MIN_COST))
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`memory` returned."""
@@ -230,48 +230,48 @@ class StreamAllocationAgent:
                 self._memory[key] = list(zip(rewards.tolist(), chosen, strict=True))
 
     def _remember(self, problem: Problem, chosen: NDArray[np.intp], reward: float) -> None:
+        """Add a placement, given by its outputs, to the memory if it is good enough and new."""
         chosen = chosen[: len(problem)]
-        kept = self._memory.get(problem.key, [])
-        if not reward > _GOOD or any(np.array_equal(chosen, other) for _, other in kept):
+        remembered = self._memory.get(problem.key, [])
+        if not reward > _MIN_REWARD or any(np.array_equal(chosen, other) for _, other in remembered):
             return
-        best = sorted([*kept, (reward, chosen.copy())], key=lambda one: -one[0])
-        self._memory[problem.key] = best[:_KEPT]
+        best = sorted([*remembered, (reward, chosen.copy())], key=lambda pair: -pair[0])
+        self._memory[problem.key] = best[:_MAX_REMEMBERED]
 
-    def _written(self, problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return the outputs, ``intp[V]``, that write a placement; equal devices are numbered in the order of their first op.
+    def _outputs_of(self, problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return the outputs that write a placement, ``intp[V]``; equal devices are used in the order of their outputs.
 
-        An op on a device without an output, as other placers may leave it, is written as the first output.
+        An op on a device without an output, as other placers may place it, is written as the first output.
         """
-        seen = self._see(problem)
-        number = {int(device): output for output, device in enumerate(seen.devices)}
-        name: dict[int, int] = {}
+        inputs = self._inputs_of(problem)
+        output_of = {int(device): output for output, device in enumerate(inputs.devices)}
+        renamed: dict[int, int] = {}
         chosen = np.zeros(len(problem), np.intp)
-        for t, op in enumerate(seen.order.tolist()):
-            output = number.get(int(placement[op]), 0)
-            if output not in name:
-                family = [output, *np.flatnonzero(seen.rivals[output]), *np.flatnonzero(seen.rivals[:, output])]
-                name[output] = min(set(map(int, family)) - set(name.values()))
-            chosen[t] = name[output]
+        for t, op in enumerate(inputs.order.tolist()):
+            output = output_of.get(int(placement[op]), 0)
+            if output not in renamed:
+                equal = [output, *np.flatnonzero(inputs.rivals[output]), *np.flatnonzero(inputs.rivals[:, output])]
+                renamed[output] = min(set(map(int, equal)) - set(renamed.values()))
+            chosen[t] = renamed[output]
         return chosen
 
-    def _see(self, problem: Problem) -> _Seen:
-        known = self._seen.get(problem)
-        if known is None:
-            known = self._seen[problem] = _look_at(problem, self.devices)
-        return known
+    def _inputs_of(self, problem: Problem) -> _Inputs:
+        if problem not in self._inputs:
+            self._inputs[problem] = _compute_inputs(problem, self.devices)
+        return self._inputs[problem]
 
     def _encode(self, problems: Sequence[Problem]) -> Encoded:
-        """Encode each different problem once; return a row for each element of ``problems``."""
+        """Encode each distinct problem once; return a row for each element of ``problems``."""
         number = {problem: p for p, problem in enumerate(dict.fromkeys(problems))}
         ops = max(map(len, number))
         features = torch.zeros(len(number), ops, _FEATURES)
         upstream, downstream = torch.zeros(len(number), ops, ops), torch.zeros(len(number), ops, ops)
         lengths = torch.tensor([len(problem) for problem in number])
         for problem, p in number.items():
-            seen, size = self._see(problem), len(problem)
-            features[p, :size] = torch.from_numpy(seen.features)
-            upstream[p, :size, :size] = torch.from_numpy(seen.upstream)
-            downstream[p, :size, :size] = torch.from_numpy(seen.downstream)
+            inputs, size = self._inputs_of(problem), len(problem)
+            features[p, :size] = torch.from_numpy(inputs.features)
+            upstream[p, :size, :size] = torch.from_numpy(inputs.upstream)
+            downstream[p, :size, :size] = torch.from_numpy(inputs.downstream)
         graphs = Graphs(features, upstream, downstream, torch.arange(ops) >= lengths[:, None], lengths)
         return self._network.encode(graphs).rows(torch.tensor([number[problem] for problem in problems]))
 
@@ -291,43 +291,43 @@ class StreamAllocationAgent:
         *,
         draw: bool = True,
     ) -> _Decisions:
-        """Write placements.
+        """Write a placement for each row.
 
         Args:
-            problems: one for each row.
-            rng: generator to draw from; None to take the likeliest outputs.
-            forced: outputs of rows that are given, by row; None for a row that is drawn at random.
-            draw: False if all rows are given.
+            problems: the problem of each row.
+            rng: random generator; None for the likeliest outputs.
+            forced: outputs of rows whose placement is given; None for a row whose outputs are drawn uniformly.
+            draw: False if the placements of all rows are given.
         """
-        seen = [self._see(problem) for problem in problems]
         rows, ops, width = np.arange(len(problems)), max(map(len, problems)), self.devices
         feasible, weight = np.ones((len(rows), ops, width), bool), np.zeros((len(rows), ops))
         rivals, room = np.zeros((len(rows), width, width), bool), np.zeros((len(rows), width))
         chosen = np.zeros((len(rows), ops), np.intp)
-        for row, (problem, one) in enumerate(zip(problems, seen, strict=True)):
-            size, devices = len(problem), len(one.devices)
+        for row, problem in enumerate(problems):
+            inputs = self._inputs_of(problem)
+            size, devices = len(problem), len(inputs.devices)
             feasible[row, :size] = False
-            feasible[row, :size, :devices] = one.feasible
-            weight[row, :size] = problem.param_bytes[one.order]
-            rivals[row, :devices, :devices] = one.rivals
-            room[row, :devices] = problem.memory[one.devices]
-        random = [row for row, how in forced.items() if how is None]
-        written = {row: how for row, how in forced.items() if how is not None}
-        given = list(written)
-        for row, how in written.items():
-            chosen[row, : len(problems[row])] = how
+            feasible[row, :size, :devices] = inputs.feasible
+            weight[row, :size] = problem.param_bytes[inputs.order]
+            rivals[row, :devices, :devices] = inputs.rivals
+            room[row, :devices] = problem.memory[inputs.devices]
+        uniform = [row for row, outputs in forced.items() if outputs is None]
+        given = [row for row, outputs in forced.items() if outputs is not None]
+        for row, outputs in forced.items():
+            if outputs is not None:
+                chosen[row, : len(problems[row])] = outputs
         allowed = np.zeros((len(rows), ops, width), bool)
         used = np.zeros((len(rows), width), bool)
         encoded = self._encode(problems) if draw else None
         state = encoded.state if encoded else None
         for t in range(ops):
             first = feasible[:, t] & ~(rivals & ~used[:, None, :]).any(axis=2)
-            roomy = first & (weight[:, t, None] <= room)
-            allowed[:, t] = np.where(roomy.any(axis=1, keepdims=True), roomy, first)
+            with_room = first & (weight[:, t, None] <= room)
+            allowed[:, t] = np.where(with_room.any(axis=1, keepdims=True), with_room, first)
             allowed[given, t, chosen[given, t]] = True
             if encoded is not None and state is not None:
                 logits, state = self._network.step(encoded, t, torch.from_numpy(chosen), state)
-                logits[random] = 0.0
+                logits[uniform] = 0.0
                 if rng is None:
                     choice = log_probabilities(logits, allowed[:, t]).numpy().argmax(axis=1)
                 else:
@@ -339,15 +339,17 @@ class StreamAllocationAgent:
         return _Decisions(problems, chosen, allowed)
 
     def _placements(self, decisions: _Decisions) -> list[NDArray[np.int32]]:
+        """Return the decided placements, repaired where weights do not fit."""
         placements = []
         for problem, chosen in zip(decisions.problems, decisions.chosen, strict=True):
-            seen, placement = self._see(problem), np.empty(len(problem), np.int32)
-            placement[seen.order] = seen.devices[np.minimum(chosen[: len(problem)], len(seen.devices) - 1)]
+            inputs, placement = self._inputs_of(problem), np.empty(len(problem), np.int32)
+            placement[inputs.order] = inputs.devices[np.minimum(chosen[: len(problem)], len(inputs.devices) - 1)]
             placements.append(placement if fits(problem, placement) else repair(problem, placement))
         return placements
 
 
-def _look_at(problem: Problem, most: int) -> _Seen:
+def _compute_inputs(problem: Problem, max_devices: int) -> _Inputs:
+    """Compute the features of a problem for a network with ``max_devices`` outputs."""
     ops, work = len(problem), mean_compute(problem)
     tail, head = problem.edges.T
     depth = np.zeros(ops, np.int64)
@@ -357,29 +359,29 @@ def _look_at(problem: Problem, most: int) -> _Seen:
     order = np.argsort(depth, kind="stable")
     step = np.empty(ops, np.intp)
     step[order] = np.arange(ops)
-    missing = (~problem.feasible).sum(axis=0)
-    fast = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), missing))[:most]
-    devices = np.sort(fast)
-    off = ~np.eye(problem.devices, dtype=bool)
-    latency, pace = (0.0, 0.0) if not off.any() else (problem.latency[off].mean(), (1.0 / problem.bandwidth[off]).mean())
-    moving = latency + problem.edge_bytes * pace
+    infeasible = (~problem.feasible).sum(axis=0)
+    fastest = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), infeasible))[:max_devices]
+    devices = np.sort(fastest)
+    links = ~np.eye(problem.devices, dtype=bool)
+    latency, pace = (problem.latency[links].mean(), (1.0 / problem.bandwidth[links]).mean()) if links.any() else (0.0, 0.0)
+    transfer = latency + problem.edge_bytes * pace
     share = max(float(work.sum()) / len(devices), float(work.max())) or 1.0
     features = np.zeros((ops, _FEATURES))
     features[step, 0] = work / share
-    features[step, 1] = np.bincount(tail, moving, ops) / share
-    features[step, 2] = np.bincount(head, moving, ops) / share
-    widest = np.zeros(ops)
-    np.maximum.at(widest, tail, moving)
-    features[step, 3] = widest / share
+    features[step, 1] = np.bincount(tail, transfer, ops) / share
+    features[step, 2] = np.bincount(head, transfer, ops) / share
+    longest = np.zeros(ops)
+    np.maximum.at(longest, tail, transfer)
+    features[step, 3] = longest / share
     features[step, 4] = depth / max(1, depth.max())
     features[:, :4] = np.log1p(4.0 * features[:, :4])
     upstream = np.zeros((ops, ops), np.float32)
     upstream[step[head], step[tail]] = 1.0
     downstream = upstream.T.copy()
     feasible = problem.feasible[order][:, devices]
-    family = alike(problem)[devices]
-    rivals = np.tril(family[:, None] == family[None, :], -1)
-    return _Seen(
+    classes = alike(problem)[devices]
+    rivals = np.tril(classes[:, None] == classes[None, :], -1)
+    return _Inputs(
         order,
         features.astype(np.float32),
         upstream / np.maximum(1.0, upstream.sum(axis=1, keepdims=True)),

@@ -12,7 +12,7 @@ from placeit.learning.agents.attention import AttentionDecoder, State
 
 __all__ = ["Encoded", "Graphs", "Network"]
 
-_HOPS = 2  # K
+_HOPS = 2  # steps of the graph encoder, K in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +21,10 @@ class Graphs:
 
     Attributes:
         features: ``[P, V, F]``.
-        upstream: ``[P, V, V]``; row ``v`` has the weights of the mean over the ops directly upstream of ``v``.
-        downstream: ``[P, V, V]``; row ``v`` has the weights of the mean over the ops directly downstream of ``v``.
-        absent: ``bool[P, V]``, where there is padding.
-        lengths: ``int64[P]``.
+        upstream: ``[P, V, V]``; row ``v`` holds the weights of the mean over the ops directly upstream of ``v``.
+        downstream: ``[P, V, V]``; row ``v`` holds the weights of the mean over the ops directly downstream of ``v``.
+        absent: ``bool[P, V]``, True for padding.
+        lengths: ``int64[P]``, number of ops.
     """
 
     features: Tensor
@@ -36,7 +36,14 @@ class Graphs:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Inputs of the decoder: encoded ops ``[R, V, H]``, first state, ``upstream`` of :class:`Graphs` ``[R, V, V]``, padding."""
+    """Inputs of the decoder.
+
+    Attributes:
+        ops: ``[R, V, H]``, encoded ops.
+        state: first state.
+        upstream: ``[R, V, V]``, as in :class:`Graphs`.
+        absent: ``bool[R, V]``, True for padding.
+    """
 
     ops: Tensor
     state: State
@@ -51,15 +58,15 @@ class Encoded:
 class Network(AttentionDecoder):
     """Encoder and decoder (section 3).
 
-    With a graph encoder, each op has one embedding of the ops upstream of it and one of the ops downstream. Each of two steps
-    takes the mean over the neighbours (Eq. 1), with weights that both directions share; both embeddings are concatenated. A
-    layer and a maximum over the ops make the graph's embedding, from which the decoder starts. Without a graph encoder, a
-    bidirectional LSTM reads the ops, as in HDP.
+    The graph encoder computes an embedding of the ops upstream of each op and an embedding of the ops downstream, and
+    concatenates the two. Each of its two steps uses the mean over the neighbours (Eq. 1), with weights that both directions
+    share. A linear layer and the maximum over the ops give the embedding of the graph, from which the decoder starts. Without a
+    graph encoder, a bidirectional LSTM reads the ops, as in HDP.
 
     Args:
-        inputs: features of an op.
-        devices: outputs.
-        width: of embeddings and of the decoder; even.
+        inputs: number of features of an op.
+        devices: number of outputs.
+        width: width of embeddings and of the decoder; even.
         graph: whether the encoder is the graph encoder (F1 of Table 1).
         upstream: whether the decoder reads the mean embedding of the devices of the ops upstream (F2).
     """
@@ -79,34 +86,35 @@ class Network(AttentionDecoder):
     def encode(self, graphs: Graphs) -> Encoded:
         """Return the decoder's inputs for each graph."""
         if self._graph:
-            views = []
-            for shares in (graphs.upstream, graphs.downstream):
-                view = graphs.features
+            embeddings = []
+            for weights in (graphs.upstream, graphs.downstream):
+                embedding = graphs.features
                 for gather, update in zip(self.gather, self.update, strict=True):
-                    view = torch.tanh(update(torch.cat([view, shares @ torch.tanh(gather(view))], dim=2)))
-                views.append(view)
-            ops = torch.cat(views, dim=2).masked_fill(graphs.absent[..., None], 0.0)
-            whole = self.whole(ops).masked_fill(graphs.absent[..., None], -torch.inf).amax(dim=1)[None]
-            return Encoded(ops, (torch.tanh(whole), whole), graphs.upstream, graphs.absent)
+                    neighbours = weights @ torch.tanh(gather(embedding))
+                    embedding = torch.tanh(update(torch.cat([embedding, neighbours], dim=2)))
+                embeddings.append(embedding)
+            ops = torch.cat(embeddings, dim=2).masked_fill(graphs.absent[..., None], 0.0)
+            graph = self.whole(ops).masked_fill(graphs.absent[..., None], -torch.inf).amax(dim=1)[None]
+            return Encoded(ops, (torch.tanh(graph), graph), graphs.upstream, graphs.absent)
         packed = pack_padded_sequence(graphs.features, graphs.lengths, batch_first=True, enforce_sorted=False)
-        outputs, last = self.encoder(packed)
+        outputs, final = self.encoder(packed)
         ops, _ = pad_packed_sequence(outputs, batch_first=True, total_length=graphs.features.shape[1])
-        hidden, cell = (torch.cat([one[0], one[1]], dim=1)[None] for one in last)
+        hidden, cell = (torch.cat([state[0], state[1]], dim=1)[None] for state in final)
         return Encoded(ops, (hidden, cell), graphs.upstream, graphs.absent)
 
     def step(self, encoded: Encoded, t: int, chosen: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return ``[R, D]`` logits of step ``t``, given ``int64[R, V]`` devices of the steps before, and the state after it."""
-        known = encoded.ops[:, t : t + 1]
+        """Return ``[R, D]`` logits of step ``t`` and the state after it; ``chosen`` holds the devices of earlier steps."""
+        current = encoded.ops[:, t : t + 1]
         if self._upstream:
-            known = torch.cat([known, encoded.upstream[:, t : t + 1, :t] @ self.device(chosen[:, :t])], dim=2)
-        before = chosen[:, t - 1 : t] if t else torch.full_like(chosen[:, :1], self.logits.out_features)
-        logits, state = self.decode(known, encoded.ops, encoded.absent, before, state)
+            current = torch.cat([current, encoded.upstream[:, t : t + 1, :t] @ self.device(chosen[:, :t])], dim=2)
+        previous = chosen[:, t - 1 : t] if t else torch.full_like(chosen[:, :1], self.logits.out_features)
+        logits, state = self.decode(current, encoded.ops, encoded.absent, previous, state)
         return logits[:, 0], state
 
     def steps(self, encoded: Encoded, chosen: Tensor) -> Tensor:
-        """Return ``[R, V, D]`` logits of all steps, given the ``int64[R, V]`` devices that were chosen."""
-        known = encoded.ops
+        """Return ``[R, V, D]`` logits of all steps, given the chosen devices ``int64[R, V]``."""
+        current = encoded.ops
         if self._upstream:
-            known = torch.cat([known, encoded.upstream @ self.device(chosen)], dim=2)
-        before = torch.cat([torch.full_like(chosen[:, :1], self.logits.out_features), chosen[:, :-1]], dim=1)
-        return self.decode(known, encoded.ops, encoded.absent, before, encoded.state)[0]
+            current = torch.cat([current, encoded.upstream @ self.device(chosen)], dim=2)
+        previous = torch.cat([torch.full_like(chosen[:, :1], self.logits.out_features), chosen[:, :-1]], dim=1)
+        return self.decode(current, encoded.ops, encoded.absent, previous, encoded.state)[0]
