@@ -56,7 +56,7 @@ def ask(
             again, and with None all of them do.
 
     Raises:
-        PlacementError: the placement is not valid, there is none in time, or the placer failed with an error that is not
+        PlacementError: the placement is not valid, it is not there in time, or the placer failed with an error that is not
             placeit's.
         PlaceitError: the placer raised another error of placeit.
         KeyboardInterrupt: the placer, or the wait for it, was interrupted.

@@ -107,7 +107,7 @@ def changing(seed: int, sizes: Sizes) -> list[list[Problem]]:
         random_task_graph(draw_parameters(TaskGraphParameters, GRAPH_CHOICES, rng), rng, max_tasks=sizes.max_tasks)
         for _ in range(sizes.churn_graphs)
     ]
-    networks = islice(churn(first, rng, fewest=16), sizes.churn_changes + 1)
+    networks = islice(churn(first, rng, min_devices=16), sizes.churn_changes + 1)
     return [[problem_of(graph, network) for graph in graphs] for network in networks]
 
 

@@ -1,4 +1,4 @@
-"""Workloads of papers: generated task graphs and device networks, case studies, and tensor programs.
+"""Workloads from papers: generated task graphs and device networks, case studies, and tensor programs.
 
 Read :mod:`~placeit.learning.workloads.registry` first: it names the data sets.
 """

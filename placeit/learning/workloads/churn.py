@@ -15,56 +15,57 @@ __all__ = ["carry_placement", "churn"]
 
 
 def churn(
-    network: DeviceNetwork, rng: np.random.Generator, *, fewest: int = 16, capacity: float = 0.5
+    network: DeviceNetwork, rng: np.random.Generator, *, min_devices: int = 16, capacity: float = 0.5
 ) -> Iterator[DeviceNetwork]:
-    """Yield a device network and its changed versions, without end.
+    """Yield a device network, and then an endless sequence of changed versions of it.
 
-    Each network has a new number of devices, drawn uniformly from ``fewest`` to the first network's number. If the number
+    Each network has a new number of devices, drawn uniformly from ``min_devices`` to the first network's number. If the number
     falls, random devices are lost; if it rises, the devices lost first are replaced. Devices keep their names; the replacement
-    of ``device3`` is ``device3.1``, and its replacement is ``device3.2``. A replacement has the hardware of the device it
-    replaces at a lower capacity: the speed and the bandwidth of its links are multiplied by ``capacity``, and the delays of its
-    links are divided by it. The last device with some type of hardware is never lost, so each task can run somewhere at any
-    time.
+    of ``device3`` is ``device3.1``, and its replacement is ``device3.2``. A replacement has the hardware types of the device
+    that it replaces, at a lower capacity: its speed and the bandwidth of its links are multiplied by ``capacity``, and the
+    delays of its links are divided by it. The last device with a type of hardware is never lost, so that each task can always
+    run on some device.
 
-    Differs from the paper, which gives 16 to 20 devices but neither the pace nor the capacities.
+    Differs from the paper, which gives 16 to 20 devices but neither the pace of changes nor the capacities.
 
     Args:
         network: the first network; the paper's has 20 devices.
         rng: random generator.
-        fewest: least number of devices, more than there are types of hardware.
+        min_devices: minimum number of devices, above the number of types of hardware.
         capacity: capacity of a replacement, as a share of the replaced device's; above 0, at most 1.
 
     Raises:
-        UsageError: ``fewest`` or ``capacity`` is out of its range.
+        UsageError: ``min_devices`` or ``capacity`` is out of its range.
     """
-    most, types = len(network), network.supports.shape[1]
-    if not types < fewest < most:
+    count, types = len(network), network.supports.shape[1]
+    if not types < min_devices < count:
         raise UsageError(
-            f"A network of {most} devices with {types} types of hardware cannot shrink to {fewest} devices: 'fewest' must be "
-            "above the number of types and below the number of devices. Start with more devices, or with fewer types."
+            f"A network of {count} devices with {types} types of hardware cannot shrink to {min_devices} devices: "
+            "'min_devices' must be above the number of types and below the number of devices. Start with more devices, or with "
+            "fewer types."
         )
     if not 0 < capacity <= 1:
         raise UsageError(f"The capacity of replacements is {capacity}; it must be above 0 and at most 1.")
-    return _churn(network, rng, fewest, capacity)
+    return _churn(network, rng, min_devices, capacity)
 
 
-def _churn(network: DeviceNetwork, rng: np.random.Generator, fewest: int, capacity: float) -> Iterator[DeviceNetwork]:
-    most = len(network)
-    # a place holds a device and then its replacements; the place of a lost device is empty until it is replaced
-    slots = np.arange(most)
-    generation = np.zeros(most, np.int64)
+def _churn(network: DeviceNetwork, rng: np.random.Generator, min_devices: int, capacity: float) -> Iterator[DeviceNetwork]:
+    count = len(network)
+    # a slot holds a device and then its replacements; the slot of a lost device is empty until the device is replaced
+    slots = np.arange(count)
+    generation = np.zeros(count, np.int64)
     lost: list[int] = []
-    present = np.ones(most, bool)
+    present = np.ones(count, bool)
     yield network
     while True:
-        now = most - len(lost)
-        wanted = int(rng.choice([n for n in range(fewest, most + 1) if n != now]))
-        for _ in range(now - wanted):
-            spare = present & ~(network.supports & (network.supports[present].sum(axis=0) == 1)).any(axis=1)
-            slot = int(rng.choice(slots[spare]))
+        current = count - len(lost)
+        target = int(rng.choice([n for n in range(min_devices, count + 1) if n != current]))
+        for _ in range(current - target):
+            removable = present & ~(network.supports & (network.supports[present].sum(axis=0) == 1)).any(axis=1)
+            slot = int(rng.choice(slots[removable]))
             present[slot] = False
             lost.append(slot)
-        for _ in range(wanted - now):
+        for _ in range(target - current):
             slot = lost.pop(0)
             present[slot] = True
             generation[slot] += 1
@@ -72,18 +73,18 @@ def _churn(network: DeviceNetwork, rng: np.random.Generator, fewest: int, capaci
 
 
 def _slowed(network: DeviceNetwork, slots: NDArray[np.int64], generation: NDArray[np.int64], capacity: float) -> DeviceNetwork:
-    """Return the devices in the given places, slowed once per replacement; a link is slowed for both of its ends."""
+    """Return the devices in the given slots, slowed once per replacement; a link is slowed for both of its ends."""
     share = capacity**generation
     pair = share[:, None] * share[None, :]
-    here = np.ix_(slots, slots)
+    links = np.ix_(slots, slots)
     return DeviceNetwork(
         speed=network.speed[slots] * share,
-        bandwidth=network.bandwidth[here] * pair,
-        delay=network.delay[here] / pair,
+        bandwidth=network.bandwidth[links] * pair,
+        delay=network.delay[links] / pair,
         supports=network.supports[slots],
         names=tuple(
-            f"{network.names[slot]}.{times}" if times else network.names[slot]
-            for slot, times in zip(slots.tolist(), generation.tolist(), strict=True)
+            f"{network.names[slot]}.{number}" if number else network.names[slot]
+            for slot, number in zip(slots.tolist(), generation.tolist(), strict=True)
         ),
     )
 
@@ -91,15 +92,15 @@ def _slowed(network: DeviceNetwork, slots: NDArray[np.int64], generation: NDArra
 def carry_placement(
     placement: NDArray[np.int32], before: Problem, after: Problem, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Return the placement for a changed network: ops stay on their devices, by name.
+    """Transfer a placement to a changed problem: ops stay on the devices of the same name.
 
-    An op goes to a random device that can run it if its device is gone or can no longer run it, or if the op is new. Memory is
-    not checked; ``placeit.placers.feasibility.repair`` does that.
+    An op is placed on a random device that can run it if its device is lost or can no longer run it, or if the op is new.
+    Memory is not checked; see :func:`placeit.placers.feasibility.repair`.
 
     Args:
-        placement: ``int32[V]``, of ``before``.
+        placement: ``int32[V]``, placement of ``before``.
         before: the problem that was placed.
-        after: the problem to place, ``W`` ops.
+        after: the problem to place, with ``W`` ops.
         rng: random generator.
 
     Returns:

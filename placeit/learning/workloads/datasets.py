@@ -1,4 +1,4 @@
-"""GiPH's sets of placement problems for training and testing, and an endless stream of random problems."""
+"""GiPH's data sets of placement problems for training and testing, and an endless stream of random problems."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def draw_problem(
         rng: random generator.
         graphs: values of :class:`TaskGraphParameters`.
         networks: values of :class:`DeviceNetworkParameters`.
-        max_tasks: most tasks, at least 3; None for no limit. A curriculum raises it from draw to draw.
+        max_tasks: maximum number of tasks, at least 3; None for no limit. A curriculum raises it from draw to draw.
 
     Raises:
-        UsageError: a parameter that does not exist, has no values or is out of range.
-        ProblemError: graphs with more types of hardware than networks.
+        UsageError: a parameter does not exist, has no values, or is out of its range.
+        ProblemError: graphs have more types of hardware than networks.
     """
     return _draw_case(rng, graphs, networks, max_tasks).problem
 
@@ -111,7 +111,7 @@ def random_problem_stream(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Problem]:
-    """Yield problems without end, each with a new graph and network; see :func:`draw_problem`."""
+    """Yield an endless sequence of problems, each with a new graph and network; see :func:`draw_problem`."""
     return (case.problem for case in random_cases(seed, graphs=graphs, networks=networks, max_tasks=max_tasks))
 
 
@@ -122,7 +122,7 @@ def random_cases(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate the problems of :func:`random_problem_stream` with the parameters drawn for them."""
+    """Yield the problems of :func:`random_problem_stream` with the parameters drawn for them."""
     rng = _rng(seed, "random")
     while True:
         yield _draw_case(rng, graphs, networks, max_tasks)
@@ -135,20 +135,20 @@ def churn_cases(
     networks: Choices = CHURN_NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate the problems of placing one random task graph on a network that changes, without end.
+    """Yield an endless sequence of problems: one random task graph on a network that changes.
 
-    See :func:`placeit.learning.workloads.churn.churn`; the network has up to four devices fewer than at first.
+    See :func:`placeit.learning.workloads.churn.churn`. The network loses up to four of its devices.
     """
     graph, graph_parameters = _draw_graph(_rng(seed, "churn", "graph"), graphs, max_tasks)
     first, network_parameters = _draw_network(_rng(seed, "churn", "network"), networks)
-    for network in churn(first, _rng(seed, "churn", "changes"), fewest=len(first) - 4):
+    for network in churn(first, _rng(seed, "churn", "changes"), min_devices=len(first) - 4):
         yield Case(problem_of(graph, network), {"graph": graph_parameters, "first_network": network_parameters})
 
 
 _SIZES: Mapping[DatasetKind, int] = {"single": 150, "multi": 500, "recurrent": 150, "sensor-fusion": 450}
-_POOL_NETWORKS, _POOL_GRAPHS = 10, 120
-_CELLS, _STEPS, _BATCH, _GROUPS = 10, (20, 30), (80, 150), 40
-_HALF_TIME_S = 1800.0
+_POOL_NETWORKS, _POOL_GRAPHS = 10, 120  # of ``multi``
+_CELLS, _STEPS, _BATCH, _GROUPS = 10, (20, 30), (80, 150), 40  # of ``recurrent``
+_HALF_TIME_S = 1800.0  # end of the training part of ``sensor-fusion``
 
 
 def giph_dataset(
@@ -163,28 +163,29 @@ def giph_dataset(
 ) -> tuple[list[Problem], list[Problem]]:
     """Generate the problems that GiPH trains and tests on (its section 5).
 
-    - ``single``: one device network, 150 task graphs to train and 150 others to test.
-    - ``multi``: 500 pairs out of 10 device networks and 120 task graphs to train, and as many out of other networks and graphs
-      to test.
-    - ``recurrent``: ten recurrent cell designs (:mod:`placeit.learning.workloads.recurrent`), each unrolled 20 to 30 times for
-      batches of 80 to 150, 30 times over, and merged into 40 groups, each of which requires some type of hardware, drawn as for
-      random graphs; on one network of 8 devices; half of them to train and half to test.
-    - ``sensor-fusion``: 450 cases out of the first half of an hour's traffic to train and as many out of the second half to
-      test (:mod:`placeit.learning.workloads.sensor_fusion`).
+    - ``single``: one device network, with 150 task graphs for training and 150 others for testing.
+    - ``multi``: 500 pairs of 10 device networks and 120 task graphs for training, and 500 pairs of other networks and graphs
+      for testing.
+    - ``recurrent``: ten recurrent cell designs (:mod:`placeit.learning.workloads.recurrent`), with 30 graphs each, on one
+      network of 8 devices. A graph is the cell, unrolled 20 to 30 times for a batch of 80 to 150, and merged into 40 groups,
+      each of which requires a type of hardware, drawn as for random graphs. Half of the graphs are for training and half for
+      testing.
+    - ``sensor-fusion``: 450 cases of the first half hour of traffic for training, and 450 of the second half hour for testing
+      (:mod:`placeit.learning.workloads.sensor_fusion`).
 
     Differs from the paper, which does not say how its 500 pairs are divided.
 
     Args:
-        kind: which problems.
-        seed: the same seed gives the same problems; more problems begin with the fewer.
-        train: how many to train on; None for the paper's number.
-        test: how many to test on; None for the paper's number.
+        kind: name of the data set.
+        seed: seed of all random draws. The same seed gives the same problems, whatever their number.
+        train: number of problems for training; None for the paper's number.
+        test: number of problems for testing; None for the paper's number.
         graphs: values of :class:`TaskGraphParameters`, for ``single`` and ``multi``.
         networks: values of :class:`DeviceNetworkParameters`, for ``single`` and ``multi``.
-        max_tasks: most tasks of a graph, for ``single`` and ``multi``; None for no limit.
+        max_tasks: maximum number of tasks of a graph, for ``single`` and ``multi``; None for no limit.
 
     Raises:
-        UsageError: no such kind, more problems than there are, or parameters that are wrong.
+        UsageError: the data set does not exist or has too few problems, or a parameter is not valid.
     """
 
     def problems(split: Split, size: int | None) -> list[Problem]:
@@ -203,12 +204,12 @@ def cases(
     networks: Choices = NETWORK_CHOICES,
     max_tasks: int | None = MAX_TASKS,
 ) -> Iterator[Case]:
-    """Generate the problems of :func:`giph_dataset` one by one, with their parameters.
+    """Yield the problems of :func:`giph_dataset` with their parameters.
 
-    There is no end to ``single``; the others end when no pair, no size of a cell or no moment is left.
+    ``single`` is endless; the others end when no pair, no size of a cell or no moment is left.
 
     Raises:
-        UsageError: no such kind or split, or parameters that are wrong.
+        UsageError: the data set or the split does not exist, or a parameter is not valid.
     """
     if kind not in get_args(DatasetKind):
         raise UsageError(f"There is no dataset '{kind}'; there are {', '.join(get_args(DatasetKind))}.")
@@ -252,9 +253,9 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
     rng = _rng(seed, "recurrent", "cells")
     cells = [random_recurrent_cell(rng) for _ in range(_CELLS)]
     sizes = np.stack(np.meshgrid(np.arange(_STEPS[0], _STEPS[1] + 1), np.arange(_BATCH[0], _BATCH[1] + 1)), -1).reshape(-1, 2)
-    ways = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # each size of a cell is in one of the two parts only
-    for i in range(_CELLS * min(map(len, ways))):
-        steps, batch = ways[i % _CELLS][i // _CELLS].tolist()
+    cell_sizes = [rng.permutation(sizes)[split == "test" :: 2] for _ in cells]  # each size of a cell is in only one part
+    for i in range(_CELLS * min(map(len, cell_sizes))):
+        steps, batch = cell_sizes[i % _CELLS][i // _CELLS].tolist()
         cell, rng = cells[i % _CELLS], _rng(seed, "recurrent", split, i)
         graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), _GROUPS)
         graph = replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
@@ -273,9 +274,9 @@ def _sensor_fusion(split: Split, seed: int) -> Iterator[Case]:
 
 
 def sensor_fusion_cases(split: Split, seed: int = 0) -> Iterator[SensorFusionCase]:
-    """Generate the cases of the dataset ``sensor-fusion`` one by one, with their relocation costs, in random order.
+    """Yield the cases of the data set ``sensor-fusion`` with their relocation costs, in random order.
 
-    They end when every moment of that half of the trace has been used, after about 5000.
+    There are about 5000, one for each moment of that half of the trace.
     """
     scene = random_scene(_rng(seed, "sensor-fusion", "scene"))
     sightings = sensor_fusion_trace(scene, _rng(seed, "sensor-fusion", "traffic"))
@@ -301,7 +302,7 @@ def _draw_network(rng: np.random.Generator, choices: Choices) -> tuple[DeviceNet
 
 
 def _rng(seed: int, *key: str | int) -> np.random.Generator:
-    """Return a generator for one purpose; its numbers do not depend on what is drawn for other purposes."""
+    """Return a generator for one purpose, independent of the draws for other purposes."""
     if seed < 0:
         raise UsageError(f"The seed {seed} is negative; workloads are generated from seeds of at least 0.")
     words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]

@@ -85,8 +85,7 @@ class DeviceNetworkParameters:
         if self.feasible_devices is None:
             return self.support
         low, high = 0.0, 1.0
-        # m p devices have the hardware, or one device if no other has: m p + (1 - p)^m on average, which grows with p from 1 to
-        # m
+        # m p devices have the hardware, or one if none would: m p + (1 - p)^m on average, which grows with p from 1 to m
         for _ in range(60):
             p = (low + high) / 2
             if self.devices * p + (1 - p) ** self.devices < self.feasible_devices:
@@ -99,8 +98,8 @@ class DeviceNetworkParameters:
 def random_device_network(parameters: DeviceNetworkParameters, rng: np.random.Generator) -> DeviceNetwork:
     """Draw a device network (GiPH, Appendix B.2).
 
-    Both directions of a link are equal. A type of hardware that no device has is given to one random device, so each task of
-    any graph with at most that number of types can run somewhere.
+    Both directions of a link are equal. A type of hardware that no device has is given to a random device, so that every task
+    of a graph with at most this number of types can run on some device.
     """
     count = parameters.devices
     pairs = np.triu_indices(count, 1)
@@ -114,8 +113,8 @@ def random_device_network(parameters: DeviceNetworkParameters, rng: np.random.Ge
     low, high = 1 - parameters.speed_heterogeneity, 1 + parameters.speed_heterogeneity
     supports = rng.random((count, parameters.hardware_types)) < parameters.support_probability
     chosen = rng.integers(count, size=parameters.hardware_types)
-    nobody = np.flatnonzero(~supports.any(axis=0))
-    supports[chosen[nobody], nobody] = True
+    missing = np.flatnonzero(~supports.any(axis=0))
+    supports[chosen[missing], missing] = True
     return DeviceNetwork(
         speed=parameters.mean_speed * rng.uniform(low, high, count),
         bandwidth=bandwidth,
@@ -131,7 +130,7 @@ def problem_of(graph: TaskGraph, network: DeviceNetwork) -> Problem:
     A task takes C_i / SP_k seconds, ``inf`` where its hardware is missing; data takes DL_kl + B_ij / BW_kl seconds.
 
     Raises:
-        ProblemError: a task requires a type of hardware with a number that the network does not have.
+        ProblemError: a task requires a type of hardware whose number the network does not have.
         InfeasibleError: no device has the hardware that some task requires.
     """
     types = network.supports.shape[1]

@@ -31,18 +31,19 @@ _WIDE_GRAPHS: Choices = MappingProxyType(
 _WIDE_NETWORKS: Choices = MappingProxyType(
     {**NETWORK_CHOICES, "devices": (2, 3, 4, 8), "speed_heterogeneity": (0.0, 0.4, 0.8), "support": (0.8, 1.0)}
 )
-_SENSOR_FUSION = 500
+_SENSOR_FUSION = 500  # cases of the data set ``sensor-fusion`` from which problems are drawn
 
 
 def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
-    """Draw a problem: half are GiPH's random problems, a quarter have few devices that run nearly every op.
+    """Draw a problem of a random kind.
 
-    An eighth are recurrent-cell graphs on a random network each, and an eighth are moments of the first half hour of the
-    sensor-fusion case (seed 0). So a policy that learned from these knows the scene of seed 0, also in its second half hour.
+    Half of the problems are GiPH's random problems, and a quarter have few devices that can run nearly every op. An eighth are
+    recurrent-cell graphs, each on a random network, and an eighth are cases of the training part of ``sensor-fusion`` (seed 0).
+    So a policy that is trained on these problems knows the scene of seed 0, from which the test part is also drawn.
 
     Args:
         rng: random generator.
-        max_tasks: most tasks of the random problems, at least 3.
+        max_tasks: maximum number of tasks of the random problems, at least 3.
     """
     kind = rng.random()
     if kind < 0.5:

@@ -1,4 +1,4 @@
-"""Positions of vehicles on a grid of streets over time, in place of GiPH's traffic simulator (section 5.3)."""
+"""A traffic simulation on a grid of streets, in place of the simulator that GiPH uses (section 5.3)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 __all__ = ["Sighting", "grid_points", "traffic"]
 
-_TURNS = (0.5, 0.25, 0.25)  # straight on, left, right
-_RED, _LONGEST_RED_S = 0.5, 30.0
-_QUEUE_M = (5.0, 50.0)
-_SPEEDS = (8.0, 14.0)
+_TURNS = (0.5, 0.25, 0.25)  # probabilities: straight on, left, right
+_RED, _MAX_RED_S = 0.5, 30.0  # probability of a red light; maximum seconds of waiting there
+_QUEUE_M = (5.0, 50.0)  # distance from the intersection at which a vehicle waits
+_SPEEDS = (8.0, 14.0)  # metres per second
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ def traffic(
 ) -> list[Sighting]:
     """Simulate vehicles on a square grid of streets, and record their positions at regular intervals.
 
-    A vehicle enters at a moment drawn uniformly, at an intersection on the border, heading inwards. Its speed is drawn from
-    8 to 14 m/s (29 to 50 km/h). At an intersection it goes straight on (1/2), left or right (1/4 each) until that leads out
-    of the grid; half of the times it first waits for up to 30 s at a red light, 5 to 50 m before the intersection.
+    A vehicle enters at a time drawn uniformly, at an intersection on the border, heading inwards. Its speed is drawn from 8 to
+    14 m/s (29 to 50 km/h). At an intersection it goes straight on (probability 1/2), left or right (1/4 each), until it leaves
+    the grid. With probability 1/2 it first waits for up to 30 s at a red light, 5 to 50 m before the intersection.
 
     Args:
         rng: random generator.
-        side: intersections in a row, and rows; at least 2.
+        side: number of intersections in a row, and of rows; at least 2.
         block_m: metres from one intersection to the next.
-        vehicles: how many enter.
-        duration_s: time after which no vehicle enters and nothing is recorded.
-        interval_s: seconds between two recorded moments.
+        vehicles: number of vehicles that enter.
+        duration_s: seconds of the simulation.
+        interval_s: seconds between two recorded positions.
 
     Returns:
         Sightings, by time, then by vehicle.
@@ -88,14 +88,14 @@ def _drive(rng: np.random.Generator, side: int, block_m: float) -> tuple[NDArray
         at = at + heading
         if at.min() < 0 or at.max() >= side:
             return np.array(times), np.array(points, np.float64)
-        left_to_go = 1.0
+        distance = 1.0  # to the intersection, in blocks
         if rng.random() < _RED:
             queue = min(0.5, rng.uniform(*_QUEUE_M) / block_m)
-            times.append(times[-1] + (left_to_go - queue) * per_block)
-            times.append(times[-1] + rng.uniform(0, _LONGEST_RED_S))
+            times.append(times[-1] + (distance - queue) * per_block)
+            times.append(times[-1] + rng.uniform(0, _MAX_RED_S))
             points += [at - queue * heading] * 2
-            left_to_go = queue
-        times.append(times[-1] + left_to_go * per_block)
+            distance = queue
+        times.append(times[-1] + distance * per_block)
         points.append(at)
         left = np.array([-heading[1], heading[0]])
         heading = (heading, left, -left)[int(rng.choice(3, p=_TURNS))]

@@ -1,4 +1,4 @@
-"""Parameters of generators: range checks, and random draws from several values of each."""
+"""Parameters of generators: range checks, and random draws from several values of each parameter."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def draw_parameters(kind: type[Parameters], choices: Choices, rng: np.random.Gen
     """Draw one combination of parameter values (GiPH, Appendix B.2: several values for each parameter).
 
     Args:
-        kind: a dataclass of parameters; fields that ``choices`` leaves out keep their defaults.
-        choices: values by name of a field, one or more each; each is drawn uniformly, independently of the others.
+        kind: a dataclass of parameters; fields that are not in ``choices`` keep their defaults.
+        choices: one or more values by name of a field; each field is drawn uniformly and independently.
         rng: random generator.
 
     Raises:
-        UsageError: there is no such parameter, it has no values, or one of them is out of range.
+        UsageError: a parameter does not exist, has no values, or is out of its range.
     """
     fields = [field.name for field in dataclasses.fields(kind)]
     values: dict[str, float] = {}
@@ -53,23 +53,23 @@ def check_range(
 
     Args:
         parameters: a dataclass instance.
-        name: the field.
-        low: least value.
-        high: greatest value.
-        above: ``low`` itself is not allowed.
-        below: ``high`` itself is not allowed.
+        name: name of the field.
+        low: minimum.
+        high: maximum.
+        above: whether ``low`` itself is excluded.
+        below: whether ``high`` itself is excluded.
 
     Raises:
         UsageError: the value is out of range; the message gives the range.
     """
     value = getattr(parameters, name)
-    whole = next(field.type for field in dataclasses.fields(parameters) if field.name == name) == "int"
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not low <= value <= high or (above and value == low) or (below and value == high):
-        number = "a whole number" if whole else "a number"
-        least = f"above {low:g}" if above else f"of at least {low:g}"
-        most = "" if high == math.inf else f" and below {high:g}" if below else f" and at most {high:g}"
+    integer = next(field.type for field in dataclasses.fields(parameters) if field.name == name) == "int"
+    types = (int, np.integer) if integer else (int, float, np.integer, np.floating)
+    valid = isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
+    if not valid or not low <= value <= high or (above and value == low) or (below and value == high):
+        number = "a whole number" if integer else "a number"
+        minimum = f"above {low:g}" if above else f"of at least {low:g}"
+        maximum = "" if high == math.inf else f" and below {high:g}" if below else f" and at most {high:g}"
         raise UsageError(
-            f"The parameter '{name}' of {type(parameters).__name__} must be {number} {least}{most}; got {value!r}."
+            f"The parameter '{name}' of {type(parameters).__name__} must be {number} {minimum}{maximum}; got {value!r}."
         )

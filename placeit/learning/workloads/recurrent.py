@@ -22,8 +22,8 @@ __all__ = [
 
 Activation: TypeAlias = Literal["tanh", "relu", "sigmoid", "identity"]
 
-NODES = 9
-HIDDEN = 1000
+NODES = 9  # of a cell
+HIDDEN = 1000  # size of the state and of the embedding
 HARDWARE_TYPES = 5
 _FLOAT_BYTES = 4
 
@@ -53,8 +53,8 @@ class RecurrentCell:
 def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> RecurrentCell:
     """Draw a cell design: for each node an earlier node and an activation, uniformly.
 
-    Differs from the paper, whose ten designs come from a search that is not published with it. A design with one loose end is
-    drawn again: it is a chain, whose nodes cannot run in parallel.
+    Differs from the paper, whose ten designs are the result of an unpublished search. A design with one loose end is drawn
+    again: it is a chain, whose nodes cannot run in parallel.
 
     Args:
         rng: random generator.
@@ -76,22 +76,22 @@ def random_recurrent_cell(rng: np.random.Generator, *, nodes: int = NODES) -> Re
 
 
 def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int = HIDDEN) -> TaskGraph:
-    """Return the operators of an unrolled cell: in each step, its nodes' operators and an average.
+    """Return the operators of an unrolled cell: in each step, one operator per node, and an average.
 
-    With 9 nodes and 20 to 30 steps these are 200 to 300, as in the paper. Looking up the embedding of a word, which computes
-    nothing, is part of the first node. Compute is in floating-point operations: a node multiplies its input, ``[batch,
-    hidden]`` (twice as wide for the first node), by two matrices and then computes sigmoid, activation, difference and
-    highway element by element, at one operation each, none for the identity. Each edge carries ``[batch, hidden]`` in single
+    With 9 nodes and 20 to 30 steps, there are 200 to 300 operators, as in the paper. The lookup of a word's embedding, which
+    computes nothing, is part of the first node. Compute is in floating-point operations: a node multiplies its input, ``[batch,
+    hidden]`` (twice as wide for the first node), by two matrices, and then computes sigmoid, activation, difference and highway
+    element by element, at one operation each, and none for the identity. Each edge carries ``[batch, hidden]`` in single
     precision. All operators require the same hardware. The kind of a node is its activation.
 
     Args:
-        cell: the design.
-        steps: how often it is unrolled.
+        cell: the cell.
+        steps: number of steps for which the cell is unrolled.
         batch: number of sequences.
         hidden: size of state and embedding; 1000 in ENAS on Penn Treebank.
 
     Raises:
-        UsageError: a size that is not positive.
+        UsageError: a size is not positive.
     """
     for what, size in (("steps", steps), ("batch", batch), ("hidden", hidden)):
         if size < 1:
@@ -122,18 +122,18 @@ def unrolled_graph(cell: RecurrentCell, *, steps: int, batch: int, hidden: int =
 
 
 def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
-    """Merge the operator with one predecessor and the lowest cost into that predecessor until few enough are left.
+    """Merge operators into groups: repeatedly, the cheapest operator with a single predecessor into that predecessor.
 
-    This is the grouping of GiPH, section 5.2. Costs of merged operators add up, and so do the bytes of edges that come to
-    join the same two groups. A group has the name of its first operator, and the kind and the output shape of its most
-    expensive one. Of equal costs the first operator is merged.
+    This is the grouping of GiPH, section 5.2. Costs of merged operators are added, and so are the bytes of edges between the
+    same two groups. A group has the name of its first operator, and the kind and the output shape of its most expensive
+    operator. In a tie, the first operator is merged.
 
     Args:
         graph: the operators; only operators that require the same hardware are merged.
-        groups: how many to leave; a graph that is no larger is returned unchanged.
+        groups: number of groups; a graph that is no larger is returned unchanged.
 
     Raises:
-        UsageError: fewer than one group asked for, or no operator with one predecessor and its hardware is left to merge.
+        UsageError: ``groups`` is less than one, or no operator with a single predecessor of the same hardware is left.
     """
     if groups < 1:
         raise UsageError(f"Operators cannot be merged into {groups} groups; ask for at least 1.")
@@ -182,10 +182,10 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
 def recurrent_network(rng: np.random.Generator) -> DeviceNetwork:
     """Draw the network of 8 devices that recurrent graphs are placed on.
 
-    The paper says no more of it. Here devices compute 1e12 floating-point operations and links move 1e9 bytes in a second,
-    on average and up to 60 % more or less, with delays of 0.1 ms on average: a node takes about as long as moving its result.
-    Each device has each of five types of hardware with probability 1/2; were every device fit for every group, these graphs,
-    which are nearly chains, would be best off on the fastest one.
+    The paper gives no other details. Here devices compute 1e12 floating-point operations per second and links move 1e9 bytes
+    per second, on average and up to 60 % more or less, with delays of 0.1 ms on average: a node takes about as long as the
+    transfer of its result. Each device has each of five types of hardware with probability 1/2. If every device could run every
+    group, these graphs, which are nearly chains, would be fastest on the fastest device alone.
     """
     parameters = DeviceNetworkParameters(
         devices=8,

@@ -1,4 +1,4 @@
-"""Data sets of problems by name: placeit's, and the ones that plug-ins declare as ``placeit.problems`` entry points."""
+"""Find data sets of problems by name: placeit's, and the ones that plug-ins declare as ``placeit.problems`` entry points."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ class Case:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """A finite or endless set of problems, as ``placeit generate`` and ``placeit train`` take it by name.
+    """A finite or endless set of problems for ``placeit generate`` and ``placeit train``.
 
     Attributes:
-        cases: ``cases(split, seed)`` generates problems one by one; the same split and seed give the same ones in any process.
-            ``split`` is ``train`` or ``test``, and None if there are no such parts. With usual values (below) it also takes
-            ``graphs``, ``networks`` and ``max_tasks`` by name.
-        parts: whether there are problems to train on and others to test on.
-        size: how many to train on; None for all of a finite set.
-        draw: ``draw(rng, max_tasks)`` makes a fresh problem, for training on problems that never come twice; None to train on
-            the set's training part. Without parts and without ``draw``, a set is not for training.
-        mixed: whether problems are so different that a training starts with small ones, and measures costs in multiples of
-            HEFT's makespan rather than of critical paths.
-        throughput: whether costs of training are seconds per request, in multiples of their lower bound.
+        cases: ``cases(split, seed)`` yields problems; the same split and seed give the same problems in any process. ``split``
+            is ``train`` or ``test``, or None if the set has no parts. If ``graphs`` is given, ``cases`` also takes ``graphs``,
+            ``networks`` and ``max_tasks`` by name.
+        parts: whether the set has a part for training and a part for testing.
+        size: number of problems for training; None for all problems of a finite set.
+        draw: ``draw(rng, max_tasks)`` generates a new problem, for training in which no problem occurs twice; None to train on
+            the training part. A set without parts and without ``draw`` is not for training.
+        mixed: whether problems are so different that training starts with small ones, and costs are in multiples of HEFT's
+            makespan rather than of the critical path.
+        throughput: whether the costs of training are seconds per request, in multiples of their lower bound.
         graphs: default values from which parameters of task graphs are drawn; None if they cannot be chosen.
         networks: default values from which parameters of device networks are drawn; None exactly if ``graphs`` is.
     """
@@ -78,15 +78,15 @@ class Dataset:
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Return the names of all sets, sorted, without importing them. Raises UsageError if two packages use one name."""
+    """Return the names of all data sets, sorted, without importing them. Raises UsageError if two packages use one name."""
     return tuple(sorted(_table()))
 
 
 def find_dataset(name: str) -> Dataset:
-    """Return a set by name.
+    """Return a data set by name.
 
     Raises:
-        UsageError: the set does not exist, its package cannot be imported, or the entry point is not a data set.
+        UsageError: the data set does not exist, its package cannot be imported, or the entry point is not a data set.
     """
     table = _table()
     found = load_entry("data set", table, name)
@@ -96,10 +96,10 @@ def find_dataset(name: str) -> Dataset:
 
 
 def some_problems(cases: Iterator[Case], name: str, split: Split | None, count: int | None) -> list[Problem]:
-    """Return the first ``count`` problems, or all if it is None; ``name`` and ``split`` are for messages.
+    """Return the first ``count`` problems, or all if ``count`` is None; ``name`` and ``split`` are for messages.
 
     Raises:
-        UsageError: there are fewer than ``count``.
+        UsageError: there are fewer than ``count`` problems.
     """
     found = [case.problem for case in islice(cases, count)]
     if count is not None and len(found) < count:

@@ -22,16 +22,16 @@ __all__ = [
     "sensor_fusion_trace",
 ]
 
-RANGE_M = 400.0
-SIDE = 6
-BLOCK_M = 380.0
-CONNECTED = 398
+RANGE_M = 400.0  # of RSUs
+SIDE = 6  # intersections in a row
+BLOCK_M = 380.0  # metres between two intersections
+CONNECTED = 398  # vehicles that take part
 _TYPES = "ABC"
 _RSU_TYPE = _TYPES.index("C")
-_EDGE_DEVICES = {"A": 10, "B": 10, "C": 20}
-_CAMERAS = ((15.0, 0.0), (0.0, 15.0), (-15.0, 0.0), (0.0, -15.0))
+_EDGE_DEVICES = {"A": 10, "B": 10, "C": 20}  # number of edge devices by type
+_CAMERAS = ((15.0, 0.0), (0.0, 15.0), (-15.0, 0.0), (0.0, -15.0))  # positions relative to the RSU, in metres
 
-# rows: camera and LIDAR detection (on the GPU), fusion in the vehicle's name and at the road side (on the CPU)
+# rows: camera and LIDAR detection (on the GPU), fusion for the vehicle and at the road side (on the CPU)
 _DETECT_CAMERA, _DETECT_LIDAR, _FUSE_VEHICLE, _FUSE_ROADSIDE, _SENSE = range(5)
 _KINDS = ("camera detection", "LIDAR detection", "vehicle fusion", "road-side fusion", "sensing")
 MEAN_MS = np.array([[53.0, 36.0, 9.0], [14.0, 7.0, 3.0], [35.0, 35.0, 11.0], [250.0, 250.0, 28.0]])
@@ -42,7 +42,7 @@ STATIC_BYTES = np.array([72173.525, 24.576, 38.110, 38.950]) * 1e3
 """Initial data of each of the four tasks (GiPH, Table 2, kilobytes)."""
 _STARTUP_MS = {"A": np.array([4273.73, 60.98, 0.39, 2.83]), "C": np.array([794.66, 9.26, 0.11, 1.00])}
 
-_IMAGE, _SCAN, _DETECTIONS, _FUSED = 60_000.0, 5_760.0, 1_000.0, 2_000.0
+_IMAGE, _SCAN, _DETECTIONS, _FUSED = 60_000.0, 5_760.0, 1_000.0, 2_000.0  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +66,14 @@ class LatencyModel:
 
 
 def fit_latency(mean_s: NDArray[np.float64]) -> LatencyModel:
-    """Fit the latency model to the mean times of two tasks, since two tasks share each processor: CPU or GPU.
+    """Fit the latency model to the mean times of the two tasks that share a kind of processor, CPU or GPU.
 
-    With two tasks the least squares are zero, on a linear and on a logarithmic scale, and one degree of freedom is left. The
-    longer task counts as one unit of compute. The shorter one counts as the most that keeps startup times from becoming
-    negative, so that startup times are as short as possible.
+    With two tasks the fit is exact, on a linear and on a logarithmic scale, and one degree of freedom is left. The longer task
+    counts as one unit of compute. The shorter task counts as the largest fraction for which no startup time is negative, so
+    that startup times are as short as possible.
 
     Args:
-        mean_s: ``float64[2, K]``, seconds, positive; one task takes longer than the other on every kind.
+        mean_s: ``float64[2, K]``, positive seconds; one task takes longer than the other on every kind.
 
     Raises:
         UsageError: the array has another shape, or neither task takes longer on every kind.
@@ -93,12 +93,12 @@ class Scene:
     """Fixed parts: ``R`` road-side units (RSUs) at intersections, four cameras at each RSU, and ``K - R`` edge devices.
 
     Attributes:
-        position: ``float64[K, 2]``, metres, of the devices that compute; RSUs first.
+        position: ``float64[K, 2]``, positions of the devices that compute, in metres; RSUs first.
         kind: ``int64[K]``, type A, B or C as 0, 1 or 2.
-        names: of the devices that compute.
-        seconds: ``float64[4, K]``, how long each of the four tasks runs on each device.
-        startup_s: ``float64[4, K]``, how long each of the four tasks takes to start there.
-        rsus: how many of the devices are RSUs, R.
+        names: names of the devices that compute.
+        seconds: ``float64[4, K]``, running time of each of the four tasks on each device.
+        startup_s: ``float64[4, K]``, startup time of each of the four tasks on each device.
+        rsus: number of RSUs, R.
     """
 
     position: NDArray[np.float64]
@@ -114,14 +114,14 @@ class SensorFusionCase:
     """The pipelines around one vehicle at one moment, ``V`` tasks on ``D`` devices, and their relocation costs.
 
     Tasks and devices have the same names in all cases of a scene. A relocation costs the time to migrate a task's data over
-    the link between its devices, and the time to start it.
+    the link between its devices, and the time to start the task.
 
     Attributes:
-        problem: compute in seconds; tasks that sense run on their sensor only, in no time.
+        problem: the placement problem; sensing tasks run only on their sensor, and take no time.
         migration_bytes: ``float64[V]``, bytes that move when a task is relocated.
         static_bytes: ``float64[V]``, bytes that initialise a task on a device where it has not run before.
-        startup_s: ``float64[V, D]``, ``inf`` where a task cannot run.
-        sighting: which vehicle, when and where.
+        startup_s: ``float64[V, D]``, seconds; ``inf`` where a task cannot run.
+        sighting: the vehicle, the time and the position.
     """
 
     problem: Problem
@@ -134,7 +134,7 @@ class SensorFusionCase:
 def random_scene(rng: np.random.Generator) -> Scene:
     """Draw the positions of edge devices: 10 of type A, 10 of B, 20 of C, uniformly over the area of 36 intersections.
 
-    The intersections are a square grid 380 m apart, so that a vehicle is between about three of them, as in Fig. 8b. Their
+    The intersections are on a square grid, 380 m apart, so that about three of them are near a vehicle, as in Fig. 8b. Their
     RSUs are of type C.
     """
     corners = grid_points(SIDE, BLOCK_M)
@@ -156,10 +156,10 @@ def random_scene(rng: np.random.Generator) -> Scene:
 
 
 def _startup_ms() -> NDArray[np.float64]:
-    """Return the startup times, in milliseconds, by task and type.
+    """Return the startup times in milliseconds, by task and type.
 
-    Table 2 lacks type B. Its startup time divides the interval from A to C in the same ratio as its running time does in Table
-    1, on a logarithmic scale. For the fusions, which take as long on B as on A, it is the startup time of A.
+    Table 2 lacks type B. Its startup time is interpolated between A and C, on a logarithmic scale, in the ratio of the running
+    times in Table 1. For the fusions, which take as long on B as on A, it is the startup time of A.
     """
     a, c = _STARTUP_MS["A"], _STARTUP_MS["C"]
     share = np.log(MEAN_MS[:, 0] / MEAN_MS[:, 1]) / np.log(MEAN_MS[:, 0] / MEAN_MS[:, 2])
@@ -173,28 +173,29 @@ def sensor_fusion_trace(scene: Scene, rng: np.random.Generator, *, connected: in
     :func:`placeit.learning.workloads.mobility.traffic`.
 
     Args:
-        scene: where.
+        scene: the scene.
         rng: random generator.
-        connected: how many vehicles take part: a tenth of the paper's 3980.
+        connected: number of vehicles that take part; by default a tenth of the paper's 3980.
     """
     return traffic(rng, side=math.isqrt(scene.rsus), block_m=BLOCK_M, vehicles=connected)
 
 
 def sensor_fusion_case(scene: Scene, sighting: Sighting, *, reach_m: float = RANGE_M) -> SensorFusionCase:
-    """Return the pipelines that a vehicle is part of at its position (GiPH, Fig. 8b).
+    """Return the pipelines in which a vehicle takes part at its position (GiPH, Fig. 8b).
 
-    The vehicle's camera and LIDAR feed a detection each, and these its data fusion. So does the data of each RSU within
-    400 m: four cameras, a detection for each, and the RSU's data fusion, which reads the vehicle's as well. Links have a
+    The vehicle's camera and LIDAR feed a detection each, and the two detections feed the vehicle's data fusion. Each RSU within
+    400 m has four cameras, a detection for each, and a data fusion, which also reads the vehicle's fused data. Links have a
     bandwidth of 60 exp(-d / 100) Mbit/s at a distance of d metres, and no delay.
 
-    Where the paper says nothing: an image has 60 kB, a LIDAR scan 5.76 kB, the objects detected in either 1 kB, and the
-    vehicle's fused data 2 kB; the vehicle only senses; a device works on one task at a time, GPU and CPU together.
+    The paper leaves the following open: an image has 60 kB, a LIDAR scan 5.76 kB, the objects detected in either 1 kB, and the
+    vehicle's fused data 2 kB; the vehicle only senses; a device runs one task at a time on its GPU and CPU together.
 
     Args:
-        scene: where.
-        sighting: which vehicle, when and where.
-        reach_m: devices that far from the vehicle, and its RSUs, may be used; ``inf`` for all 76. The paper does not say
-            whether there is such a limit. An image takes three minutes over a kilometre, and over two a month.
+        scene: the scene.
+        sighting: the vehicle, the time and the position.
+        reach_m: maximum distance from the vehicle of devices that may be used, besides the RSUs in range; ``inf`` for all 76
+            devices. The paper does not mention such a limit. An image takes three minutes over a kilometre, and a month over
+            two.
 
     Raises:
         UsageError: no RSU is within 400 m of the vehicle.
@@ -228,7 +229,7 @@ def sensor_fusion_case(scene: Scene, sighting: Sighting, *, reach_m: float = RAN
 
 
 class _Builder:
-    """Collects the tasks, edges and sensors of a case; sensors are numbered after the devices that compute."""
+    """Collects the tasks, edges and sensors of a case; in the problem, sensors follow the devices that compute."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -236,20 +237,22 @@ class _Builder:
         self.edges: list[tuple[int, int, float]] = []
         self._sensor_of: dict[int, int] = {}
         self._sensors: list[str] = []
-        self._places: list[tuple[float, float]] = []
+        self._positions: list[tuple[float, float]] = []
 
-    def sensor(self, name: str, place: tuple[float, float] | NDArray[np.float64]) -> int:
+    def sensor(self, name: str, position: tuple[float, float] | NDArray[np.float64]) -> int:
+        """Add a sensor; return its number."""
         self._sensors.append(name)
-        self._places.append((float(place[0]), float(place[1])))
+        self._positions.append((float(position[0]), float(position[1])))
         return len(self._sensors) - 1
 
     def task(self, name: str, kind: int) -> int:
+        """Add a task; return its number."""
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
 
     def detection(self, name: str, kind: int, sensor: int, size: float) -> int:
-        """Add a task that senses and a task that detects objects in its data; return the latter."""
+        """Add a sensing task and a task that detects objects in its data; return the number of the latter."""
         sense = self.task(name, _SENSE)
         self._sensor_of[sense] = sensor
         detect = self.task(f"{name}/detection", kind)
@@ -257,17 +260,18 @@ class _Builder:
         return detect
 
     def build(self, scene: Scene, usable: NDArray[np.intp], sighting: Sighting) -> SensorFusionCase:
+        """Return the case of these tasks on the ``usable`` devices of a scene."""
         tasks, computing, kinds = len(self.names), len(usable), np.array(self.kinds)
         compute = np.full((tasks, computing + len(self._sensors)), np.inf)
         startup, migration, static = np.full_like(compute, np.inf), np.zeros(tasks), np.zeros(tasks)
-        real = np.flatnonzero(kinds != _SENSE)
-        compute[real, :computing] = scene.seconds[np.ix_(kinds[real], usable)]
-        startup[real, :computing] = scene.startup_s[np.ix_(kinds[real], usable)]
-        migration[real], static[real] = MIGRATION_BYTES[kinds[real]], STATIC_BYTES[kinds[real]]
+        movable = np.flatnonzero(kinds != _SENSE)
+        compute[movable, :computing] = scene.seconds[np.ix_(kinds[movable], usable)]
+        startup[movable, :computing] = scene.startup_s[np.ix_(kinds[movable], usable)]
+        migration[movable], static[movable] = MIGRATION_BYTES[kinds[movable]], STATIC_BYTES[kinds[movable]]
         for task, sensor in self._sensor_of.items():
             compute[task, computing + sensor] = startup[task, computing + sensor] = 0.0
-        place = np.concatenate([scene.position[usable], np.array(self._places)])
-        distance = np.hypot(*(place[:, None] - place[None, :]).transpose(2, 0, 1))
+        position = np.concatenate([scene.position[usable], np.array(self._positions)])
+        distance = np.hypot(*(position[:, None] - position[None, :]).transpose(2, 0, 1))
         problem = Problem.from_arrays(
             compute,
             np.array([edge[:2] for edge in self.edges], np.int32),

@@ -1,4 +1,4 @@
-"""Random stream graphs like the graphs of a paper, and their division into parts for training and for testing.
+"""Random stream graphs like the graphs of a paper, divided into parts for training and for testing.
 
 Source: Ni et al., Generalizable Resource Allocation in Stream Processing via Deep Reinforcement Learning (AAAI 2020), section
 4.1. :mod:`placeit.bench.streams` has the graphs and what they cost.
@@ -16,7 +16,7 @@ from placeit.learning.workloads.registry import Case, Dataset, Split
 
 __all__ = ["STREAMS", "draw_stream_graph"]
 
-# branches and lengths of the paper's graphs: 17 with up to 12 operators, of which there are 50 each; 23 of which there are 100
+# branches and lengths of the paper's graphs: 17 shapes with up to 12 operators, of 50 graphs each; 23 others of 100 graphs each
 _SHAPES = (
     *((1, length) for length in range(2, 11)),
     *((2, length) for length in (2, 3, 4, 5, 6, 7, 10, 12)),
@@ -27,20 +27,20 @@ _SHAPES = (
     *((7, 2), (7, 3), (8, 3), (10, 2), (12, 2)),
 )
 _ENDS_LOAD = 0.04  # load of the source, and of the sink, as a share of a device
-_MIN_STAGE, _MAX_PAYLOAD = 0.05, 0.5
-_SMALL = 12
-_TRAIN, _TEST = 2520, 630
+_MIN_STAGE, _MAX_PAYLOAD = 0.05, 0.5  # minimum load of a stage, relative to other stages; maximum payload
+_SMALL = 12  # maximum number of operators of a small graph
+_TRAIN, _TEST = 2520, 630  # number of graphs
 
 
 def draw_stream_graph(rng: np.random.Generator) -> StreamGraph:
     """Draw a graph like the paper's: a source, branches of equal length between which its tuples are divided, and a sink.
 
-    Operators at the same position of two branches are equal except for their payload. The load of all operators together at
+    Operators at the same position of two branches are equal except for their payload. The total load of all operators at
     :data:`RATE` depends on their number: 2 devices up to 12 operators, 3 up to 17, 4 up to 23, and 5 beyond.
 
-    The distributions are calibrated to 2,650 of the 3,150 graphs that the authors have published. Differs from the paper, which
-    speaks of 2 to 12 branches and up to 26 operators: among those graphs are pipelines of one branch, and some have 27
-    operators.
+    The distributions are calibrated to 2,650 of the 3,150 graphs that the authors have published. Differs from the text of the
+    paper, which mentions 2 to 12 branches and up to 26 operators: some of the published graphs have one branch, and some have
+    27 operators.
     """
     sizes = np.array([branches * length for branches, length in _SHAPES]) + 2
     weights = np.where(sizes <= _SMALL, 1.0, 2.0)

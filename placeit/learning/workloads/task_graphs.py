@@ -50,15 +50,14 @@ class TaskGraphParameters:
 
     Attributes:
         tasks: expected number of tasks between entry and exit [M].
-        alpha: shape; the larger, the wider and shorter is the graph.
+        alpha: shape; the larger alpha, the wider and shorter the graph.
         connection: probability of an edge between two tasks of different levels [p_c].
         mean_compute: mean compute requirement of a task [C].
         mean_bytes: mean amount of data on an edge [B].
         compute_heterogeneity: compute is uniform on [C (1 - x), C (1 + x)] [eps_C].
         bytes_heterogeneity: data is uniform on [B (1 - x), B (1 + x)] [eps_B].
         hardware_types: number of types of hardware, of which each task requires one, uniformly.
-        level_spread: depth and widths are uniform on their mean times [1 - x, 1 + x]; the paper does not say how far they
-            reach.
+        level_spread: depth and widths are uniform on their mean times [1 - x, 1 + x]; the paper does not give this range.
 
     Raises:
         UsageError: a parameter is out of its range.
@@ -89,20 +88,20 @@ class TaskGraphParameters:
 def random_task_graph(parameters: TaskGraphParameters, rng: np.random.Generator, *, max_tasks: int | None = None) -> TaskGraph:
     """Draw a task graph with one entry and one exit (GiPH, Appendix B.2).
 
-    Between entry and exit there are levels: their number is uniform with mean sqrt(M) / alpha, the width of each with mean
-    alpha sqrt(M), at least one. Any two tasks of different levels are linked with probability p_c, entry and exit included.
-    A task without a parent in the level before it gets one, drawn at random, and a task without a child is linked to the
-    exit; so the longest path goes through every level. Tasks are numbered level by level.
+    Between entry and exit there are levels. Their number is uniform with mean sqrt(M) / alpha, and the width of each is uniform
+    with mean alpha sqrt(M), both at least one. Any two tasks of different levels are linked with probability p_c, entry and
+    exit included. A task without a parent in the previous level gets a random one, and a task without a child is linked to the
+    exit, so that the longest path goes through every level. Tasks are numbered level by level.
 
-    Differs from the paper: it also calls M the number of tasks, which the number of levels and their widths decide already.
-    Here M is what their product is on average, if alpha sqrt(M) >= 1; a long graph (alpha = 0.1) has a task on each of its
-    sqrt(M) / alpha levels and so more than M. Entry and exit are tasks like any other rather than free ones.
+    Differs from the paper, which also calls M the number of tasks, though the levels and their widths determine this number.
+    Here M is the expected number of tasks if alpha sqrt(M) >= 1; a long graph (alpha = 0.1) has at least one task on each of
+    its sqrt(M) / alpha levels, and so more than M tasks. Entry and exit take time like other tasks.
 
     Args:
         parameters: parameters of the generator.
         rng: random generator.
-        max_tasks: most tasks, entry and exit included: levels, then random tasks of wide levels, are left out until the
-            graph is no larger. At least 3.
+        max_tasks: maximum number of tasks, entry and exit included, at least 3; None for no limit. Levels, then random tasks of
+            wide levels, are left out of a larger graph.
 
     Raises:
         UsageError: ``max_tasks`` is less than 3, or the graph would have more than 10,000 tasks.
@@ -152,7 +151,7 @@ def _level_sizes(parameters: TaskGraphParameters, rng: np.random.Generator, max_
 
 
 def _whole_around(mean: float, spread: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw integers of at least 1, uniform around the mean; rounded up or down at random, which keeps the mean."""
+    """Draw integers of at least 1, uniform around the mean; random rounding preserves the mean."""
     drawn = np.floor(_vary(mean, spread, size, rng) + rng.random(size))
     return np.maximum(1, drawn).astype(np.int64)
 

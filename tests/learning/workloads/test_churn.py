@@ -67,7 +67,11 @@ def test_the_same_seed_gives_the_same_changes():
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"fewest": 20}, "below the number"), ({"fewest": 5}, "above the number of types"), ({"capacity": 0}, "above 0")],
+    [
+        ({"min_devices": 20}, "below the number"),
+        ({"min_devices": 5}, "above the number of types"),
+        ({"capacity": 0}, "above 0"),
+    ],
 )
 def test_changes_that_cannot_be_are_refused(options, said):
     with pytest.raises(UsageError, match=said):

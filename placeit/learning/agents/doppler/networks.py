@@ -47,7 +47,7 @@ class Encoded:
 class Network(nn.Module):
     """The two policies of DOPPLER, SEL and PLC (section 5.2).
 
-    ``H`` is an op's embedding by message passing over in- and out-edges, and ``Z`` an embedding of its own features. SEL's
+    ``H`` is an op's embedding by message passing over in- and out-edges, and ``Z`` an embedding of the op's features. SEL's
     logit of an op is a two-layer network of ``[H, sum of H along the b-path, sum of H along the t-path, Z]``. PLC's logit of a
     device is a two-layer network of ``[H of the op, sum of H of the ops placed there, Y, Z of the op]``, where ``Y`` is an
     embedding of the device's features. The first layer is linear in each of these parts, so parts that do not change during an
