@@ -106,7 +106,7 @@ class CostJournal:
         return cached_cost
 
     def _look_up(self, key: _Key) -> float | None:
-        """Return the cost of a placement that training has received, or the next one in the file; None if it must be measured."""
+        """Return the cost of a placement that training has received, or the next one in the file; None if there is no cost."""
         costs, received = self._costs.get(key, []), self._received.get(key, 0)
         if received and not math.isnan(costs[received - 1][1]):
             return costs[received - 1][1]

@@ -41,8 +41,8 @@ def chain_mm(*, size: int = 2048, shards: int = 2, partition: Partition | None =
 
     Args:
         size: rows and columns of each matrix.
-        shards: how many parts an op is cut into; see :func:`placeit.learning.workloads.tensors.shard`.
-        partition: how to cut some ops (``AB``, ``DE``, ``CDE``, ``sum``); the others are cut automatically.
+        shards: number of parts into which an op is cut; see :func:`placeit.learning.workloads.tensors.shard`.
+        partition: partitions of some ops (``AB``, ``DE``, ``CDE``, ``sum``); the others are cut automatically.
 
     Raises:
         UsageError: an argument is out of range.
@@ -64,8 +64,8 @@ def ffnn(
         batch: rows of X.
         features: columns of X.
         hidden: width of the hidden layer.
-        shards: how many parts an op is cut into; see :func:`placeit.learning.workloads.tensors.shard`.
-        partition: how to cut some ops (``XW1``, ``bias1``, ``relu``, ``HW2``, ``bias2``, ``Y.max`` ... ``Y.div``).
+        shards: number of parts into which an op is cut; see :func:`placeit.learning.workloads.tensors.shard`.
+        partition: partitions of some ops (``XW1``, ``bias1``, ``relu``, ``HW2``, ``bias2``, ``Y.max`` ... ``Y.div``).
 
     Raises:
         UsageError: an argument is out of range.
@@ -89,17 +89,17 @@ def llama_block(
     shards: int = 2,
     partition: Partition | None = None,
 ) -> BlockProgram:
-    """Build a Llama-block (C.3): one transformer block without a batch: attention and feed-forward, each with a residual.
+    """Build a Llama-block (C.3): a transformer block for one sequence, of attention and feed-forward, each with a residual.
 
-    Root-mean-square normalisation, rotary embedding of queries and keys, causal attention, SwiGLU.
+    It has root-mean-square normalisation, rotary embedding of queries and keys, causal attention, and SwiGLU.
 
     Args:
         tokens: length of the sequence.
-        width: of the embedding.
-        heads: of attention; each gets an even share of the width.
+        width: width of the embedding.
+        heads: number of attention heads, each with an equal and even share of the width.
         hidden: width of the feed-forward part.
-        shards: how many parts an op is cut into; see :func:`placeit.learning.workloads.tensors.shard`.
-        partition: how to cut some ops, by name.
+        shards: number of parts into which an op is cut; see :func:`placeit.learning.workloads.tensors.shard`.
+        partition: partitions of some ops, by name.
 
     Raises:
         UsageError: an argument is out of range, or the heads do not divide the width into even shares.
@@ -118,19 +118,19 @@ def llama_layer(
     shards: int = 2,
     partition: Partition | None = None,
 ) -> BlockProgram:
-    """Build a Llama-layer (C.3): a Llama-block, the last normalisation, and the scores of the next token.
+    """Build a Llama-layer (C.3): a Llama-block, the last normalisation, and the logits of the next token.
 
-    The paper does not say how a layer differs from a block. Its authors' cost graph of a layer adds a normalisation and the
-    product of one token with a matrix of embedding by vocabulary; so does this.
+    The paper does not say how a layer differs from a block. As in its authors' cost graph of a layer, a normalisation is added,
+    and the product of the last token with a matrix of embedding by vocabulary.
 
     Args:
         tokens: length of the sequence.
-        width: of the embedding.
-        heads: of attention; each gets an even share of the width.
+        width: width of the embedding.
+        heads: number of attention heads, each with an equal and even share of the width.
         hidden: width of the feed-forward part.
         vocabulary: number of tokens in the vocabulary.
-        shards: how many parts an op is cut into; see :func:`placeit.learning.workloads.tensors.shard`.
-        partition: how to cut some ops, by name.
+        shards: number of parts into which an op is cut; see :func:`placeit.learning.workloads.tensors.shard`.
+        partition: partitions of some ops, by name.
 
     Raises:
         UsageError: an argument is out of range, or the heads do not divide the width into even shares.
@@ -164,11 +164,11 @@ def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> Blo
 
     Args:
         name: a key of :data:`TENSOR_GRAPHS`.
-        paper_sizes: use the paper's sizes, rather than sizes that are small enough for two CPU cores.
+        paper_sizes: whether to use the paper's sizes, rather than sizes that are small enough for two CPU cores.
         options: arguments of the function that builds the program: ``shards``, ``partition``, sizes.
 
     Raises:
-        UsageError: no such program, or an argument that is out of range.
+        UsageError: the program does not exist, or an argument is out of range.
     """
     if name not in TENSOR_GRAPHS:
         known = ", ".join(TENSOR_GRAPHS)
@@ -180,7 +180,7 @@ def _block(tokens: int, width: int, heads: int, hidden: int) -> TensorNode:
     pairs, odd = divmod(width, 2 * heads)
     if odd:
         raise UsageError(f"A width of {width} cannot be divided among {heads} heads in even shares, which rotary pairs need.")
-    # every weight is stored by head and, where it is rotated, by pair: so no op only changes a shape
+    # every weight is stored by head and, if it is rotated, by pair, so that no op is needed to change a shape
     x = tensor("X", tokens, width)
     turns = tensor("rotary", tokens, pairs, dtype=torch.complex64, sample=lambda _generator: _rotations(tokens, pairs))
     y = _rms_norm("norm1", x)
@@ -223,7 +223,7 @@ def _rms_norm(name: str, x: TensorNode) -> TensorNode:
 
 
 def _rotations(tokens: int, pairs: int) -> Tensor:
-    """Return unit complex numbers ``complex64[tokens, pairs]``, with angles position times frequency (Su et al. 2021, 3.2)."""
+    """Return the rotations of rotary embedding as unit complex numbers, ``complex64[tokens, pairs]`` (Su et al. 2021, 3.2)."""
     frequency = _ROTARY_BASE ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = torch.outer(torch.arange(tokens, dtype=torch.float64), frequency)
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)

@@ -1,4 +1,4 @@
-"""Tensor programs (:mod:`placeit.learning.workloads.tensors`) as models, so that they are placed and run like any other."""
+"""Tensor programs (:mod:`placeit.learning.workloads.tensors`) as models that are placed and run like any other."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = ["TensorProgram", "of_program", "parse_tensor_model", "tensor_model"]
 class TensorProgram(base.Model):
     """A tensor program with values for its inputs, as a model without inputs.
 
-    The inputs of the program exist before a run begins, like the weights of a network: see
-    :attr:`placeit.learning.workloads.tensors.BlockProgram.graph`. Each block of an output is an output of the model:
-    assembling blocks would bring them all to one device, which is not part of the program.
+    The inputs of the program exist before a run starts, like the weights of a network: see
+    :attr:`placeit.learning.workloads.tensors.BlockProgram.graph`. Each block of an output is an output of the model, since
+    assembling blocks would need transfers to one device, which are not part of the program.
 
-    Op ``v`` of the task graph is ``program.ops[v]``; the ops after those are ``Result`` ops, one for each output.
+    Op ``v`` of the task graph is ``program.ops[v]``. The program's ops are followed by ``Result`` ops, one for each output.
 
     Attributes:
         program: the program that is placed and run.
-        whole: the program in one shard, which defines the right outputs.
+        whole: the program in one shard, which computes the reference outputs.
         values: values of the program's inputs, by name.
         result_tensors: for each output of the model, the tensor number of its block in ``program``.
     """
@@ -60,13 +60,13 @@ class TensorProgram(base.Model):
 
     def statistics(self) -> dict[str, int | float]:
         """Count ops, edges, operations and parameters, as for every model. Blocks of inputs count as constants."""
-        made = {op.output for op in self.program.ops}
-        given = [number for whole in self.program.inputs.values() for number in {block.tensor for block in whole.blocks}]
-        read = sum(number not in made for op in self.program.ops for number in set(op.inputs))
+        computed = {op.output for op in self.program.ops}
+        constants = sum(len({block.tensor for block in whole.blocks}) for whole in self.program.inputs.values())
+        read = sum(number not in computed for op in self.program.ops for number in set(op.inputs))
         return {
             "ops": len(self.graph),
             "edges": len(self.graph.edges),
-            "layers": len(self.graph) + len(given),
+            "layers": len(self.graph) + constants,
             "layer_edges": len(self.graph.edges) + read,
             "flops": float(self.graph.flops.sum()),
             "parameters": sum(value.numel() for value in self.values.values()),
@@ -105,7 +105,7 @@ class TensorProgram(base.Model):
         return frozenset({"torch"})
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> ProgramSegment:  # noqa: ARG002
-        """Cut a part out as a module; see :meth:`placeit.backends.base.Model.segment`."""
+        """Return some of the ops as a module; see :meth:`placeit.backends.base.Model.segment`."""
         program = self.program.ops
         results = [self.result_tensors[v - len(program)] for v in ops if v >= len(program)]
         return ProgramSegment(
@@ -116,12 +116,12 @@ class TensorProgram(base.Model):
         )
 
     def with_kernel(self, dispatch_key: str) -> set[str]:
-        """Return the names of ops with PyTorch kernels: all, or only outputs if the device has no matrix product."""
+        """Return the names of ops that have PyTorch kernels: all, or only the results if there is no matrix product."""
         computes = torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::mm.out", dispatch_key)
         return {name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if computes or kind == "Result"}
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Return a function that runs the uncut program on the CPU; its outputs are cut into blocks afterwards."""
+        """Return a function that runs the program in one shard on the CPU, and cuts its outputs into blocks."""
 
         def run(_inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             return self.cut(self.whole.run(self.values))
@@ -137,26 +137,26 @@ class TensorProgram(base.Model):
         return of_program(program, program, name="chain")
 
     def cut(self, wholes: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.generic]]:
-        """Return the outputs of the model, cut out of whole outputs of the program."""
+        """Return the outputs of the model, as blocks of the program's whole outputs."""
         blocks = [wholes[name][block.region] for name, whole in self.program.outputs.items() for block in whole.blocks]
         return {spec.name: block.numpy(force=True).copy() for spec, block in zip(self.outputs, blocks, strict=True)}
 
     def as_module(self) -> TorchModel:
-        """Return the program with its shards as a PyTorch model from whole inputs to whole outputs, to be written as a file.
+        """Return the sharded program as a PyTorch model with whole inputs and outputs, for export to a file.
 
-        Complex inputs become constants, as no file format supports them.
+        Complex inputs become constants, since no file format supports them.
 
         Raises:
             ModelError: PyTorch cannot export it.
         """
         names = [name for name, value in self.values.items() if not value.is_complex()]
-        made = load_module(_Whole(self, names), [self.values[name] for name in names], name=str(self.path))
-        inputs = tuple(replace(spec, name=name) for spec, name in zip(made.inputs, names, strict=True))
+        model = load_module(_Whole(self, names), [self.values[name] for name in names], name=str(self.path))
+        inputs = tuple(replace(spec, name=name) for spec, name in zip(model.inputs, names, strict=True))
         examples = {name: self.values[name].numpy() for name in names}
-        return replace(made, inputs=inputs, examples=examples)
+        return replace(model, inputs=inputs, examples=examples)
 
     def join(self, outputs: Arrays) -> dict[str, torch.Tensor]:
-        """Return whole outputs of the program, assembled from the outputs of the model."""
+        """Return the program's whole outputs, assembled from the outputs of the model."""
         blocks = [torch.from_numpy(outputs[spec.name]) for spec in self.outputs]
         return self.program.join(dict(zip(self.result_tensors, blocks, strict=True)))
 
@@ -177,9 +177,9 @@ class _Whole(torch.nn.Module):
 
 
 def parse_tensor_model(text: str) -> TensorProgram:
-    """Return a model from ``name`` or ``name:option=value,option=value``, as on the command line: ``chain-mm:shards=4``.
+    """Return a model from ``name`` or ``name:option=value,option=value``, as on the command line (``chain-mm:shards=4``).
 
-    All options of :func:`tensor_model` except the partition are accepted. The model's path is the text.
+    All options of :func:`tensor_model` except the partition are accepted. The model's path is ``text``.
 
     Raises:
         UsageError: the text has another form, the program or an option does not exist, or a value is out of range.
@@ -200,8 +200,8 @@ def tensor_model(name: str, *, shards: int = 2, paper_sizes: bool = False, seed:
 
     Args:
         name: ``chain-mm``, ``ffnn``, ``llama-block`` or ``llama-layer``.
-        shards: number of parts that an op is cut into.
-        paper_sizes: whether sizes are as large as in the paper, rather than small enough for two CPU cores.
+        shards: number of parts into which an op is cut.
+        paper_sizes: whether to use the paper's sizes, rather than sizes that are small enough for two CPU cores.
         seed: seed of the inputs.
         options: options of the function in :mod:`placeit.learning.workloads.tensor_graphs` that builds the program.
 
@@ -218,24 +218,24 @@ def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: i
 
     Args:
         program: the program to place and run.
-        whole: the program's expression in one shard, which defines the right outputs.
+        whole: the program's expression in one shard, which computes the reference outputs.
         name: name of the model.
         seed: seed of the inputs.
 
     Raises:
-        ModelError: an output of the program is a part of an input, which no op makes.
+        ModelError: an output of the program is a part of an input, which no op computes.
     """
-    made = {op.output: v for v, op in enumerate(program.ops)}
+    producer = {op.output: v for v, op in enumerate(program.ops)}
     names, tensors = [], []
     for output, parts in program.outputs.items():
         for number, block in enumerate(parts.blocks):
-            if block.tensor not in made:
+            if block.tensor not in producer:
                 raise ModelError(f"{name}: the output '{output}' is an input of the program, which no op makes: leave it out.")
             names.append(output if len(parts.blocks) == 1 else f"{output}.{number}")
             tensors.append(block.tensor)
     return TensorProgram(
         path=Path(name),
-        graph=_with_results(program.graph, names, [made[number] for number in tensors]),
+        graph=_with_results(program.graph, names, [producer[number] for number in tensors]),
         inputs=(),
         outputs=tuple(
             TensorSpec(output, f"{output}/result", program.tensors[number].shape, dtype_name(program.tensors[number].dtype))
@@ -248,16 +248,16 @@ def of_program(program: BlockProgram, whole: BlockProgram, *, name: str, seed: i
     )
 
 
-def _with_results(graph: OpGraph, outputs: Sequence[str], makers: Sequence[int]) -> OpGraph:
-    """Return a graph with a ``Result`` op for each output; op ``v`` makes tensor ``v``."""
-    nothing = np.zeros(len(outputs))
-    edges = [(maker, len(graph) + number) for number, maker in enumerate(makers)]
+def _with_results(graph: OpGraph, outputs: Sequence[str], producers: Sequence[int]) -> OpGraph:
+    """Return a graph with a ``Result`` op for each output; op ``v`` of the graph produces tensor ``v``."""
+    zeros = np.zeros(len(outputs))
+    edges = [(producer, len(graph) + number) for number, producer in enumerate(producers)]
     return replace(
         graph,
         names=(*graph.names, *(f"{output}/result" for output in outputs)),
         kinds=(*graph.kinds, *("Result" for _ in outputs)),
-        flops=np.concatenate([graph.flops, nothing]),
-        param_bytes=np.concatenate([graph.param_bytes, nothing]),
+        flops=np.concatenate([graph.flops, zeros]),
+        param_bytes=np.concatenate([graph.param_bytes, zeros]),
         edges=np.concatenate([graph.edges, np.array(edges, np.int32)]),
-        edge_tensor=np.concatenate([graph.edge_tensor, np.array(makers, np.int32)]),
+        edge_tensor=np.concatenate([graph.edge_tensor, np.array(producers, np.int32)]),
     ).verify()

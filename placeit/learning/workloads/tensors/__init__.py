@@ -1,9 +1,11 @@
-"""Tensor expressions, cut into shards: task graphs that can be executed.
+"""Tensor expressions that are cut into shards: task graphs that can be executed.
 
-An expression is a few whole-tensor ops written like Einstein sums (:mod:`~placeit.learning.workloads.tensors.expression`). A
-partition of each op's indices (:mod:`~placeit.learning.workloads.tensors.partition`) turns it into ops on blocks
-(:mod:`~placeit.learning.workloads.tensors.sharding`): a program that runs and a task graph that can be placed
-(:mod:`~placeit.learning.workloads.tensors.program`), whole or in segments (:mod:`~placeit.learning.workloads.tensors.segment`).
+An expression consists of a few ops on whole tensors, written like Einstein sums
+(:mod:`~placeit.learning.workloads.tensors.expression`). A partition of each op's indices
+(:mod:`~placeit.learning.workloads.tensors.partition`) turns it into ops on blocks
+(:mod:`~placeit.learning.workloads.tensors.sharding`). The result is a program with a task graph that can be placed
+(:mod:`~placeit.learning.workloads.tensors.program`). It runs as a whole or in segments
+(:mod:`~placeit.learning.workloads.tensors.segment`).
 """
 
 from placeit.learning.workloads.tensors.program import Block, BlockProgram, BlockTensor, MetaOp, ProgramOp, WholeTensor

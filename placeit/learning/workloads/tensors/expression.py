@@ -1,7 +1,7 @@
-"""Expressions of whole tensors: ops that name the index of every dimension, like Einstein sums.
+"""Expressions of whole tensors: ops whose dimensions are named by indices, like Einstein sums.
 
 The kinds of ops are taken from the DOPPLER paper (Appendix E.1): ``matmul``, ``input_elemwise``, ``straight_elemwise``,
-``bcast_elemwise``, ``max_reduction`` and the other reductions, ``complexer``, ``fill``; cutting adds ``formation`` and
+``bcast_elemwise``, ``max_reduction`` and the other reductions, ``complexer``, ``fill``. Sharding adds ``formation`` and
 ``select``.
 """
 
@@ -33,6 +33,7 @@ __all__ = [
 
 
 def _product(block: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the product over several dimensions."""
     for dim in sorted(dims, reverse=True):  # torch.prod takes one dimension at a time
         block = block.prod(dim)
     return block
@@ -60,7 +61,7 @@ def tensor(
         shape: its dimensions.
         dtype: its element type.
         scale: standard deviation of random test values.
-        sample: draws other test values.
+        sample: draws test values in place of normally distributed ones.
 
     Raises:
         UsageError: a dimension is less than 1.
@@ -72,7 +73,7 @@ def tensor(
 
 
 def einsum(name: str, equation: str, *operands: TensorNode) -> TensorNode:
-    """Multiply operands and sum over indices that the result lacks: ``"ik,kj->ij"`` is a matrix product.
+    """Multiply operands and sum over the indices that are not in the result: ``"ik,kj->ij"`` is a matrix product.
 
     Raises:
         UsageError: the equation does not fit the operands, or there is only one.
@@ -83,18 +84,18 @@ def einsum(name: str, equation: str, *operands: TensorNode) -> TensorNode:
 
 
 def elementwise(name: str, equation: str, function: Kernel, *operands: TensorNode, flops: float = 1.0) -> TensorNode:
-    """Apply a function element by element; operands that lack an index of the result are broadcast along it.
+    """Apply a function element by element; operands without an index of the result are broadcast along it.
 
     Args:
-        name: of the op.
-        equation: such as ``"ij,j->ij"``; the result has every index.
-        function: of tensors that broadcast against each other, such as ``torch.add``. It returns a new tensor of the first
-            operand's type.
-        operands: the tensors that it reads.
+        name: name of the op.
+        equation: the indices, such as ``"ij,j->ij"``; the result has every index.
+        function: function of tensors that broadcast against each other, such as ``torch.add``. It returns a new tensor of the
+            first operand's type.
+        operands: operands of the function.
         flops: floating-point operations per element of the result.
 
     Raises:
-        UsageError: the equation does not fit the operands, or the result lacks an index.
+        UsageError: the equation does not fit the operands, or an index is not in the result.
     """
     terms, output = _terms(equation)
     missing = set("".join(terms)) - set(output)
@@ -108,10 +109,10 @@ def elementwise(name: str, equation: str, function: Kernel, *operands: TensorNod
 
 
 def reduction(name: str, equation: str, how: Reduction, operand: TensorNode) -> TensorNode:
-    """Reduce the indices that the result lacks: ``"ij->i"``.
+    """Reduce the indices that are not in the result: ``"ij->i"``.
 
     Raises:
-        UsageError: the equation does not fit the operand, leaves out nothing, or changes the order of indices.
+        UsageError: the equation does not fit the operand, leaves out no index, or changes the order of indices.
     """
     terms, output = _terms(equation)
     dims = tuple(dim for dim, index in enumerate(terms[0]) if index not in output)
@@ -122,10 +123,10 @@ def reduction(name: str, equation: str, how: Reduction, operand: TensorNode) -> 
 
 
 def to_complex(name: str, equation: str, operand: TensorNode) -> TensorNode:
-    """Combine a last dimension of size two, real and imaginary part: ``"scr->sc"``.
+    """Combine real and imaginary parts along the last dimension, of size two, into complex numbers: ``"scr->sc"``.
 
     Raises:
-        UsageError: the equation does not fit the operand, or its last index is not one of size two that goes away.
+        UsageError: the equation does not fit the operand, or does not remove a last index of size two.
     """
     terms, output = _terms(equation)
     if not terms[0] or terms[0][:-1] != output or operand.shape[-1:] != (2,):
@@ -142,7 +143,7 @@ def to_complex(name: str, equation: str, operand: TensorNode) -> TensorNode:
 
 
 def to_real(name: str, equation: str, operand: TensorNode) -> TensorNode:
-    """Split into real and imaginary part along a new last dimension of size two: ``"sc->scr"``.
+    """Split complex numbers into real and imaginary parts along a new last dimension of size two: ``"sc->scr"``.
 
     Raises:
         UsageError: the equation does not fit the operand, adds no last index, or the operand is not complex.
@@ -163,7 +164,7 @@ def to_real(name: str, equation: str, operand: TensorNode) -> TensorNode:
 
 
 def causal(name: str, indices: str, operand: TensorNode) -> TensorNode:
-    """Set elements to minus infinity where the last index exceeds the one before it: no attention to later tokens.
+    """Mask attention to later tokens: set elements to minus infinity where the last index exceeds the second to last.
 
     Raises:
         UsageError: the indices do not fit the operand, or are fewer than two.
@@ -180,10 +181,10 @@ def causal(name: str, indices: str, operand: TensorNode) -> TensorNode:
 
 
 def crop(name: str, operand: TensorNode, *ranges: IndexRange) -> TensorNode:
-    """Take a part of a tensor, one range per dimension; it is cut into blocks as its reader requires.
+    """Return a part of a tensor, one range per dimension; it is cut into blocks as its reader requires.
 
     Raises:
-        UsageError: a range that is empty or outside of the tensor, or not one per dimension.
+        UsageError: a range is empty or outside of the tensor, or there is not one range per dimension.
     """
     if len(ranges) != len(operand.shape) or any(
         not 0 <= first < last <= size for (first, last), size in zip(ranges, operand.shape, strict=False)
@@ -195,12 +196,12 @@ def crop(name: str, operand: TensorNode, *ranges: IndexRange) -> TensorNode:
 
 def softmax(name: str, indices: str, index: str, operand: TensorNode) -> TensorNode:
     """Compute the softmax along one index, in five ops: maximum, difference, exponential, sum, quotient."""
-    kept = indices.replace(index, "")
-    highest = reduction(f"{name}.max", f"{indices}->{kept}", "max", operand)
-    centred = elementwise(f"{name}.sub", f"{indices},{kept}->{indices}", torch.sub, operand, highest)
-    power = elementwise(f"{name}.exp", f"{indices}->{indices}", torch.exp, centred)
-    total = reduction(f"{name}.sum", f"{indices}->{kept}", "sum", power)
-    return elementwise(f"{name}.div", f"{indices},{kept}->{indices}", torch.div, power, total)
+    others = indices.replace(index, "")
+    maximum = reduction(f"{name}.max", f"{indices}->{others}", "max", operand)
+    shifted = elementwise(f"{name}.sub", f"{indices},{others}->{indices}", torch.sub, operand, maximum)
+    exponential = elementwise(f"{name}.exp", f"{indices}->{indices}", torch.exp, shifted)
+    total = reduction(f"{name}.sum", f"{indices}->{others}", "sum", exponential)
+    return elementwise(f"{name}.div", f"{indices},{others}->{indices}", torch.div, exponential, total)
 
 
 def _op(
@@ -216,7 +217,7 @@ def _op(
     whole: str = "",
     new: Mapping[str, int] = MappingProxyType({}),
 ) -> Op:
-    """Make an op whose function is the same for every block; ``new`` has the sizes of indices that no operand has."""
+    """Make an op with the same kernel for every block; ``new`` holds the sizes of indices that are in no operand."""
     terms, output = _terms(equation)
     for term in (*terms, output):
         if "->" not in equation or re.fullmatch("[a-zA-Z]*", term) is None or len(set(term)) < len(term):
@@ -254,19 +255,22 @@ def _op(
 
 
 def _terms(equation: str) -> tuple[tuple[str, ...], str]:
+    """Return the indices of each operand and of the result."""
     left, _, output = equation.partition("->")
     return tuple(left.split(",")), output
 
 
 def _contraction(equation: str) -> Kernel:
+    """Return the kernel of a contraction."""
     if re.fullmatch(r"(.)(.),\2(.)->\1\3", equation):
-        return torch.mm  # einsum would call it, too, with more overhead
+        return torch.mm  # einsum calls it as well, with more overhead
     return lambda *blocks: torch.einsum(equation, *blocks).contiguous()
 
 
 def _broadcast(function: Kernel, terms: Sequence[str], output: str) -> Kernel:
+    """Return the kernel that applies a function to operands whose dimensions are aligned with the result's."""
     if all(output.endswith(term) for term in terms):
-        return function  # torch aligns last dimensions by itself
+        return function  # torch aligns the last dimensions
     orders = [tuple(term.index(index) for index in output if index in term) for term in terms]
     where = [tuple(slice(None) if index in term else None for index in output) for term in terms]
 

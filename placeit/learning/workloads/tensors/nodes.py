@@ -20,12 +20,12 @@ IndexRange: TypeAlias = tuple[int, int]
 Reduction: TypeAlias = Literal["sum", "max", "min", "product"]
 
 Kernel: TypeAlias = Callable[..., Tensor]
-"""Maps input blocks to one output block: a fresh contiguous tensor on the inputs' device. Inputs are not changed."""
+"""Maps input blocks to one output block, a new contiguous tensor on the inputs' device. Inputs are not changed."""
 
 
 @dataclass(frozen=True, eq=False)
 class TensorNode:
-    """A whole tensor; compared by identity.
+    """A whole tensor of an expression; compared by identity.
 
     Attributes:
         name: unique in its expression.
@@ -54,7 +54,7 @@ class Input(TensorNode):
 
 @dataclass(frozen=True, eq=False)
 class Crop(TensorNode):
-    """A part of its operand, beginning at ``starts``."""
+    """A part of its operand, which starts at the indices ``starts``."""
 
     starts: tuple[int, ...] = field(kw_only=True)
 
@@ -68,9 +68,9 @@ class Op(TensorNode):
         terms: one letter per dimension, for each operand.
         output: one letter per dimension of the result.
         sizes: extent of each index.
-        kernel: makes the function that computes one block, given the range of each index in it.
-        combine: how partial results are combined if an index that is reduced is cut.
-        flops: floating-point operations for each point of the space that the indices span.
+        kernel: returns the function that computes one block, given the range of each index in it.
+        combine: reduction that combines partial results if a reduced index is cut.
+        flops: floating-point operations for each point of the index space.
         whole: indices that cannot be cut.
     """
 
@@ -85,7 +85,7 @@ class Op(TensorNode):
 
     @property
     def indices(self) -> str:
-        """All indices: first the result's, then the reduced ones in the order in which they are read."""
+        """All indices: first the indices of the result, then the reduced indices in the order of the terms."""
         return "".join(dict.fromkeys(self.output + "".join(self.terms)))
 
 

@@ -22,7 +22,7 @@ __all__ = ["Block", "BlockProgram", "BlockTensor", "MetaOp", "ProgramOp", "Whole
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """A block of a program: computed by an op, or part of an input.
+    """A block of a tensor, which an op computes or which is a part of an input.
 
     Attributes:
         name: unique in the program.
@@ -47,12 +47,12 @@ class ProgramOp:
     Attributes:
         name: unique in the program.
         kind: as in the DOPPLER paper, Appendix E.1: ``matmul``, ``formation``, ``select`` ...
-        run: computes the output from the inputs, in order: a new contiguous tensor on the device where the inputs are. It
-            changes no input, returns no view of one, and never waits for a device.
+        run: computes the output from the inputs, in order. The output is a new contiguous tensor on the inputs' device. The
+            function does not change inputs, returns no views of them, and does not wait for a device.
         inputs: tensor numbers.
         output: tensor number.
         flops: floating-point operations.
-        bytes: bytes that it reads and writes.
+        bytes: bytes read and written.
     """
 
     name: str
@@ -82,10 +82,10 @@ class WholeTensor:
     """An input or output of a program, in blocks.
 
     Attributes:
-        shape: of the whole.
+        shape: shape of the whole tensor.
         dtype: its element type.
-        blocks: the blocks that it is cut into.
-        sample: for inputs, draws a test value.
+        blocks: the blocks into which it is cut.
+        sample: for inputs, draws a random value.
     """
 
     shape: tuple[int, ...]
@@ -96,12 +96,12 @@ class WholeTensor:
 
 @dataclass(frozen=True)
 class MetaOp:
-    """All ops that one op became when it was cut (DOPPLER, Appendix A and Algorithm 4).
+    """All ops into which one op is cut (DOPPLER, Appendix A and Algorithm 4).
 
     Attributes:
-        name: name of the op that was cut, or of the layout that a tensor was copied into.
+        name: name of the op, or of the layout into which a tensor is copied.
         shard_ops: names of the expensive ops, one for each shard; empty if a tensor is only copied.
-        reduce_ops: names of the cheap ops that assemble whole blocks from the shards; none of them depends on another.
+        reduce_ops: names of the cheap ops that assemble blocks from the shards; they do not depend on each other.
     """
 
     name: str
@@ -111,14 +111,14 @@ class MetaOp:
 
 @dataclass(frozen=True, eq=False)
 class BlockProgram:
-    """Ops on blocks, in topological order.
+    """A program of ops on blocks, with its task graph.
 
     Attributes:
-        tensors: every block, of inputs and of results.
+        tensors: all blocks, of inputs and of results.
         ops: in topological order.
         inputs: by name.
         outputs: by name.
-        meta_ops: in topological order; each op is in one of them.
+        meta_ops: in topological order; each op belongs to one meta-op.
     """
 
     tensors: tuple[BlockTensor, ...]
@@ -131,24 +131,24 @@ class BlockProgram:
     def graph(self) -> OpGraph:
         """The task graph: ``V`` ops with one tensor each.
 
-        Inputs are not ops. The inputs that an op reads count as its ``param_bytes``: they are in place before a run begins, as
-        in the cost graphs that the DOPPLER paper's authors publish. An input with several readers counts for each, since each
-        needs it.
+        Inputs are not ops. The inputs that an op reads count as its ``param_bytes``: they are on its device before a run
+        starts, as in the cost graphs that the authors of DOPPLER have published. An input with several readers counts for each
+        of them.
         """
-        maker = {op.output: v for v, op in enumerate(self.ops)}
-        made = [self.tensors[op.output] for op in self.ops]
-        edges = [(maker[t], v) for v, op in enumerate(self.ops) for t in dict.fromkeys(op.inputs) if t in maker]
-        given = [sum(self.tensors[t].nbytes for t in set(op.inputs) if t not in maker) for op in self.ops]
+        producer = {op.output: v for v, op in enumerate(self.ops)}
+        outputs = [self.tensors[op.output] for op in self.ops]
+        edges = [(producer[t], v) for v, op in enumerate(self.ops) for t in dict.fromkeys(op.inputs) if t in producer]
+        input_bytes = [sum(self.tensors[t].nbytes for t in set(op.inputs) if t not in producer) for op in self.ops]
         return OpGraph(
             names=tuple(op.name for op in self.ops),
             kinds=tuple(op.kind for op in self.ops),
             flops=np.array([op.flops for op in self.ops], np.float64),
-            param_bytes=np.array(given, np.float64),
+            param_bytes=np.array(input_bytes, np.float64),
             tensor_op=np.arange(len(self.ops), dtype=np.int32),
             tensor_port=np.zeros(len(self.ops), np.int32),
-            tensor_bytes=np.array([tensor.nbytes for tensor in made], np.float64),
-            tensor_shapes=tuple(tensor.shape for tensor in made),
-            tensor_dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in made),
+            tensor_bytes=np.array([tensor.nbytes for tensor in outputs], np.float64),
+            tensor_shapes=tuple(tensor.shape for tensor in outputs),
+            tensor_dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in outputs),
             edges=np.array(edges, np.int32).reshape(-1, 2),
             edge_tensor=np.array([u for u, _ in edges], np.int32),
         ).verify()
@@ -179,7 +179,7 @@ class BlockProgram:
         )
 
     def random_inputs(self, seed: int = 0) -> dict[str, Tensor]:
-        """Draw whole inputs by name; they depend on the seed only, not on how the program is cut."""
+        """Draw whole inputs by name; they depend on the seed, not on how the program is cut."""
         generator = torch.Generator().manual_seed(seed)
         return {name: whole.sample(generator) for name, whole in sorted(self.inputs.items()) if whole.sample is not None}
 
@@ -214,7 +214,7 @@ class BlockProgram:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run op after op on the device of the inputs, and free every block after its last reader.
+        """Run the ops one by one on the device of the inputs, and free every block after its last reader.
 
         Raises:
             UsageError: the inputs do not fit; see :meth:`split`.

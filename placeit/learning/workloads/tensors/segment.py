@@ -1,4 +1,4 @@
-"""A part of a program as a PyTorch module, for execution on devices."""
+"""A part of a program as a PyTorch module, to be run on a device."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["ProgramSegment"]
 
 
 class ProgramSegment(torch.nn.Module):
-    """Runs some ops of a program, one after the other, from tensors to a tuple of tensors.
+    """A module that runs some ops of a program, one after the other.
 
-    Blocks of the program's inputs are its buffers, so they move with it to a device. Intermediate tensors are freed after their
-    last reader. An error in an op has a note that names the op: ``op: NAME``.
+    Blocks of the program's inputs are buffers of the module, so that they move with it to a device. Intermediate tensors are
+    freed after their last reader. An error in an op has a note that names the op: ``op: NAME``.
 
     Args:
-        ops: ops of the program, in its order.
+        ops: ops of the program, in their order.
         enter: tensor numbers of the arguments, which other segments compute.
         leave: tensor numbers of the results.
         blocks: blocks of the program's inputs, by tensor number; see
             :meth:`placeit.learning.workloads.tensors.BlockProgram.split`.
 
     Raises:
-        UsageError: an op reads a tensor that is neither made before it, nor an argument, nor a block.
+        UsageError: an op reads a tensor that is neither computed before it, nor an argument, nor a block.
 
     Attributes:
-        replayable: true: the launches of the ops do not depend on values.
+        replayable: True, since the launches of the ops do not depend on values.
     """
 
     replayable = True
@@ -42,25 +42,25 @@ class ProgramSegment(torch.nn.Module):
         super().__init__()
         self._ops, self._enter, self._leave = tuple(ops), tuple(enter), tuple(leave)
         self._blocks: dict[int, str] = {}
-        known = set(enter)
+        available = set(enter)
         for op in self._ops:
             for tensor in op.inputs:
-                if tensor in known:
+                if tensor in available:
                     continue
                 if tensor not in blocks:
                     raise UsageError(f"Op '{op.name}' of a segment reads tensor {tensor}, which nothing there makes or gives.")
                 self._blocks[tensor] = f"block{tensor}"
                 self.register_buffer(self._blocks[tensor], blocks[tensor])
-                known.add(tensor)
-            known.add(op.output)
+                available.add(tensor)
+            available.add(op.output)
         last = {tensor: v for v, op in enumerate(self._ops) for tensor in op.inputs}
         self._dead: list[list[int]] = [[] for _ in self._ops]
         for tensor in last.keys() - set(leave):
             self._dead[last[tensor]].append(tensor)
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Run the ops."""
-        # with a segment for each op, devices call this once per op, so all its time beyond the ops is overhead
+        """Return the results, given the arguments."""
+        # if there is a segment for each op, this is called once per op, and any time beyond the ops is overhead
         values: dict[int, Any] = dict(zip(self._enter, arguments, strict=True))
         for tensor, name in self._blocks.items():
             values[tensor] = self._buffers[name]

@@ -1,4 +1,4 @@
-"""Cutting an expression into ops on blocks."""
+"""Cut an expression into ops on blocks."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ _COMBINE: Mapping[Reduction, Callable[..., Tensor]] = {
 
 
 def shard(outputs: Sequence[TensorNode], shards: int, partition: Partition | None = None) -> BlockProgram:
-    """Cut an expression into a program.
+    """Cut an expression into a program of ops on blocks.
 
     Each op becomes one op for each combination of parts of its indices. If a reduced index is cut, a ``formation`` op for each
-    block of the result combines the partial results. If a tensor is read in another layout than it was made in, a ``select`` op
-    for each block copies the parts that overlap it.
+    block of the result combines the partial results. If a tensor is read in another layout than it was computed in, a
+    ``select`` op for each block copies the overlapping parts.
 
     Args:
         outputs: the results of the program.
-        shards: how many parts an op is cut into, at least 1; see :func:`~placeit.learning.workloads.tensors.partition.plan`.
-        partition: how to cut some ops, by name; the others are cut automatically.
+        shards: number of parts into which an op is cut, at least 1; see
+            :func:`~placeit.learning.workloads.tensors.partition.plan`.
+        partition: partitions of some ops, by name; the others are cut automatically.
 
     Raises:
-        UsageError: fewer than one shard, no outputs, a name twice, or a partition that does not fit.
+        UsageError: ``shards`` is less than one, there are no ops, a name occurs twice, or a partition does not fit.
     """
     if shards < 1:
         raise UsageError(f"An expression cannot be cut into {shards} shards; 1 leaves it whole.")
@@ -54,7 +55,7 @@ def shard(outputs: Sequence[TensorNode], shards: int, partition: Partition | Non
 
 
 class _Cutter:
-    """Collects tensors and ops; blocks of a tensor are in row-major order."""
+    """Collects the tensors and ops of a program; blocks of a tensor are in row-major order."""
 
     def __init__(self, parts: Mapping[Op, Mapping[str, int]], layouts: Mapping[TensorNode, PartCounts]) -> None:
         self.tensors: list[BlockTensor] = []
@@ -65,14 +66,14 @@ class _Cutter:
         self._blocks: dict[tuple[TensorNode, PartCounts], list[int]] = {}
 
     def cut(self, op: Op) -> None:
-        """Add the ops of one op, and before them the selects that it needs."""
+        """Add the ops into which an op is cut, and before them the selects that they need."""
         parts = self._parts[op]
         operands = [
             self._in_layout(operand, tuple(parts[index] for index in term))
             for operand, term in zip(op.operands, op.terms, strict=True)
         ]
         ranges = {index: bounds(op.sizes[index], count) for index, count in parts.items()}
-        made: dict[tuple[int, ...], list[int]] = {}
+        results: dict[tuple[int, ...], list[int]] = {}  # partial results of each block
         shards, formations = [], []
         for where in itertools.product(*(range(count) for count in parts.values())):
             part = dict(zip(parts, where, strict=True))
@@ -87,10 +88,10 @@ class _Cutter:
             name = f"{op.name}[{cuts}]" if cuts else op.name
             tensor = self._emit(name, op.kind, op.kernel(region), reads, shape, op.dtype, op.flops * points)
             shards.append(name)
-            made.setdefault(tuple(part[index] for index in op.output), []).append(tensor)
+            results.setdefault(tuple(part[index] for index in op.output), []).append(tensor)
         blocks = []
-        for where in sorted(made):
-            partial = made[where]
+        for where in sorted(results):
+            partial = results[where]
             if len(partial) > 1:
                 first = self.tensors[partial[0]]
                 name = f"{op.name}{_coordinates(where)} formation"
@@ -104,7 +105,7 @@ class _Cutter:
         self._blocks[op, self._layouts[op]] = blocks
 
     def whole(self, node: TensorNode) -> WholeTensor:
-        """Return an input or a result, in its own layout."""
+        """Return an input or a result in its layout."""
         layout = self._layouts[node]
         blocks = zip(self._in_layout(node, layout), _regions(node.shape, layout), strict=True)
         return WholeTensor(
@@ -115,35 +116,36 @@ class _Cutter:
         )
 
     def _in_layout(self, node: TensorNode, layout: PartCounts) -> list[int]:
+        """Return the blocks of a tensor in a layout; add selects on first use if the tensor has another layout."""
         if (node, layout) not in self._blocks:
-            self._blocks[node, layout] = self._laid_out(node, layout)
+            self._blocks[node, layout] = self._lay_out(node, layout)
         return self._blocks[node, layout]
 
-    def _laid_out(self, node: TensorNode, layout: PartCounts) -> list[int]:
+    def _lay_out(self, node: TensorNode, layout: PartCounts) -> list[int]:
         regions = list(_regions(node.shape, layout))
         names = [f"{node.name}{_coordinates(where)}" for where in itertools.product(*map(range, layout))]
         if isinstance(node, Input) and layout == self._layouts[node]:
             return [self._tensor(name, _shape(region), node.dtype) for name, region in zip(names, regions, strict=True)]
         source, starts = (node.operands[0], node.starts) if isinstance(node, Crop) else (node, (0,) * len(node.shape))
-        have = self._layouts[source]
-        blocks = self._in_layout(source, have)
-        cuts = [bounds(size, count) for size, count in zip(source.shape, have, strict=True)]
+        source_layout = self._layouts[source]
+        source_blocks = self._in_layout(source, source_layout)
+        cuts = [bounds(size, count) for size, count in zip(source.shape, source_layout, strict=True)]
         label = f"{node.name} in {'x'.join(map(str, layout))}"
-        found, selects = [], []
+        blocks, selects = [], []
         for where, region in zip(itertools.product(*map(range, layout)), regions, strict=True):
-            wanted = [(first + start, last + start) for (first, last), start in zip(region, starts, strict=True)]
-            reached = list(itertools.product(*(overlapping(cut, span) for cut, span in zip(cuts, wanted, strict=True))))
-            theirs = [tuple(cut[number] for cut, number in zip(cuts, at, strict=True)) for at in reached]
-            reads = [blocks[_flat(at, have)] for at in reached]
-            if theirs == [tuple(wanted)]:
-                found += reads
+            target = [(first + start, last + start) for (first, last), start in zip(region, starts, strict=True)]
+            positions = list(itertools.product(*(overlapping(cut, span) for cut, span in zip(cuts, target, strict=True))))
+            sources = [tuple(cut[number] for cut, number in zip(cuts, position, strict=True)) for position in positions]
+            reads = [source_blocks[_flat(position, source_layout)] for position in positions]
+            if sources == [tuple(target)]:
+                blocks += reads
                 continue
             name = f"{label}{_coordinates(where)}"
-            found.append(self._emit(name, "select", _selection(wanted, theirs), reads, _shape(region), node.dtype, 0.0))
+            blocks.append(self._emit(name, "select", _selection(target, sources), reads, _shape(region), node.dtype, 0.0))
             selects.append(name)
         if selects:
             self.meta_ops.append(MetaOp(label, (), tuple(selects)))
-        return found
+        return blocks
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         self.tensors.append(BlockTensor(name, shape, dtype))
@@ -159,15 +161,17 @@ class _Cutter:
         dtype: torch.dtype,
         flops: float,
     ) -> int:
+        """Add an op and its output; return the number of the output."""
         output = self._tensor(name, shape, dtype)
         written = self.tensors[output].nbytes
-        # a select reads what it writes, the other ops all of their inputs
+        # a select reads as many bytes as it writes, the other ops all of their inputs
         read = written if kind == "select" else sum(self.tensors[tensor].nbytes for tensor in reads)
         self.ops.append(ProgramOp(name, kind, run, tuple(reads), output, flops, float(read + written)))
         return output
 
 
 def _regions(shape: Sequence[int], layout: PartCounts) -> Iterator[tuple[IndexRange, ...]]:
+    """Yield the region of each block in row-major order."""
     return itertools.product(*(bounds(size, parts) for size, parts in zip(shape, layout, strict=True)))
 
 
@@ -175,10 +179,11 @@ def _shape(region: Sequence[IndexRange]) -> tuple[int, ...]:
     return tuple(last - first for first, last in region)
 
 
-def _flat(where: Sequence[int], layout: Sequence[int]) -> int:
+def _flat(position: Sequence[int], layout: Sequence[int]) -> int:
+    """Return the row-major number of a block."""
     number = 0
-    for at, parts in zip(where, layout, strict=True):
-        number = number * parts + at
+    for coordinate, parts in zip(position, layout, strict=True):
+        number = number * parts + coordinate
     return number
 
 
@@ -187,6 +192,7 @@ def _coordinates(where: Sequence[int]) -> str:
 
 
 def _combination(how: Reduction) -> Kernel:
+    """Return the kernel that combines partial results."""
     combine = _COMBINE[how]
 
     def run(*partial: Tensor) -> Tensor:
@@ -198,18 +204,18 @@ def _combination(how: Reduction) -> Kernel:
     return run
 
 
-def _selection(wanted: Sequence[IndexRange], theirs: Sequence[Sequence[IndexRange]]) -> Kernel:
-    """Return the kernel that copies the parts of some blocks inside a region to their places in the region."""
+def _selection(target: Sequence[IndexRange], sources: Sequence[Sequence[IndexRange]]) -> Kernel:
+    """Return the kernel that assembles the ``target`` region from the blocks of the ``sources`` regions, which cover it."""
     pieces = []
-    for region in theirs:
-        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, region, strict=True)]
+    for source in sources:
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(target, source, strict=True)]
         pieces.append(
             (
-                tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(common, wanted, strict=True)),
-                tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(common, region, strict=True)),
+                tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(common, target, strict=True)),
+                tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(common, source, strict=True)),
             )
         )
-    shape = _shape(wanted)
+    shape = _shape(target)
 
     def run(*blocks: Tensor) -> Tensor:
         result = blocks[0].new_empty(shape)
