@@ -120,7 +120,8 @@ class Executor(PlanExecutor):
     @property
     def refused(self) -> Mapping[int, str]:
         """Why the compiler of a device refused segments, which run op by op, by their numbers in the plan."""
-        return {s: p.refused for s, p in enumerate(self.programs) if isinstance(p, MayBeRefused) and p.refused}
+        programs: Sequence[object] = self.programs
+        return {s: p.refused for s, p in enumerate(programs) if isinstance(p, MayBeRefused) and p.refused}
 
     @property
     def by_size(self) -> bool:
