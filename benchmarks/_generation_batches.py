@@ -95,14 +95,15 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
     firsts = dict[str, int]()
     with ExitStack() as stack:
         timers = dict[str, Callable[[], float]]()
-        for cores in (two_cores()[:1], two_cores()):
-            devices = [f"CPU@{core}" for core in cores]
+        for count, whole in ((1, True), (1, False), (2, False)):
+            devices = [f"CPU@{core}" for core in two_cores()[:count]]
             session = stack.enter_context(session_of(files.stateful, devices, tokens, 2))
             server = stack.enter_context(session.serve(_placement(session, args)))
             sequence = stack.enter_context(server.sequence())
-            size = chunk if len(cores) > 1 else tokens
+            size = tokens if whole else chunk
+            name = " and ".join(devices) + ("" if whole else f", {chunk} tokens at a time")
 
-            def first(name: str, sequence: OpenSequence = sequence, size: int = size) -> float:
+            def first(name: str = name, sequence: OpenSequence = sequence, size: int = size) -> float:
                 sequence.reset()
                 begin = perf_counter()
                 parts = [prompt[at : at + size] for at in range(0, tokens, size)]
@@ -110,12 +111,14 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
                 firsts[name] = int([answer.result() for answer in answers][-1]["logits"][0, -1].argmax())
                 return perf_counter() - begin
 
-            timers[" and ".join(devices)] = partial(first, " and ".join(devices))
+            timers[name] = first
         results = settled_race(timers, rounds=_TURNS[args.quick], seed=args.seed)
     for name, took in results.items():
         report.row(prompt=tokens, devices=name, first_token_ms=took.median * 1e3, token=firsts[name])
-    one, two = results.values()
+    one, chunked, two = results.values()
     report.claim(f"first token of {tokens}, two devices over one", faster(two, one).ratio, "", at_most=0.65)
+    report.claim(f"first token of {tokens}, two devices over one in as many chunks", faster(two, chunked).ratio, "")
+    report.claim(f"first token of {tokens}, one device in chunks over at once", faster(chunked, one).ratio, "")
     report.claim(f"first token of {tokens}: answers", len({*firsts.values()}), "", at_most=1)
 
 

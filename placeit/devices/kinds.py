@@ -115,7 +115,13 @@ class Kind:
         return None
 
     def compiled(self, cores: Device) -> Device | None:  # noqa: ARG002
-        """Return a core set of the kind :attr:`compiles` as a device that compiles models; None if that is not possible."""
+        """Return a core set that runs models op by op as a device of this kind, which compiles them; None if it does not.
+
+        Searches give such devices the whole model only.
+
+        Args:
+            cores: a core set of any kind.
+        """
         return None
 
     def other_precision(self, device: Device, precision: str) -> str | None:  # noqa: ARG002

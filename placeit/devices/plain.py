@@ -78,21 +78,19 @@ def whole_devices(cluster: Cluster, *, onnx: bool = False) -> list[Device]:
 
 
 def compiled_devices(cluster: Cluster) -> list[Device]:
-    """Return the cores of a cluster as devices that compile whole models, for each kind that runs them eagerly.
+    """Return the cores of a cluster as devices that compile whole models, for each kind that runs models op by op.
 
     The cores are a plain device, or the largest core set. The result is empty if a device or link is emulated, described or on
     another node.
     """
     if not all_here(cluster):
         return []
-    eager = [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]
-    found: list[Device] = []
-    for kind in (kind for _, kind in kinds() if kind.compiles):
-        cores = max((one for one in eager if one.kind == kind.compiles), key=lambda one: len(one.cores), default=None)
-        made = None if cores is None else kind.compiled(cores)
-        if made is not None and made.name not in cluster.names:
-            found.append(made)
-    return found
+    largest: dict[str, Device] = {}
+    for cores in [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]:
+        if cores.kind not in largest or len(cores.cores) > len(largest[cores.kind].cores):
+            largest[cores.kind] = cores
+    made = [kind.compiled(cores) for _, kind in kinds() for cores in largest.values()]
+    return [device for device in made if device is not None and device.name not in cluster.names]
 
 
 def compiled_twins(cluster: Cluster) -> Cluster | None:

@@ -21,6 +21,7 @@ from placeit.optimizer.candidates import Alone, Candidate, value_of
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.kinds import device_kind
 from placeit.workbench import Workbench
 
 __all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
@@ -54,9 +55,10 @@ def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
     session = races.session
     for device in session.setup.compiled_devices if _is_compilable(session) else ():
-        eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind == kind_of(device).compiles]
-        if problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
-            home = session.alone(device)
+        eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind != device.kind]
+        home, kind = session.alone(device), device_kind(device)
+        able = home.model.formats & set(kind.formats) and set(home.model.graph.names) <= set(kind.supported(home.model, device))
+        if able and problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
             candidate = alone_on(home, device.name, plain=True)
             races.enter(candidate, Alone(home, _busy(session)))
             _skip_late(races, candidate, home, room)

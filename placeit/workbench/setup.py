@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from placeit import backends
-from placeit.backends.base import Arrays, Model
+from placeit.backends.base import Arrays, ConvertsOps, Model
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import UsageError
 from placeit.core.placement import Conditions
@@ -181,6 +181,8 @@ class Setup:
         model, first = self.model, cluster.devices[0]
         if first.plain and (form := device_kind(first).whole_file) is not None:
             model = self.model.whole_file(form)
+        elif isinstance(model, ConvertsOps):
+            model = model.prepared(cluster)
         return replace(
             self,
             model=model,

@@ -55,6 +55,27 @@ def test_a_slowed_core_set_of_openvino_runs_segments_beside_pytorch() -> None:
     assert len({segment.device for segment in made.plan.programs}) == 2
 
 
+def test_a_search_on_core_sets_of_pytorch_races_the_whole_model_in_openvino_as_well() -> None:
+    core = f"CPU@{FIRST}"
+    with Session(NET, core, example=(X,), policy=STEADY, cache=None) as session:
+        found = session.optimize(budget=20, candidates=Candidates("heft"))
+        converted = next(one for one in found.candidates if one.name == f"openvino:{core}")
+        assert converted.may_be_chosen
+        assert converted.output_error is not None
+        assert converted.output_error.max_rel < 1e-5
+        again = session.run(converted.placement, runs=2)
+    assert again.output_error.max_rel < 1e-5
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(8, 8)).bfloat16(), "Sorted"])
+def test_a_model_that_cannot_be_converted_whole_does_not_race_in_openvino(module: nn.Module | str) -> None:
+    given = Sorted() if isinstance(module, str) else module
+    example = X.to(next((weight.dtype for weight in given.parameters()), torch.float32))
+    with Session(given.eval(), f"CPU@{FIRST}", example=(example,), policy=STEADY, cache=None) as session:
+        found = session.optimize(budget=20, candidates=Candidates("heft"))
+    assert not [one.name for one in found.candidates if "openvino" in one.name]
+
+
 class Sorted(nn.Module):
     """Has an op that OpenVINO's converter does not know."""
 

@@ -192,7 +192,7 @@ def test_what_depends_on_an_unknown_reward_is_left_out_and_nothing_else(reward_t
     def baseline(episodes, memory):
         seen.append(np.flatnonzero(episodes.valid[:, 0]).tolist())
         assert np.isfinite(episodes.returns).all()
-        assert not episodes.whole.any()
+        assert not episodes.complete.any()
         return np.zeros_like(episodes.returns)
 
     one = Stage(lambda *_: FREE, 1, reward_to_go=reward_to_go, baseline=baseline, cost=third_step_lost)

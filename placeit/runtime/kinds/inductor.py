@@ -51,8 +51,8 @@ class _InductorKind(TorchKind):
         return None
 
     def compiled(self, cores: Device) -> Device | None:
-        """Return the device that compiles for a core set; None if there is no C++ compiler."""
-        if _lacks_compiler():
+        """Return the device that compiles for a core set of PyTorch; None if there is no C++ compiler."""
+        if cores.kind != self.compiles or _lacks_compiler():
             return None
         address = replace(cores.where, runtime="inductor")
         return replace(cores, name=str(address), kind=address.runtime, address=address)

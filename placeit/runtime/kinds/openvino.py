@@ -103,6 +103,13 @@ class _OpenVinoKind(DrivenByOpenVino):
         address = replace(cores.where, runtime="throughput")
         return replace(cores, name=str(address), kind=address.runtime, address=address) if cores.core_set else None
 
+    def compiled(self, cores: Device) -> Device | None:
+        """Return OpenVINO's device on a core set of PyTorch, whose models can be converted for it; None for other core sets."""
+        if cores.kind != "torch":
+            return None
+        address = replace(cores.where, runtime="openvino")
+        return replace(cores, name=str(address), kind=address.runtime, address=address)
+
     def other_precision(self, device: Device, precision: str) -> str | None:
         """Return ``f32``, or a shorter precision that the hardware has; None if it has none."""
         if precision != "f32":
