@@ -170,8 +170,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, timeout_s: float, max_bytes: int, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._declining = _Parser(self)
-        self.parser = cast("Any", self._declining)
+        self.parser: Any = _Parser(self)
         self._timeout_s, self._most, self._crowd = timeout_s, max_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -188,7 +187,7 @@ class Connection(HttpToolsProtocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers of the connection."""
+        """Cancel the timers of the connection, and end its reference cycles, which would keep its buffers for the collector."""
         self._crowd.leave(self)
         self._crowd.head(-self.head)
         self._cancel()
@@ -196,6 +195,7 @@ class Connection(HttpToolsProtocol):
             callback()
         self.resume_writing()
         super().connection_lost(exc)
+        self.parser = self.cycle = self.scope = cast("Any", None)
 
     def on_leave(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Have a function called when the client disconnects, or now if it has; returns what undoes this."""
@@ -239,14 +239,14 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Record that the body of a request follows."""
-        if self._declining.declines:
+        if self.parser.declines:
             return
         self._in_head = self._begun = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Stop the time limit of a request, which has arrived."""
-        if self._declining.declines:
+        if self.parser.declines:
             return
         self._cancel()
         self._crowd.wait(self, waits=False)
