@@ -197,7 +197,7 @@ class Sequences:
                     if (again := named.answered(asked, digest)) is not None:
                         return again
                 if named.ending is not None:
-                    await asyncio.wait([asyncio.wrap_future(named.ending)])
+                    await _until_done(named.ending)
                     named.end()
                 answer = submit(await self._ready(named, asked))
                 self._kept.pop(named, None)
@@ -280,6 +280,14 @@ class Sequences:
         if named.timer is not None:
             named.timer.cancel()
         named.close()
+
+
+async def _until_done(answer: Answer) -> None:
+    """Wait until an answer has ended, well or not. If the caller is cancelled, the answer is not."""
+    # not wrap_future: if the answer fails, asyncio logs that no code has retrieved the copy's exception
+    done = asyncio.Event()
+    answer.add_done_callback(_later(lambda _: done.set(), asyncio.get_running_loop()))
+    await done.wait()
 
 
 def _later(function: Callable[[Answer], object], loop: asyncio.AbstractEventLoop) -> Callable[[Any], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -245,6 +246,26 @@ def test_a_last_request_that_did_not_run_leaves_the_sequence_open(served: tuple[
             assert len(sequences) == left
 
     asyncio.run(ending())
+
+
+def test_a_request_that_waits_for_a_last_one_that_fails_logs_nothing(
+    served: tuple[NetworkServer, ServedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    sequences, server, last = served[1].sequences, served[1].server, Answer()
+
+    async def ask() -> None:
+        await sequences.submit(Asked(7, start=True, end=True), {}, lambda _: last)
+        following = asyncio.ensure_future(
+            sequences.submit(Asked(7, start=False, end=False), {}, lambda _: server.submit(arrays([1])))
+        )
+        await asyncio.sleep(0.05)
+        assert not following.done()
+        last.set_exception(ExecutionError("A device was lost."))
+        await asyncio.wrap_future(await following)
+
+    asyncio.run(ask())
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_state_that_was_lost_is_said_until_the_sequence_begins_again(
