@@ -59,7 +59,7 @@ class Bodies:
     """
 
     def __init__(self, service: Service, max_bytes: int, room: Room) -> None:
-        self._service, self._most, self._room = service, max_bytes, room
+        self._service, self._max_bytes, self._room = service, max_bytes, room
         self._small = Room(SMALL_BYTES * _SMALL_AT_ONCE, "bytes of requests are being read")
 
     async def read(self, request: Request, max_bytes: int | None = None) -> Body:
@@ -72,13 +72,13 @@ class Bodies:
         Raises:
             RefusedError: the body is too large, or no such body can be read.
         """
-        most = self._most if max_bytes is None else min(self._most, max_bytes)
+        limit = self._max_bytes if max_bytes is None else min(self._max_bytes, max_bytes)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in _WINDOWS:
             raise RefusedError(Status.ENCODED, f"The content encoding '{encoding}' is not supported: gzip and deflate are.")
         length = int(request.headers.get("content-length", 0))
-        if length > most:
-            raise self._too_large(most)
+        if length > limit:
+            raise self._too_large(limit)
         room = self._small if 0 < length <= SMALL_BYTES and encoding == "identity" else self._room
         if room is self._small and has_arrived(request.scope):
             at_once = room.taken_at_once(length)
@@ -87,51 +87,51 @@ class Bodies:
         arrival = room.begin()
         try:
             async with room.arriving(arrival):
-                body = await self._received(request, arrival, room, length, most)
+                body = await self._received(request, arrival, room, length, limit)
                 if encoding != "identity":
-                    body = memoryview(await self._service.apart(self._decoded, body, _WINDOWS[encoding], most))
+                    body = memoryview(await self._service.apart(self._decoded, body, _WINDOWS[encoding], limit))
                     room.take(arrival, len(body))
         except BaseException:
             room.end(arrival)
             raise
         return Body(body, room, arrival)
 
-    async def _received(self, request: Request, arrival: Arrival, room: Room, length: int, most: int) -> memoryview:
-        """Receive a body of a length, 0 if it is unknown, and of ``most`` bytes. Raises RefusedError if it is too large."""
+    async def _received(self, request: Request, arrival: Arrival, room: Room, length: int, limit: int) -> memoryview:
+        """Receive a body of a length, 0 if it is unknown, and of ``limit`` bytes. Raises RefusedError if it is too large."""
         if length:
             await room.reserve(arrival, length)
-        whole = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
+        buffer = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
         size, more = 0, True
         while more:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(Status.GONE, "The client has gone.")
             part, more = message.get("body", b""), message.get("more_body", False)
-            if size + len(part) > most:
-                raise self._too_large(most)
+            if size + len(part) > limit:
+                raise self._too_large(limit)
             if not length:
                 room.take(arrival, len(part))
-            whole[size : size + len(part)] = part
+            buffer[size : size + len(part)] = part
             size += len(part)
         room.arrived(arrival)
-        return memoryview(whole).toreadonly()
+        return memoryview(buffer).toreadonly()
 
-    def _decoded(self, body: memoryview, window: int, most: int) -> bytes:
+    def _decoded(self, body: memoryview, window: int, limit: int) -> bytes:
         """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
         reader = zlib.decompressobj(window)
         try:
-            found = reader.decompress(body, most + 1)
+            found = reader.decompress(body, limit + 1)
         except zlib.error as error:
             raise invalid(f"The body is not compressed as its content encoding says: {error}.") from None
-        if len(found) > most:
-            raise self._too_large(most)
+        if len(found) > limit:
+            raise self._too_large(limit)
         if not reader.eof or reader.unused_data:
             raise invalid(f"The compressed body ends too {'late' if reader.eof else 'early'}.")
         return found
 
-    def _too_large(self, most: int) -> RefusedError:
-        option = " (--max-request-bytes)" if most == self._most else ""
-        return RefusedError(Status.TOO_LARGE, f"The body of a request has at most {most} bytes here{option}.")
+    def _too_large(self, limit: int) -> RefusedError:
+        option = " (--max-request-bytes)" if limit == self._max_bytes else ""
+        return RefusedError(Status.TOO_LARGE, f"The body of a request has at most {limit} bytes here{option}.")
 
     async def json_object(self, request: Request, max_bytes: int) -> dict[str, Any]:
         """Read a request whose body is a small JSON object; an empty object without a body. Raises RefusedError."""

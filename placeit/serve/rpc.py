@@ -32,11 +32,11 @@ from placeit.serving.answers import Outputs
 __all__ = ["make_server"]
 
 _HEALTH: Final = ("ServerLive", "ServerReady")
-_WHOLE_S: Final = 0.1  # seconds of arriving from which on a request takes the room of the largest one, as its size is not known
-_LOOK_S: Final = 0.02  # between two looks for such requests, so that each finds few
-_SLOWLY: Final = 4  # requests of any size that may arrive so slowly
-_PENDING: Final = 1 << 14  # most calls that gRPC has received and not begun: it drops some at random from 1,000 on otherwise
-_STREAMS: Final = 256  # most requests of a connection at a time
+_SLOW_S: Final = 0.1  # seconds after which a request reserves room for the largest one, as its size is not known
+_CHECK_S: Final = 0.02  # seconds between two checks for such requests
+_MAX_SLOW: Final = 4  # requests of any size that may arrive slowly at once
+_MAX_PENDING: Final = 1 << 14  # calls that gRPC has received and not begun: by default, it drops some at random from 1,000 on
+_MAX_STREAMS: Final = 256  # most requests of a connection at a time
 
 
 def make_server(
@@ -68,7 +68,7 @@ def make_server(
         if token is not None:
             check_token(_authorization(context), token)
 
-    coming = _Coming(room, min(max_bytes, room.size // _SLOWLY), timeout_s)
+    arrivals = _Arrivals(room, min(max_bytes, room.size // _MAX_SLOW), timeout_s)
 
     def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
         answer = answers.ModelInfer if name == "ModelInfer" else answers.plain(name)
@@ -79,7 +79,7 @@ def make_server(
                     sent = b""
                 else:
                     check(context)
-                    sent = await coming.read(context)
+                    sent = await arrivals.read(context)
                 with room.kept(len(sent)):
                     found: bytes = await answer(await parsed(service, sent, kind), context)
                 return found
@@ -116,9 +116,9 @@ def make_server(
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", _STREAMS),
-        ("grpc.server.max_pending_requests", _PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", _PENDING),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
         ("grpc.max_connection_idle_ms", round(timeout_s * 1e3)),
         ("grpc.keepalive_time_ms", round(timeout_s * 1e3)),  # a client that reads nothing is left
         ("grpc.keepalive_timeout_ms", round(timeout_s * 1e3)),
@@ -132,10 +132,10 @@ def make_server(
     return server
 
 
-class _Coming:
-    """Reads the requests of calls, of which those that take long need room.
+class _Arrivals:
+    """Reads the request of each call. A request that is slow to arrive reserves room in memory.
 
-    A call without a request costs little until then: thousands can be opened at once.
+    A call costs little memory before its request arrives, so thousands can be open at once.
 
     Args:
         room: bytes of requests that are kept at once.
@@ -145,65 +145,65 @@ class _Coming:
 
     def __init__(self, room: Room, size: int, timeout_s: float) -> None:
         self._room, self._size, self._timeout_s = room, size, timeout_s
-        self._coming: dict[asyncio.Task[Any], float] = {}  # that may be quick, and when they began, the oldest first
+        self._pending: dict[asyncio.Task[Any], float] = {}  # tasks without room, and when each began, oldest first
         self._slow: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
         self._refused: dict[asyncio.Task[Any], RefusedError] = {}
-        self._looking = False
+        self._scheduled = False
 
     async def read(self, context: Any) -> bytes:
-        """Return the request of a call. Raises RefusedError if it has none or is late, or without room."""
+        """Return the request of a call. Raises RefusedError if the call has none, it is late, or there is no room for it."""
         loop = asyncio.get_running_loop()
-        coming = loop.create_task(context.read())
-        self._coming[coming] = loop.time()
-        if not self._looking:
-            self._looking = True
-            loop.call_later(_LOOK_S, self._look, loop.time() + _LOOK_S)
+        reading = loop.create_task(context.read())
+        self._pending[reading] = loop.time()
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_later(_CHECK_S, self._check, loop.time() + _CHECK_S)
         try:
-            sent = await coming
+            sent = await reading
         except asyncio.CancelledError:
-            if coming in self._refused:
-                raise self._refused[coming] from None
+            if reading in self._refused:
+                raise self._refused[reading] from None
             raise
         finally:
-            self._coming.pop(coming, None)
-            self._refused.pop(coming, None)
-            if slow := self._slow.pop(coming, None):
+            self._pending.pop(reading, None)
+            self._refused.pop(reading, None)
+            if slow := self._slow.pop(reading, None):
                 slow.cancel()
         if sent is grpc.aio.EOF:
             raise invalid("This call has no request.")
         found: bytes = sent
         return found
 
-    def _look(self, due: float) -> None:
-        """Let calls that have taken long take room, unless the event loop was late."""
+    def _check(self, due: float) -> None:
+        """Reserve room for calls whose requests are slow, unless the event loop itself was late."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now < due + _WHOLE_S:
-            for coming, since in [*self._coming.items()]:
-                if now < since + _WHOLE_S:
+        if now < due + _SLOW_S:
+            for reading, since in [*self._pending.items()]:
+                if now < since + _SLOW_S:
                     break
-                del self._coming[coming]
+                del self._pending[reading]
                 if self._room.is_full:
-                    self._end(coming, self._room.full())
+                    self._end(reading, self._room.full())
                 else:
-                    self._slow[coming] = loop.create_task(self._wait(coming))
-        self._looking = bool(self._coming)
-        if self._looking:
-            loop.call_later(_LOOK_S, self._look, now + _LOOK_S)
+                    self._slow[reading] = loop.create_task(self._wait(reading))
+        self._scheduled = bool(self._pending)
+        if self._scheduled:
+            loop.call_later(_CHECK_S, self._check, now + _CHECK_S)
 
-    async def _wait(self, coming: asyncio.Task[Any]) -> None:
-        """Take room for a call until it has its request; end it if there is no room."""
+    async def _wait(self, reading: asyncio.Task[Any]) -> None:
+        """Hold room for a call until its request has arrived; end the call if there is no room."""
         try:
             async with self._room.arrival(self._timeout_s) as one:
                 await self._room.reserve(one, self._size)
                 await asyncio.Future[None]()
         except RefusedError as error:
-            if coming in self._slow:
-                self._end(coming, error)
+            if reading in self._slow:
+                self._end(reading, error)
 
-    def _end(self, coming: asyncio.Task[Any], error: RefusedError) -> None:
-        self._refused[coming] = error
-        coming.cancel()
+    def _end(self, reading: asyncio.Task[Any], error: RefusedError) -> None:
+        self._refused[reading] = error
+        reading.cancel()
 
 
 def _refuse(context: Any, error: Exception) -> None:
