@@ -1,4 +1,4 @@
-"""Arrays by name in NumPy archives (``.npz``), read without trust in what they say."""
+"""Read and write NumPy archives (``.npz``). Archives that are read are not trusted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from placeit.core.files import check_regular, replacing
 
 __all__ = ["read_shapes", "read_tensors", "write_tensors"]
 
-_LONGEST_HEAD = 1 << 16
-_WIDEST_NUMBER = 16
+_MAX_HEADER_BYTES = 1 << 16
+_MAX_ITEM_BYTES = 16
 _DAMAGED = (
     *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
     *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
@@ -45,12 +45,12 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
         UsageError: an array is missing or unknown, or has another shape or type.
     """
     # not numpy.load, which leaves a file open that is not an archive
-    with _explaining(path), zipfile.ZipFile(path) as archive:
+    with _archive_errors(path), zipfile.ZipFile(path) as archive:
         members: dict[str, zipfile.ZipInfo] = {}
         for member in archive.infolist():
             if members.setdefault(member.filename.removesuffix(".npy"), member) is not member:
                 raise ValueError(f"it holds two arrays '{member.filename.removesuffix('.npy')}'")
-        found = {name: _head(archive, member, wanted.get(name)) for name, member in members.items()}
+        found = {name: _header_of(archive, member, wanted.get(name)) for name, member in members.items()}
         check_inputs(found, wanted)
         arrays: dict[str, NDArray[np.generic]] = {}
         for name, member in members.items():
@@ -65,8 +65,8 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         FileError: the file cannot be read, or is not such an archive.
     """
-    with _explaining(path), zipfile.ZipFile(path) as archive:
-        heads = {member: _read_head(archive, member) for member in archive.infolist()}
+    with _archive_errors(path), zipfile.ZipFile(path) as archive:
+        heads = {member: _read_header(archive, member) for member in archive.infolist()}
         return {
             member.filename.removesuffix(".npy"): shape
             for member, (shape, dtype) in heads.items()
@@ -75,7 +75,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def _archive_errors(path: Path) -> Iterator[None]:
     """Turn errors while a NumPy archive is read into a FileError."""
     check_regular(path)
     try:
@@ -83,20 +83,20 @@ def _explaining(path: Path) -> Iterator[None]:
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _DAMAGED as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {said}.") from error
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise FileError(f"{path} is not a NumPy archive (.npz) of plain arrays: {reason}.") from error
 
 
-def _head(
+def _header_of(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
 ) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
     """Return shape and type of an array; for one that the model cannot want, its bytes as the shape, and no type."""
-    if spec is None or member.file_size > _LONGEST_HEAD + _WIDEST_NUMBER * math.prod(spec.shape):
+    if spec is None or member.file_size > _MAX_HEADER_BYTES + _MAX_ITEM_BYTES * math.prod(spec.shape):
         return (member.file_size,), None
-    return _read_head(archive, member)
+    return _read_header(archive, member)
 
 
-def _read_head(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

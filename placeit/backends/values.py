@@ -16,8 +16,8 @@ class ValueRange:
     """Integers that an op allows.
 
     Attributes:
-        low: the least one.
-        end: one more than the greatest one.
+        low: smallest allowed integer.
+        end: largest allowed integer plus 1.
         apart: axis along which no two integers should be equal, since the result of a scatter would depend on the order; None
             if they may be equal.
     """

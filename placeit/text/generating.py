@@ -33,21 +33,21 @@ __all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
 
 _LOGITS = "logits"
 _MAX_STOPS = 16
-_AHEAD = 8  # pieces that a text is generated ahead of its reader
-_CHUNK = 128  # tokens of a prompt between steps of other texts, or beside the next device's chunk: enough to keep a device busy
-_LOSSES = 3  # losses of a state before the next token, from which a text recovers
+_MAX_UNREAD = 8  # pieces that a text is generated ahead of its reader
+_PREFILL_CHUNK = 128  # tokens of a prompt that are read in one step beside other work: enough to keep a device busy
+_MAX_LOSSES = 3  # losses of a state before the next token, from which a text recovers
 AT_ONCE = 8
 """Texts that are generated at the same time, by default."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of a text.
+    """When a generated text ends, and how its tokens are chosen.
 
     Attributes:
-        most: most tokens to generate; None for as many as the model's context has room for.
-        stop: texts before which the text ends.
-        sampling: the rules by which tokens are chosen.
+        most: largest number of tokens to generate; None for as many as fit in the model's context.
+        stop: stop sequences: the text ends before the first of them.
+        sampling: rules for choosing tokens.
 
     Raises:
         UsageError: there are too many texts, or one is empty; or no token is wanted.
@@ -69,11 +69,11 @@ class Piece:
     """A part of a generated text.
 
     Attributes:
-        text: the text that the token has completed; it may be empty.
-        tokens: tokens generated so far.
-        end: why the text ends with this piece: by a ``stop`` text or a token that ends texts, or by its ``length``; None if it
-            goes on, ``error`` if it has failed.
-        error: why it has failed; None if it has not.
+        text: the text that the last token completes; it may be empty.
+        tokens: number of tokens generated so far.
+        end: why the text ends with this piece: ``stop`` for a stop sequence or an end token, ``length`` for the largest
+            number of tokens, ``error`` for a failure; None if the text continues.
+        error: the error of a text that failed; else None.
     """
 
     text: str
@@ -93,12 +93,12 @@ class TextModel:
 
     Attributes:
         tokenizer: its tokenizer.
-        context: tokens of the longest text.
-        step: most tokens that the decoder reads in a step; longer prompts take several.
+        context: largest number of tokens in a text.
+        step: largest number of tokens that the decoder reads in a step; longer prompts take several steps.
         vocabulary: number of different tokens.
-        prefixes: the states of beginnings that prompts share.
+        prefixes: the states of prefixes that prompts share.
         stepping: the texts whose prompts have been read.
-        draft: proposes tokens; None without a draft.
+        draft: the small decoder that proposes tokens; None without one.
 
     Raises:
         UsageError: the model is no decoder, has inputs whose meaning is not known, or is not placed for texts of one row; or
@@ -120,8 +120,8 @@ class TextModel:
                 f"{rank}.{more}"
             )
         self.server, self._inputs = server, inputs
-        self.step = _longest(model.path, inputs["input_ids"])
-        self.context = _longest(model.path, inputs.get("attention_mask", inputs["input_ids"]))
+        self.step = _max_tokens(model.path, inputs["input_ids"])
+        self.context = _max_tokens(model.path, inputs.get("attention_mask", inputs["input_ids"]))
         self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
         self.prefixes = Prefixes(server, self.read)
@@ -139,7 +139,7 @@ class TextModel:
         return Draft(small.server.sequence(), small.read, small.context, min(small.vocabulary, self.vocabulary))
 
     def room(self, prompt: Sequence[int], wanted: Wanted) -> int:
-        """Return the most tokens that may follow a prompt.
+        """Return the largest number of tokens that may follow a prompt.
 
         Raises:
             UsageError: the prompt is empty or too long, or has a token that the model does not know.
@@ -198,14 +198,14 @@ class TextModel:
         """
         if at_once < 1:
             raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
-        coming = deque(enumerate(self._each_wanted(prompts, wanted)))
+        pending = deque(enumerate(self._each_wanted(prompts, wanted)))
         running: dict[int, _Text] = {}
         made: _Made = SimpleQueue()
         waits = True
         try:
-            while coming or running:
-                while coming and len(running) < at_once:
-                    number, one = coming.popleft()
+            while pending or running:
+                while pending and len(running) < at_once:
+                    number, one = pending.popleft()
                     if isinstance(one, UsageError):
                         yield number, Piece("", 0, "error", one)
                         continue
@@ -249,7 +249,7 @@ class TextModel:
         A long prompt is submitted in chunks, which several devices compute at the same time, and between which other texts have
         their steps.
         """
-        longest = min(self.step, _CHUNK) if sequence.at_once > 1 or self.stepping else self.step
+        longest = min(self.step, _PREFILL_CHUNK) if sequence.at_once > 1 or self.stepping else self.step
         return [
             sequence.submit(self.inputs_of(tokens[first : first + longest], past + first, hidden))
             for first in range(0, len(tokens), longest)
@@ -265,22 +265,22 @@ _Made: TypeAlias = SimpleQueue[tuple[int, Piece | Exception | None]]
 
 
 class _Text:
-    """A text in the making.
+    """A text that is being generated.
 
     The thread of the server that ends a step also chooses the token and submits the next step. So the steps of several texts
     that have run together wait together, and no time passes in between. The text is generated at most a few pieces ahead of
     its reader.
 
     Args:
-        number: of the text.
-        model: generates it.
-        server: runs the model.
-        prompt: its tokens.
-        wanted: with the number of tokens.
-        made: takes the pieces, and the error if the text fails, with the number of the text.
+        number: number of the text, which accompanies everything that is put into ``made``.
+        model: the decoder.
+        server: the server that runs the decoder.
+        prompt: tokens of the prompt.
+        wanted: when the text ends, with ``most`` set.
+        made: queue for the text's pieces, and for the error if it fails.
 
     Attributes:
-        count: tokens generated so far.
+        count: number of tokens generated so far.
     """
 
     def __init__(
@@ -290,71 +290,71 @@ class _Text:
         self._sampler, self._stops, self._most = Sampler(wanted.sampling), Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
         self._tokens, self._past, self.count, self._losses = list(prompt), 0, 0, 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._unread = 0
         self._answers: list[Answer] = []  # of the step in flight, or of the prompt's chunks
         self._paused = self._closed = False
         self._sequence: ServedSequence | None = None
         self._hidden: list[int] = []  # columns of the state with tokens that were taken back
         self._proposed: Sequence[int] = ()  # in the step in flight
-        self._drafts = True
-        self._begun = 0.0  # the step in flight
+        self._uses_draft = True
+        self._step_start = 0.0  # start of the step in flight, by perf_counter
 
     def submit(self) -> None:
         """Submit the next step, on the thread of the reader.
 
-        It is the first step, or one that has waited for the reader or for the server's queue, or all tokens so far, as the
-        state is lost.
+        This is the first step; a step that has waited for the reader or for the server's queue; or, if the state was lost, a
+        step that reads all tokens so far.
         """
         try:
             if self._sequence is None:
                 self._sequence, self._past = self._model.prefixes.begin(self._tokens)
             elif self._sequence.line.lost is not None:
-                self._read_anew(self._sequence)
+                self._reset_state(self._sequence)
             self._submit(self._sequence)
         except PlaceitError as error:
             self._made.put((self._number, error))
 
-    def _read_anew(self, sequence: ServedSequence) -> None:
+    def _reset_state(self, sequence: ServedSequence) -> None:
         sequence.reset()
         self._past, self._hidden = 0, []
 
     def _submit(self, sequence: ServedSequence) -> None:
         room, draft = self._model.context - len(self._tokens) - len(self._hidden), self._model.draft
         if room < 0:  # for what is hidden
-            self._read_anew(sequence)
-            self._drafts = False
-        self._begun, most = perf_counter(), min(room, (self._most or 0) - self.count - 1)
-        drafts = self._drafts and len(self._model.stepping) == 1 and self._past == len(self._tokens) - 1
-        if draft is None or not drafts or not draft.proposes(self._tokens, most, partial(self._continue, sequence)):
+            self._reset_state(sequence)
+            self._uses_draft = False
+        self._step_start, most = perf_counter(), min(room, (self._most or 0) - self.count - 1)
+        drafts = self._uses_draft and len(self._model.stepping) == 1 and self._past == len(self._tokens) - 1
+        if draft is None or not drafts or not draft.propose(self._tokens, most, partial(self._continue, sequence)):
             self._read(sequence, ())
 
     def _continue(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
-        """Have tokens checked that a draft has proposed; on a thread of the draft's server."""
-        with self._passing_on_errors(sequence):
+        """Submit the tokens that the draft has proposed, to be checked. A thread of the draft's server calls this."""
+        with self._queueing_errors(sequence):
             self._read(sequence, proposed)
 
     def _read(self, sequence: ServedSequence, proposed: Sequence[int]) -> None:
         tokens, self._proposed = [*self._tokens[self._past :], *proposed], proposed
-        with self._turn:
+        with self._lock:
             if self._closed:
                 return
             self._answers = self._model.read(sequence, tokens, self._past, self._hidden)
         self._past = len(self._tokens)
-        self._answers[-1].add_done_callback(partial(self._ended, sequence))
+        self._answers[-1].add_done_callback(partial(self._on_step_end, sequence))
 
     def was_read(self) -> None:
-        """Resume the text if it was paused, as its reader has taken a piece."""
-        with self._turn:
+        """Count a piece as read, and resume the text if it was paused for its reader."""
+        with self._lock:
             self._unread -= 1
-            resumes = self._paused and self._unread < _AHEAD
+            resumes = self._paused and self._unread < _MAX_UNREAD
             self._paused &= not resumes
         if resumes:
             self.submit()
 
     def close(self, *, wait: bool = True) -> None:
-        """End the text, and release its state; ``wait`` for the step that runs, unless the caller is a thread of the server."""
-        with self._turn:
+        """End the text and release its state. With ``wait``, wait for running steps, except on a thread of the server."""
+        with self._lock:
             self._closed = True
         self._model.stepping.discard(self)
         left = [answer for answer in self._answers if not answer.cancel()]
@@ -364,73 +364,73 @@ class _Text:
         if self._sequence is not None:
             self._sequence.close(drain=False)
 
-    def _ended(self, sequence: ServedSequence, answer: Future[Outputs]) -> None:
-        """Choose the token after a step that has ended, and go on; on the thread that has ended it."""
+    def _on_step_end(self, sequence: ServedSequence, answer: Future[Outputs]) -> None:
+        """Choose the token after a step that has ended, and submit the next step. The thread that ended the step calls this."""
         if self._closed:
             return
-        with self._passing_on_errors(sequence):
+        with self._queueing_errors(sequence):
             for chunk in self._answers:
                 if chunk.done():  # or a chunk behind it was refused
                     chunk.result()
-            goes_on = self._chosen(answer.result())
-            with self._turn:
-                self._paused = goes_on and self._unread >= _AHEAD
-            if goes_on and not self._paused:
+            continues = self._choose_tokens(answer.result())
+            with self._lock:
+                self._paused = continues and self._unread >= _MAX_UNREAD
+            if continues and not self._paused:
                 self._submit(sequence)
 
     @contextlib.contextmanager
-    def _passing_on_errors(self, sequence: ServedSequence) -> Iterator[None]:
+    def _queueing_errors(self, sequence: ServedSequence) -> Iterator[None]:
         try:
             yield
         except QueueFullError:
             self._made.put((self._number, None))  # the reader waits for room
         except Exception as error:  # noqa: BLE001 (it is for the reader)
-            anew = sequence.line.lost is not None and self._losses < _LOSSES
-            self._losses += anew
-            self._made.put((self._number, None if anew else error))
+            recovers = sequence.line.lost is not None and self._losses < _MAX_LOSSES
+            self._losses += recovers
+            self._made.put((self._number, None if recovers else error))
 
-    def _pass_on(self, piece: Piece) -> None:
-        with self._turn:
+    def _put_piece(self, piece: Piece) -> None:
+        with self._lock:
             self._unread += 1
         self._made.put((self._number, piece))
 
-    def _chosen(self, outputs: Outputs) -> bool:
-        """Choose the tokens after a step, and pass on their pieces; return whether the text goes on.
+    def _choose_tokens(self, outputs: Outputs) -> bool:
+        """Choose the tokens after a step, and put their pieces into the queue; return whether the text continues.
 
         A step has logits after each token that was proposed. A proposal counts if it is the token that is chosen there.
         """
         first, count = len(self._tokens), len(self._proposed)
         for place, proposed in enumerate((*self._proposed, None)):
-            if not self._goes_on_with(self._sampler.choose(np.asarray(outputs[_LOGITS])[0, place - count - 1])):
+            if not self._append(self._sampler.choose(np.asarray(outputs[_LOGITS])[0, place - count - 1])):
                 return False
             if self._tokens[-1] != proposed:
                 break
         kept, columns = len(self._tokens) - first - 1, first + len(self._hidden)
         self._hidden += range(columns + kept, columns + count)
         self._past = len(self._tokens) - 1
-        if self._model.draft is not None and self._drafts and len(self._model.stepping) == 1:
-            self._model.draft.took(count, kept, perf_counter() - self._begun)
+        if self._model.draft is not None and self._uses_draft and len(self._model.stepping) == 1:
+            self._model.draft.record_step(count, kept, perf_counter() - self._step_start)
         return True
 
-    def _goes_on_with(self, token: int) -> bool:
-        """Pass on the piece of the next token; return whether the text goes on."""
+    def _append(self, token: int) -> bool:
+        """Append the next token, and put its piece into the queue; return whether the text continues."""
         self.count, self._losses = self.count + 1, 0
         self._model.stepping.add(self)
         if token in self._model.tokenizer.ends:
-            self._pass_on(Piece(self._stops.rest(), self.count, "stop"))
+            self._put_piece(Piece(self._stops.rest(), self.count, "stop"))
             return False
         text, stopped = self._stops.pass_on(self._decode(token))
         if stopped or self.count == self._most:
             text = text if stopped else text + self._stops.rest()
-            self._pass_on(Piece(text, self.count, "stop" if stopped else "length"))
+            self._put_piece(Piece(text, self.count, "stop" if stopped else "length"))
             return False
         self._tokens.append(token)
-        self._pass_on(Piece(text, self.count))
+        self._put_piece(Piece(text, self.count))
         return True
 
 
-def _longest(path: Path, tokens: TensorSpec) -> int:
-    """Return the most tokens of an input. Raises UsageError if it cannot have one token of one text."""
+def _max_tokens(path: Path, tokens: TensorSpec) -> int:
+    """Return the largest number of tokens of an input. Raises UsageError if the input cannot hold one token of one text."""
     limits = tokens.limits or tuple((size, size) for size in tokens.shape)
     if not limits[0][0] <= 1 <= limits[0][1]:
         raise UsageError(f"{path} is placed for {limits[0][0]} texts in a step: place it for a batch of 1.")

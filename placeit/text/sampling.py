@@ -1,4 +1,4 @@
-"""How a token is chosen from its logits."""
+"""Sampling of tokens from their logits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Sampler", "Sampling"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Rules by which tokens are chosen.
+    """Options for sampling tokens.
 
     Attributes:
-        temperature: divides the logits; 0 to take the most likely token.
-        top_p: of the most likely tokens, only the fewest whose probabilities add up to at least this are candidates.
+        temperature: number that divides the logits; 0 for the most likely token.
+        top_p: smallest total probability of the candidates, which are the fewest most likely tokens that reach it.
         top_k: number of the most likely tokens that are candidates; 0 for all.
-        seed: of the random choice; None for a different one each time.
+        seed: seed of the random choice; None for different choices each time.
 
     Raises:
         UsageError: a number is out of range.
@@ -44,17 +44,17 @@ class Sampling:
 
 
 class Sampler:
-    """Chooses the tokens of one text.
+    """Samples the tokens of one text.
 
     Args:
-        rules: the rules of the choice.
+        rules: options for sampling.
     """
 
     def __init__(self, rules: Sampling) -> None:
         self._rules, self._rng = rules, np.random.default_rng(rules.seed)
 
     def choose(self, logits: NDArray[np.generic]) -> int:
-        """Return a token for its logits, ``float[vocabulary]``.
+        """Sample a token from logits, ``float[vocabulary]``.
 
         Raises:
             ExecutionError: a logit is NaN, or the largest one is infinite.

@@ -1,4 +1,4 @@
-"""Texts before which a generated text ends."""
+"""Stop sequences, before which a generated text ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Stops"]
 
 
 class Stops:
-    """Texts before which a text ends: it holds back what may be the beginning of one."""
+    """Filter that ends a text before the first stop sequence, and holds back text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held = stops, ""
@@ -24,10 +24,10 @@ class Stops:
         return text, False
 
     def rest(self) -> str:
-        """Return what is held back, at the end of a text."""
+        """Return the text that is held back, for a text that ended without a stop sequence."""
         return self._held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that is a beginning of another."""
+    """Return the length of the longest suffix of a text that is a proper prefix of a stop sequence."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,4 +1,4 @@
-"""Chat templates. A template is a program that comes with a model, so a process with limited time and memory runs it."""
+"""Chat templates. A model's template is a program, so it runs in a process with limited time and memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from placeit.core.extras import need
 
 __all__ = ["Template", "run"]
 
-_SECONDS = 2  # of a processor, for each prompt
-_MEMORY = 1 << 30  # bytes that the process may map
-_LONGEST = 1 << 22  # characters of a prompt
+_MAX_SECONDS = 2  # processor time for each prompt
+_MAX_MEMORY = 1 << 30  # bytes that the process may map
+_MAX_CHARACTERS = 1 << 22  # length of a prompt
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from placeit.text.template import run; run()"
 
 
 class Template:
-    """A chat template, which makes prompts of conversations. Any thread may render it.
+    """A chat template, which turns conversations into prompts. Several threads may render it.
 
     Args:
         source: the template, in the language of Jinja.
@@ -40,7 +40,7 @@ class Template:
     def __init__(self, source: str, named: Mapping[str, str], what: str) -> None:
         need("A chat template", "text", "jinja2")
         self._first, self._what = json.dumps([source, dict(named)]), what
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._stop: Callable[[], object] = int
 
@@ -51,19 +51,19 @@ class Template:
             UsageError: the template refuses the messages.
             ModelError: the template is damaged, or takes too much time or memory.
         """
-        asked = json.dumps(messages, default=dict)
-        with self._turn:
+        request = json.dumps(messages, default=dict)
+        with self._lock:
             try:
                 process = self._process or self._start()
-                kind, text = json.loads(self._answered(process, asked))
-            except BaseException as error:  # the answer may still come, and is not the answer to what is asked next
+                kind, text = json.loads(self._exchange(process, request))
+            except BaseException as error:  # a late answer must not be taken for the next request's
                 self._stop()
                 self._process = None
                 if not isinstance(error, (OSError, ValueError)):
                     raise
                 raise ModelError(
-                    f"{self._what} takes more than {_SECONDS} s or {_MEMORY >> 20} MB for a prompt, or its process cannot run: "
-                    "repair the template, or shorten the conversation."
+                    f"{self._what} takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MB for a prompt, or its process "
+                    "cannot run: repair the template, or shorten the conversation."
                 ) from error
         if kind == "damaged":
             raise ModelError(f"{self._what} is damaged: {text}.")
@@ -81,11 +81,11 @@ class Template:
             start_new_session=True,  # Ctrl-C is for the commands alone
         )
         self._stop = weakref.finalize(self, _end, process)
-        self._answered(process, self._first)
+        self._exchange(process, self._first)
         return process
 
     @staticmethod
-    def _answered(process: subprocess.Popen[str], line: str) -> str:
+    def _exchange(process: subprocess.Popen[str], line: str) -> str:
         """Pass a line to the process; return its answer, which is empty if the process has ended."""
         assert process.stdin is not None  # noqa: S101
         assert process.stdout is not None  # noqa: S101
@@ -108,18 +108,18 @@ def run() -> None:
 
     Each line has an answer on standard output.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template: Any = None
     damage = ""
     for line in sys.stdin:
-        end = int(process_time()) + _SECONDS  # the system ends the process then
+        end = int(process_time()) + _MAX_SECONDS  # the system ends the process then
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
         found, answer = json.loads(line), ("damaged", damage)
         try:
             if template is not None:
                 text = template.render(messages=found, add_generation_prompt=True)
-                answer = ("", text) if len(text) <= _LONGEST else ("refused", f"the prompt has {len(text):,} characters")
+                answer = ("", text) if len(text) <= _MAX_CHARACTERS else ("refused", f"the prompt has {len(text):,} characters")
             elif not damage:
                 template = _compiled(*found)
         except Exception as error:  # noqa: BLE001 (a template may raise any)

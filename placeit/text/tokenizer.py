@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of models in folders, as hubs have them."""
+"""Tokenizers and chat templates, read from the folders of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placeit.text.template import Template
 __all__ = ["Tokenizer"]
 
 Message = Mapping[str, Any]
-_BEFORE = 8  # tokens of a prompt, of which the text after it depends: a word, and the bytes of a character
+_MAX_BEFORE = 8  # last tokens of a prompt, on which the text after it may depend: a word, and the bytes of a character
 
 
 class Tokenizer:
@@ -51,7 +51,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Number of each token that it knows, by the token's text."""
+        """Number of each token, by the token's text."""
         return dict(self._tokenizer.get_vocab())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -71,7 +71,7 @@ class Tokenizer:
         Args:
             prompt: tokens before the text, without which some decoders drop the space that the text begins with.
         """
-        stream, before = self._new_stream(skip_special_tokens=True), list(prompt[-_BEFORE:])
+        stream, before = self._new_stream(skip_special_tokens=True), list(prompt[-_MAX_BEFORE:])
         while self._tokenizer.decode(before).startswith("\ufffd"):  # in the middle of a character
             del before[0]
         for token in before:

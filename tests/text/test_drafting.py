@@ -121,10 +121,10 @@ def test_a_draft_that_fails_leaves_the_text_to_the_decoder(
 def test_proposals_go_on_if_a_token_takes_less_time_with_them(models: list[TextModel], seconds: float, pays: bool) -> None:
     draft, found = Draft(models[0].server.sequence(), models[0].read, CONTEXT, 256), SimpleQueue[Sequence[int]]()
     while draft.pays is None:
-        proposes = draft.proposes([5, 6, 7], 2, found.put)
+        proposes = draft.propose([5, 6, 7], 2, found.put)
         assert not proposes or len(found.get()) == 2
-        draft.took(2 * proposes, 1 * proposes, seconds if proposes else 1.0)  # two tokens, or one
-    assert draft.pays is draft.proposes([5, 6, 7], 2, found.put) is pays
+        draft.record_step(2 * proposes, 1 * proposes, seconds if proposes else 1.0)  # two tokens, or one
+    assert draft.pays is draft.propose([5, 6, 7], 2, found.put) is pays
 
 
 def test_a_draft_that_does_not_fit_is_refused(large: tuple[Server, Model], folders: list[Path], tmp_path: Path) -> None:
