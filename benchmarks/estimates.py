@@ -26,7 +26,7 @@ from placeit.backends.base import Model
 from placeit.devices.host import allowed_cores
 from placeit.planning.segments import Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.kernel_history import Beyond, History, Profiled, history_key
+from placeit.profiler.kernel_history import History, Overheads, ProfiledModel, history_key
 from placeit.profiler.kernel_times import KernelTimes
 from placeit.profiler.sampling import border_bytes
 from placeit.session import Session
@@ -62,7 +62,9 @@ def run(args: Args, report: Report) -> None:
     report.claim("a model cut into segments, cuts by the history: error, worst model", max(cut_errors), "", at_most=_CUT_PASSED)
 
 
-def _predict(name: str, model: Profiled, models: list[Profiled], profile: Segmenter, report: Report) -> tuple[float, float]:
+def _predict(
+    name: str, model: ProfiledModel, models: list[ProfiledModel], profile: Segmenter, report: Report
+) -> tuple[float, float]:
     others = [other for other in models if other is not model and _network(other) != _network(model)]
     predicted = float(KernelTimes(others).seconds(model.traits) @ model.ops)
     error, cut_error = abs(predicted / model.seconds - 1), _cut_error(profile, others)
@@ -77,11 +79,11 @@ def _predict(name: str, model: Profiled, models: list[Profiled], profile: Segmen
     return error, cut_error
 
 
-def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
+def _cut_error(profile: Segmenter, others: list[ProfiledModel]) -> float:
     """Return the mean error of the time of a model in segments, if cuts and dispatches cost the same as for other models."""
-    beyond = Beyond(*(median(getattr(other.beyond, field.name) for other in others) for field in fields(Beyond)))
-    cut = beyond.cut_each + beyond.cut_byte * border_bytes(profile.graph)[:, None]
-    shorter = Segmenter(profile.grouping, replace(profile.costs, cut=cut, dispatch=np.array([beyond.dispatch])))
+    overheads = Overheads(*(median(getattr(other.overheads, field.name) for other in others) for field in fields(Overheads)))
+    cut = overheads.cut_each + overheads.cut_byte * border_bytes(profile.graph)[:, None]
+    shorter = Segmenter(profile.grouping, replace(profile.costs, cut=cut, dispatch=np.array([overheads.dispatch])))
     rng, groups, found = np.random.default_rng(0), len(profile.graph), []
     for _ in range(_DIVISIONS):
         begins = rng.random(groups) < rng.uniform(0.1, 0.9)
@@ -92,7 +94,7 @@ def _cut_error(profile: Segmenter, others: list[Profiled]) -> float:
     return fmean(found)
 
 
-def _network(model: Profiled) -> str:
+def _network(model: ProfiledModel) -> str:
     """Return the name of the network, without the name of its exporter."""
     return model.name.removesuffix(".onnx").removeprefix("light_").split("-")[0]
 

@@ -73,7 +73,7 @@ def test_what_was_profiled_is_estimated_as_it_was(profiled: Cache) -> None:
         [answer] = session.estimate().devices
         assert answer.seconds is not None
         # one other model of the same kinds of ops is in the history, so an op that was seen counts as itself
-        assert answer.seconds - one.beyond.dispatch == pytest.approx(one.seconds, rel=0.5)
+        assert answer.seconds - one.overheads.dispatch == pytest.approx(one.seconds, rel=0.5)
 
 
 @pytest.mark.two_cores

@@ -23,7 +23,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import Measurement
 from placeit.optimizer.candidates import Candidate
 from placeit.profiler.cache import Seconds
-from placeit.profiler.kept import cost_key
+from placeit.profiler.cached_costs import cost_key
 from placeit.simulator.objectives.base import Objective
 from placeit.workbench import Workbench
 

@@ -24,7 +24,7 @@ from placeit.core.interrupts import at_end
 from placeit.core.records import RecordError, Within, parsed, record
 from placeit.core.version import __version__
 
-__all__ = ["Cache", "Kept", "Number", "Seconds"]
+__all__ = ["Cache", "CachedValue", "Number", "Seconds"]
 
 Number: TypeAlias = Annotated[float, Within(-1e18, 1e18)]
 """A number of any unit."""
@@ -33,21 +33,21 @@ Seconds: TypeAlias = Annotated[float, Within(0.0, 1e6)]
 
 _log = logging.getLogger("placeit")
 _VERSION = 4
-_DAYS = 30.0  # age that entries reach
-_MAX_BYTES = 1 << 28  # most bytes of an entry
+_MAX_AGE_DAYS = 30.0  # age above which an entry counts as absent
+_MAX_BYTES = 1 << 28  # maximum size of an entry
 _ENTRY = re.compile(
     r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.\w+\.json|runs-[0-9a-f]{64}\.jsonl(\.damaged)?"
-)  # or a draft of one
+)  # an entry, its temporary file, or a file of runs
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An entry of the cache.
+class CachedValue:
+    """A value in the cache, with the conditions under which it was measured.
 
     Attributes:
         value: the value, as it was stored.
-        written: when it was stored, in seconds since 1970.
-        load: how many cores other processes kept busy while it was measured, on average; None if unknown.
+        written: time at which it was stored, in seconds since 1970.
+        load: average number of cores that other processes kept busy during the measurement; None if unknown.
     """
 
     value: Any
@@ -63,56 +63,56 @@ class _Entry:
     written: Annotated[float, Within(0.0, 1e18)]
     key: Mapping[str, Any]
     value: Any
-    load: Seconds | None = None
+    load: Annotated[float, Within(0.0, 1e6)] | None = None
 
 
 class Cache:
     """A folder of JSON files, each named by the SHA-256 of its key.
 
-    The key has all conditions that the value holds for (graph, device, driver, precision ...), and placeit's own version is
-    part of every key: if any of it changes, the entry is not found. Entries are written in one step, so processes can share a
-    folder. A cache that cannot be read or written is no error: one warning is logged, and the work goes on without it.
+    The key contains all conditions under which the value was measured (graph, device, driver, precision ...) and the version
+    of placeit. If any of them changes, the entry is no longer found. Entries are written atomically, so several processes can
+    share a folder. If the cache cannot be read or written, one warning is logged, and the program continues without it.
 
-    An entry that is too old counts as absent, since measured costs also depend on things that cannot be known (firmware,
-    cooling, other work on the machine). The first write deletes all entries that are too old.
+    Expired entries count as absent, because measured costs also depend on conditions that are not part of the key (firmware,
+    cooling, other work on the machine). The first write deletes all expired entries.
 
     Args:
         folder: the folder; None for :func:`cache_folder`.
-        days: age in days that entries reach.
-        runs: whether searches also keep the runs of placements here, for later searches by the same costs.
+        days: maximum age of an entry, in days.
+        runs: whether searches also store runs of placements here, for later searches with the same costs.
     """
 
-    def __init__(self, folder: Path | None = None, *, days: float = _DAYS, runs: bool = True) -> None:
-        self._seconds, self._runs = days * 86400, runs
-        self._works, self._swept = True, False
+    def __init__(self, folder: Path | None = None, *, days: float = _MAX_AGE_DAYS, runs: bool = True) -> None:
+        self._max_age_s, self._runs = days * 86400, runs
+        self._works, self._expired_deleted = True, False
         try:
             self.folder = cache_folder() if folder is None else folder
         except FileError as error:
-            self.folder = Path(os.devnull)  # in which nothing is found
+            self.folder = Path(os.devnull)  # contains no entries
             self._works = False
             _log.warning("There is no cost cache: %s Or set PLACEIT_CACHE to a folder.", error)
 
     @property
     def works(self) -> bool:
-        """Whether it can be read and written, as far as is known."""
+        """False once reading or writing has failed."""
         return self._works
 
     def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
         """Return the value stored under a key, or None; see :meth:`find`."""
-        kept = self.find(key, valid)
-        return None if kept is None else kept.value
+        found = self.find(key, valid)
+        return None if found is None else found.value
 
-    def find(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Kept | None:
-        """Return the entry stored under a key, or None. A damaged entry counts as absent, with a warning.
+    def find(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> CachedValue | None:
+        """Return the value stored under a key, with its conditions, or None. A damaged entry is ignored with a warning.
 
         Args:
-            key: the conditions that the value holds for.
-            valid: returns whether a value can have been stored under the key; if not, or if it raises RecordError, the entry is
-                damaged. Numbers that are not finite are never valid, and only regular files are read.
+            key: conditions under which the value was measured.
+            valid: returns False, or raises RecordError, if a value cannot have been stored under the key; the entry is then
+                treated as damaged. Numbers that are not finite are never valid, and only regular files are read.
         """
         path = self._path(key)
         try:
-            text = _content(path)
+            text = _read_entry(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -135,38 +135,38 @@ class Cache:
         except ValueError as error:
             _log.warning("The cache entry %s is damaged; it is measured again: %s.", path, error)
             return None
-        # an entry from the future is as old as a clock was wrong
-        if abs(time.time() - entry.written) > self._seconds:
+        # the clock may have been set back since the entry was written, hence abs()
+        if abs(time.time() - entry.written) > self._max_age_s:
             return None
-        return Kept(entry.value, entry.written, entry.load)
+        return CachedValue(entry.value, entry.written, entry.load)
 
-    def put(self, key: Mapping[str, Any], value: Any, *, load: float | None = None) -> Kept:
-        """Store a value and return what :meth:`find` returns from then on.
+    def put(self, key: Mapping[str, Any], value: Any, *, load: float | None = None) -> CachedValue:
+        """Store a value, and return it as :meth:`find` does.
 
         Args:
-            key: the conditions that the value holds for.
+            key: conditions under which the value was measured.
             value: anything that JSON can hold, except None and numbers that are not finite (ValueError).
-            load: how many cores other processes kept busy while it was measured, on average.
+            load: average number of cores that other processes kept busy during the measurement; None if unknown.
         """
         if value is None:
             raise ValueError("None means that there is no entry")
-        kept = Kept(value, time.time(), load)
-        entry = {"version": _VERSION, "written": kept.written, "load": load, "key": _complete(key), "value": value}
+        stored = CachedValue(value, time.time(), load)
+        entry = {"version": _VERSION, "written": stored.written, "load": load, "key": _with_version(key), "value": value}
         text = json.dumps(entry, allow_nan=False)
         if self._works:
             path = self._path(key)
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._sweep()
+                self._delete_expired()
                 _replace(path, text + "\n")
             except IsADirectoryError:
                 _log.warning("The cache entry %s cannot be written: a folder is in its place.", path)
             except OSError as error:
                 self._give_up("write", error)
-        return kept
+        return stored
 
     def runs_file(self, key: Mapping[str, Any]) -> Path | None:
-        """Return the file for runs of placements under a key, in an existing folder; None if runs are not kept."""
+        """Return the path of the file that stores runs of placements for a key, and create its folder; None if disabled."""
         if not self._runs or not self._works:
             return None
         try:
@@ -174,16 +174,16 @@ class Cache:
         except OSError as error:
             self._give_up("write", error)
             return None
-        self._sweep()
+        self._delete_expired()
         return self.folder / f"runs-{hashlib.sha256(_canonical(key).encode()).hexdigest()}.jsonl"
 
     def clear(self) -> int:
-        """Delete every entry and return how many costs there were. Raises FileError if one cannot be deleted."""
+        """Delete all entries, and return the number of cached costs. Raises FileError if an entry cannot be deleted."""
         count = 0
         for path in self._entries():
             try:
                 path.unlink()
-                count += path.suffix == ".json" and not path.name.startswith(".")  # a killed process left the hidden ones
+                count += path.suffix == ".json" and not path.name.startswith(".")  # hidden files were left by killed processes
             except FileNotFoundError:
                 continue  # another process has deleted it
             except OSError as error:
@@ -192,17 +192,17 @@ class Cache:
             self.folder.rmdir()  # fails if the folder has other files
         return count
 
-    def _sweep(self) -> None:
-        """Delete entries that are too old, once; an entry that cannot be deleted stays."""
-        if not self._swept:
-            self._swept, last = True, time.time() - self._seconds
+    def _delete_expired(self) -> None:
+        """Delete expired entries, in the first call only. An entry that cannot be deleted stays."""
+        if not self._expired_deleted:
+            self._expired_deleted, oldest = True, time.time() - self._max_age_s
             for path in self._entries():
                 with contextlib.suppress(OSError):
-                    if path.stat().st_mtime < last:
+                    if path.stat().st_mtime < oldest:
                         path.unlink()
 
     def _entries(self) -> list[Path]:
-        """Return the files that a cache has written here; the folder may have other files."""
+        """Return the files of the cache; the folder may contain other files, too."""
         return [path for path in self.folder.glob("*.json*") if _ENTRY.fullmatch(path.name)]
 
     def _path(self, key: Mapping[str, Any]) -> Path:
@@ -214,8 +214,8 @@ class Cache:
             _log.warning("Cannot %s the cost cache %s (%s); continuing without it.", what, self.folder, error)
 
 
-def _content(path: Path) -> bytes | None:
-    """Return the content of an entry; None for a broken link, and for anything but a regular file of at most 256 MiB."""
+def _read_entry(path: Path) -> bytes | None:
+    """Return the content of an entry; None if it is a broken link, not a regular file, or larger than 256 MiB."""
     try:
         # without O_NONBLOCK, opening a FIFO would wait for a writer
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -224,8 +224,8 @@ def _content(path: Path) -> bytes | None:
             return None
         raise
     try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             return None
         with open(handle, "rb", closefd=False) as file:
             return file.read(_MAX_BYTES)
@@ -234,22 +234,22 @@ def _content(path: Path) -> bytes | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, in place of an existing one. Raises OSError."""
+    """Write a file atomically, replacing an existing one. Raises OSError."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
     delete = functools.partial(draft.unlink, missing_ok=True)
-    kept = at_end(delete)
+    unregister = at_end(delete)
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     finally:
         delete()
-        kept()
+        unregister()
 
 
-def _complete(key: Mapping[str, Any]) -> dict[str, Any]:
+def _with_version(key: Mapping[str, Any]) -> dict[str, Any]:
     return {"placeit": __version__, **key}
 
 
 def _canonical(key: Mapping[str, Any]) -> str:
-    return json.dumps(_complete(key), sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(_with_version(key), sort_keys=True, allow_nan=False, separators=(",", ":"))

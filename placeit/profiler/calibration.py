@@ -14,34 +14,35 @@ __all__ = ["calibrated"]
 
 
 def calibrated(costs: Costs, runs: Sequence[tuple[Plan, NDArray[np.float64]]]) -> Costs:
-    """Correct costs for effects that sums of parts miss: contention between devices that compute at once, other fusion.
+    """Correct the costs of groups by the measured times of segments.
 
-    Each device's costs are multiplied by the ratio of measured to predicted time of all segments that ran there. Then each
-    group's costs are multiplied by the mean ratio of the segments it was in, shrunk half-way towards 1 for a group seen once,
-    less for one seen often.
+    This accounts for effects that a sum over groups misses: contention between devices that compute at the same time, and
+    fusion across groups. Each device's costs are multiplied by the ratio of the measured to the predicted time of all segments
+    that ran there. Then each group's costs are multiplied by the geometric mean of the remaining ratios of its segments. This
+    mean is shrunk towards 1: half-way if the group ran once, less if it ran more often.
 
     Args:
-        costs: as profiled.
-        runs: plans at these costs (see ``Segmenter.priced``), and the seconds that each of their segments took,
+        costs: profiled costs.
+        runs: plans with these costs (see ``Segmenter.priced``), and the measured seconds of their segments,
             ``float64[S]``.
 
     Returns:
         Costs with corrected ``core``, ``cut`` and ``load``.
     """
     groups, devices = costs.core.shape
-    spent, predicted = np.zeros(devices), np.zeros(devices)
-    parts: list[tuple[int, tuple[int, ...], float, float]] = []
+    measured, predicted = np.zeros(devices), np.zeros(devices)
+    segments: list[tuple[int, tuple[int, ...], float, float]] = []
     for plan, seconds in runs:
         for s, segment in enumerate(plan.segments):
-            said, took = float(plan.problem.compute[s, segment.device]), float(seconds[s])
-            if not segment.passthrough and said > 0 and took > 0:
-                spent[segment.device] += took
-                predicted[segment.device] += said
-                parts.append((segment.device, segment.groups, said, took))
-    overall = np.divide(spent, predicted, out=np.ones(devices), where=predicted > 0)
-    total, seen = np.zeros((groups, devices)), np.zeros((groups, devices))
-    for d, members, said, took in parts:
-        total[list(members), d] += np.log(took / (said * overall[d]))
-        seen[list(members), d] += 1
-    factor = overall * np.exp(total / (seen + 1))
+            predicted_s, measured_s = float(plan.problem.compute[s, segment.device]), float(seconds[s])
+            if not segment.passthrough and predicted_s > 0 and measured_s > 0:
+                measured[segment.device] += measured_s
+                predicted[segment.device] += predicted_s
+                segments.append((segment.device, segment.groups, predicted_s, measured_s))
+    device_ratio = np.divide(measured, predicted, out=np.ones(devices), where=predicted > 0)
+    logs, count = np.zeros((groups, devices)), np.zeros((groups, devices))
+    for d, members, predicted_s, measured_s in segments:
+        logs[list(members), d] += np.log(measured_s / (predicted_s * device_ratio[d]))
+        count[list(members), d] += 1
+    factor = device_ratio * np.exp(logs / (count + 1))
     return replace(costs, core=costs.core * factor, cut=costs.cut * factor, load=costs.load * factor)

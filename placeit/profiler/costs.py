@@ -1,4 +1,4 @@
-"""Measure the costs of groups on devices, in passes over whole models and over models cut into groups."""
+"""Measure the costs of groups on devices, in runs of the whole model and of the model cut into groups."""
 
 from __future__ import annotations
 
@@ -23,38 +23,47 @@ from placeit.measuring.budget import STEP_S
 from placeit.measuring.measure import Watching
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
-from placeit.profiler.cache import Cache, Kept
+from placeit.profiler.cache import Cache, CachedValue
+from placeit.profiler.cached_costs import cost_key, costs_of, find_costs, outdated
 from placeit.profiler.cutting import Cutting
-from placeit.profiler.from_passes import Evaluation, line
-from placeit.profiler.kept import contradicted, cost_key, costs_of, find
-from placeit.profiler.kernel_history import Beyond, History, history_key
-from placeit.profiler.kernel_times import profiled
+from placeit.profiler.from_passes import Evaluation, fit_line
+from placeit.profiler.kernel_history import History, Overheads, history_key
+from placeit.profiler.kernel_times import profiled_model
 from placeit.profiler.links import LinkCosts, probe
 from placeit.profiler.machine_load import MachineLoad, Watch
-from placeit.profiler.passes import Passes, Progress, unslowed
+from placeit.profiler.passes import Passes, Progress, without_emulated_links
 from placeit.profiler.support import supported
 from placeit.runtime.devices.kernels import Kernel, group_shares
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.group_times import groups_as_kernels
 from placeit.runtime.runtime import Runtime
 
-__all__ = ["Certain", "Progress", "Worth", "kept_costs", "profile"]
+__all__ = ["Certain", "Progress", "Worth", "cached_costs", "profile"]
 
 Worth = Callable[[NDArray[np.float64]], bool]
-"""``worth(seconds: float64[D])``: whether to profile, by one run of the whole model on each device (``inf``: cannot run)."""
+"""``worth(seconds: float64[D])``: returns whether to profile, given the seconds of one run of the whole model on each device.
+
+The seconds are ``inf`` on devices that cannot run the whole model.
+"""
 
 Certain = Callable[[NDArray[np.float64]], bool]
-"""``certain(core: float64[G, D])``: whether to stop, given the least seconds of each group inside the whole model."""
+"""``certain(core: float64[G, D])``: returns whether to stop, given the minimum seconds of each group in the whole model."""
 
-_FULL, _FULL_ALONE = 15, 8  # runs of the whole model that a full profile takes, about: of several devices, and of one
-_GOLDEN = 0.618  # step of the phase from block to block, as a share of a circle: it never comes near an earlier phase
-_FEWEST, _MAX_BLOCKS = 3, 12  # blocks of each kind, unless all are steady before; most runs of each where time is short: 3
-_RUNS, _SHORT_S = 12, 1.0  # runs of each kind, and seconds of all blocks, from which on there are no further blocks
-_COUNTED = 12  # passes over the whole model that a runtime's counters are means of
-_MIN_BLOCKS, _SHORTLY = 3, 60  # blocks of the whole model on each device, for its least time, if there is time for 60 runs
-_FEWEST_PROGRAMS, _SHARE_CUT = 12, 3  # most programs (groups cut off, and runs between them): 12, or a third of the groups
-_SLOW_S, _SLOWER = 2.0, 4.0  # compiling the whole model is slow if it takes more seconds, and more times the quickest device's
-_FEWEST_SLOW, _COMPILING_SHARE = 2, 0.4  # least groups cut off where compiling is slow; share of the time left to compile them
+_FULL_RUNS, _FULL_RUNS_ALONE = (
+    15,
+    8,
+)  # approximate time of a full profile, in runs of the whole model: on several devices, and on one
+_GOLDEN = 0.618  # step of the phase between blocks (golden ratio), so that phases are spread evenly
+_MIN_BLOCKS, _MAX_BLOCKS = 3, 12  # minimum and maximum number of blocks of each program
+_MIN_RUNS, _MIN_S = 12, 1.0  # runs of a program and total seconds of all blocks after which no further blocks are needed
+_COUNTER_RUNS = 12  # runs of the whole model over which a runtime's counters are averaged
+_LEAST_TIME_BLOCKS, _LEAST_TIME_RUNS = 3, 60  # blocks to find the minimum time of the whole model, and time they need, in runs
+_MIN_PROGRAMS, _GROUPS_PER_PROGRAM = 12, 3  # limit on programs: 12, or a third of the groups if that is more
+_SLOW_S, _SLOW_RATIO = 2.0, 4.0  # compiling is slow if it takes longer than 2 s, and 4 times as long as on the fastest device
+_MIN_SLOW_GROUPS, _COMPILING_SHARE = (
+    2,
+    0.4,
+)  # if compiling is slow: minimum number of groups to cut off, and share of the time left to compile them
 _CHECK_SHARE = 0.2  # share of the budget to check whether cached costs still hold
 
 
@@ -72,54 +81,52 @@ def profile(
     worth: Worth | None = None,
     certain: Certain | None = None,
 ) -> Costs:
-    """Measure every group on every device that can run it.
+    """Measure the costs of all groups on all devices that can run them.
 
-    Programs run in blocks of consecutive runs, as a user runs a model, without the first runs of each block
+    Programs run in blocks of consecutive runs, as in normal use, and the warm-up runs of each block are discarded
     (:mod:`placeit.profiler.passes`). Blocks of all programs take turns in random order, so that other work on the machine
-    affects all of them alike:
+    affects them equally:
 
-    - The whole model on each device. Its time is divided among the groups by the runtime's own per-op counters: ``core``.
-    - The model with some of its groups cut off, on each device. The time of such a group beyond its share is its ``cut``. These
-      groups are chosen so that every group is like one of them; the cuts of the others are predicted
-      (:mod:`placeit.profiler.sampling`). The groups between them run as one segment: on the same device, or on another one if
-      that compiles much faster.
-    - The same programs while other devices run theirs, as many as can at the same time. The additional time is ``load``.
-    - The same groups, with cut ones on other devices than the groups that they read from. The additional time is the cost of
-      handing over to another device (the link's latency), and of reading what another device wrote (``read``).
+    - The whole model on each device. Its time is divided among the groups by the per-op counters of the runtime: ``core``.
+    - The model with some of its groups cut off, on each device. The time of such a group in excess of its ``core`` is its
+      ``cut``. These groups are chosen so that each group is similar to one of them, and the ``cut`` of the other groups is
+      predicted (:mod:`placeit.profiler.sampling`). The groups between them run as one segment, on the same device, or on
+      another device if that compiles much faster.
+    - These programs, while as many other devices as possible run theirs. The additional time is ``load``.
+    - These groups, with each cut-off group on another device than the groups it reads from. The additional time is the cost of
+      handing over to another device (the link's latency), and of reading tensors that another device wrote (``read``).
 
-    Every time is a median over blocks, and every difference a median over the differences within turns. The same blocks give
-    the rest of a request's time: ``host``. A block that other processes disturbed is repeated while there is time, and does not
-    count if there are three undisturbed ones. On a device that cannot run the whole model, the cost of a group is its time as a
-    separate segment, or its share of a segment between these.
+    Each time is a median over blocks, and each difference a median over the differences within turns. The blocks also give the
+    remaining time of a request: ``host``. A block that other processes disturbed is repeated while there is time, and is
+    ignored if there are three undisturbed blocks. On a device that cannot run the whole model, the cost of a group is its time
+    as a separate segment, or its share of the time of a segment of several groups.
 
     Args:
         model: the model.
         grouping: its groups.
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
-        budget_s: seconds to spend, compiling included. Between 3 and 12 blocks of each kind are run, until their times are
-            steady. The longer devices compile, the fewer groups are cut off. If there is no time for three blocks, one to three
-            runs are made with groups cut off, on each device alone. Costs that need more are then zero, and the result is not
-            cached. The first run of a program counts only if there is no time for another.
-        cache: where to look for earlier results and keep new ones.
-        check: whether to run the whole model for a moment on each device, and to profile again, with a warning, if its time
-            differs from the cached one.
-        watch: returns the monitor that tells which blocks were disturbed.
+        budget_s: seconds to spend, including compilation. 3 to 12 blocks of each program are run, until their times are steady.
+            The longer devices compile, the fewer groups are cut off. If there is no time for three blocks, each device runs the
+            model with groups cut off one to three times, without load. The costs of load and of reading from other devices are
+            then zero, and the result is not cached. The first run of a program counts only if there is no time for another.
+        cache: cache for results; None for no cache.
+        check: whether to run the whole model briefly on each device if costs are cached, and to profile again, with a warning,
+            if its time has changed.
+        watch: creates the monitor that detects disturbed blocks.
         progress: called between turns.
-        worth: called with the seconds of one run of the whole model, unless costs were cached. If it returns False, nothing
-            else is measured: the costs are these runs, in equal shares for all groups
+        worth: called with the seconds of one run of the whole model, unless costs are cached. If it returns False, profiling
+            stops, and the costs are these seconds, divided equally among all groups
             (:attr:`placeit.planning.segments.Costs.shared`).
-        certain: called with the least time of each group inside the whole model, if there are several devices, all driven by
-            OpenVINO, that all run the whole model, unless costs were cached. If it returns True, nothing else is measured: the
-            costs have these times, and cutting groups off adds nothing.
+        certain: called with the minimum time of each group in the whole model, unless costs are cached. It is only called if
+            there are several devices, all driven by OpenVINO, that can all run the whole model. If it returns True, profiling
+            stops: the costs are these times, and cut costs are zero.
     """
     begin = clock.now()
     can = supported(model, grouping, cluster)
     key = cost_key(grouping, cluster, runtime)
-    found = find(cache, key, can) if cache is not None else None
-    afresh = (
-        found is not None and check and contradicted(found, grouping, runtime, can, budget_s * _CHECK_SHARE, watch(), progress)
-    )
+    found = find_costs(cache, key, can) if cache is not None else None
+    stale = found is not None and check and outdated(found, grouping, runtime, can, budget_s * _CHECK_SHARE, watch(), progress)
     if progress is not None:
         progress("probing links", 0.0)
     links = probe(
@@ -127,12 +134,12 @@ def profile(
         chain=model.chain,
         precision=runtime.precision,
         cache=cache,
-        afresh=afresh,
+        refresh=stale,
         deadline=begin + budget_s / 2,
         compiling=runtime.compiler.compiling,
     )
-    cached = found is not None and not afresh
-    if found is None or afresh:
+    cached = found is not None and not stale
+    if found is None or stale:
         load, profiling = MachineLoad(), _Profile(grouping, runtime, can, links, watch())
         measured = profiling.measure(begin + budget_s, progress, worth, certain)
         if measured is None:
@@ -144,14 +151,14 @@ def profile(
             if cache.works:
                 profiling.remember(History(cache.folder), measured)
         else:
-            found = Kept(measured, time.time(), load.cores())
+            found = CachedValue(measured, time.time(), load.cores())
     return costs_of(found, links, cluster, cached=cached)
 
 
-def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runtime, cache: Cache) -> Costs | None:
-    """Return the costs that :func:`profile` has cached, None if there are none; links that are not cached are probed."""
+def cached_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runtime, cache: Cache) -> Costs | None:
+    """Return the costs that :func:`profile` has cached, or None. Links that are not cached are probed."""
     can = supported(model, grouping, cluster)
-    found = find(cache, cost_key(grouping, cluster, runtime), can)
+    found = find_costs(cache, cost_key(grouping, cluster, runtime), can)
     if found is None:
         return None
     links = probe(cluster, chain=model.chain, precision=runtime.precision, cache=cache, compiling=runtime.compiler.compiling)
@@ -159,30 +166,31 @@ def kept_costs(model: Model, grouping: Grouping, cluster: Cluster, runtime: Runt
 
 
 class _Profile:
-    """The passes of :func:`profile` over one model on one cluster."""
+    """Measurements of :func:`profile` for one model on one cluster."""
 
     def __init__(self, grouping: Grouping, runtime: Runtime, can: NDArray[np.bool_], links: LinkCosts, watch: Watching) -> None:
         self.grouping, self.runtime, self.can, self.links, self.watch = grouping, runtime, can, links, watch
         self.groups, self.devices = can.shape
-        self.once = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
-        self.short = self.complete = False  # whether time is too short for all of it; whether all of it was done
+        self.first_run_s = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
+        self.time_is_short = False  # there is no time for a full profile
+        self.complete = False  # a full profile was measured
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
         self.cutting = Cutting(grouping, can, self.computes, runtime.book.channels_last)
-        self._known_shares: dict[int, NDArray[np.float64]] = {}
+        self._cached_shares: dict[int, NDArray[np.float64]] = {}
         self.kernels: dict[int, Sequence[Kernel]] = {}  # by number of a device that runs the whole model
 
     def shared(self) -> Costs:
-        """Return the first runs as costs, in equal shares for all groups."""
+        """Divide the times of the first runs equally among all groups, and return them as costs."""
         nothing = np.zeros(self.can.shape)
-        core = np.where(self.can, self.once / self.groups, np.inf)
+        core = np.where(self.can, self.first_run_s / self.groups, np.inf)
         dispatch = np.zeros(self.devices)
         return Costs(core, nothing, dispatch, self.links.cluster, nothing, dispatch, shared=True)
 
     def least(self, whole: Sequence[Passes]) -> Costs:
-        """Return the least time of each group inside the whole model as costs; cutting groups off adds nothing."""
-        for turn in range(_MIN_BLOCKS):
+        """Return the minimum time of each group in the whole model as costs, with cut costs of zero."""
+        for turn in range(_LEAST_TIME_BLOCKS):
             for timed in whole:
                 timed.block(turn)
         seconds = [min(timed.interval) for timed in whole]
@@ -193,10 +201,14 @@ class _Profile:
     def measure(
         self, deadline: float, progress: Progress | None, worth: Worth | None, certain: Certain | None
     ) -> dict[str, Any] | Costs | None:
-        """Return the costs as the cache keeps them; None if profiling is not worth it; only the least ones if ``certain``."""
+        """Measure costs until the deadline.
+
+        Returns:
+            The costs in the format of the cache; the minimum costs if ``certain`` stopped profiling; None if ``worth`` did.
+        """
         devices = range(self.devices)
         with contextlib.ExitStack() as stack:
-            runtime = unslowed(self.runtime, self.grouping, stack)
+            runtime = without_emulated_links(self.runtime, self.grouping, stack)
 
             def passes(plan: Plan, *, alone: bool = False) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan, alone=alone))
@@ -212,20 +224,20 @@ class _Profile:
             for d, timed in enumerate(whole):
                 if timed is not None:
                     timed.run_warm(deadline)
-                    self.once[d] = timed.seconds.max()
-            once = float(self.once[np.isfinite(self.once)].sum())
-            if worth is not None and once > 0 and not worth(self.once):
+                    self.first_run_s[d] = timed.seconds.max()
+            first_run_s = float(self.first_run_s[np.isfinite(self.first_run_s)].sum())
+            if worth is not None and first_run_s > 0 and not worth(self.first_run_s):
                 return None
             able = [timed for timed in whole if timed is not None]
-            counted = all(map(driven_by_openvino, self.runtime.cluster.devices))  # the times of groups take no further runs
-            quick = _SHORTLY * once < deadline - clock.now()
+            counted = all(map(driven_by_openvino, self.runtime.cluster.devices))  # counters give the times of groups
+            quick = _LEAST_TIME_RUNS * first_run_s < deadline - clock.now()
             if certain is not None and quick and len(able) == self.devices > 1 and counted:
                 least = self.least(able)
                 if certain(least.core):
                     return least
             left = max(deadline - clock.now(), STEP_S)
-            self.short = left < once * (_FULL if self.devices > 1 else _FULL_ALONE)
-            if any(timed is not None for timed in whole):  # shares of the whole model divide the segments between cut groups
+            self.time_is_short = left < first_run_s * (_FULL_RUNS if self.devices > 1 else _FULL_RUNS_ALONE)
+            if able:  # the time of a segment of several groups is divided by their shares of the whole model
                 self._choose(left, np.array([timed is not None for timed in whole]) | ~self.can.all(axis=0))
             of = self.cutting.segments()
 
@@ -233,13 +245,17 @@ class _Profile:
                 return passes(self.segmenter.merged(of, segments[of]))
 
             cut = [placed(self.cutting.on(of, d)) for d in devices]
-            apart = [placed(self.cutting.apart(of, turn)) for turn in devices] if self.devices > 1 and not self.short else []
-            others = [*(timed for timed in whole if timed is not None), *apart]
+            apart = (
+                [placed(self.cutting.apart(of, turn)) for turn in devices]
+                if self.devices > 1 and not self.time_is_short
+                else []
+            )
+            others = [*able, *apart]
             deadline = max(deadline, clock.now() + STEP_S)
-            self._repeat(cut, [] if self.short else others, deadline, progress)
-        self.runtime.compiler.make_room()  # the shares need the whole model, compiled with counters
+            self._repeat(cut, [] if self.time_is_short else others, deadline, progress)
+        self.runtime.compiler.make_room()  # to compile the whole model again, with counters, for the shares
         shares = [None if timed is None else self._shares(d) for d, timed in enumerate(whole)]
-        return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.short)
+        return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.time_is_short)
 
     def remember(self, history: History, measured: dict[str, Any]) -> None:
         """Add the times of ops on each device that runs the whole model to the history."""
@@ -249,54 +265,54 @@ class _Profile:
             device, inside = runtime.cluster.devices[d], float(core[:, d].sum())
             if not any(kernel.seconds > 0 for kernel in kernels) or inside <= 0:
                 continue
-            each, per_byte = line(self.cutting.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
+            each, per_byte = fit_line(self.cutting.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
             alone = inside + float(cut[:, d].sum())
-            beyond = Beyond(
+            beyond = Overheads(
                 measured["dispatch"][d], each, per_byte, max(0.0, float(load[:, d].sum()) / alone), measured["read"][d]
             )
             model = runtime.model
             name = Path(str(model.path)).name
             history.add(
                 history_key(device, runtime.precision),
-                profiled(str(model.identity), name, model.graph, kernels, inside, beyond),
+                profiled_model(str(model.identity), name, model.graph, kernels, inside, beyond),
             )
 
     def _choose(self, left: float, roomy: NDArray[np.bool_]) -> None:
         """Choose the groups that are cut off, and the devices that run the segments between them.
 
         Args:
-            left: seconds that profiling may still take.
-            roomy: ``bool[D]``, False for devices that have no room for all groups that they can run.
+            left: remaining seconds of the budget.
+            roomy: ``bool[D]``, False for devices that can run all groups, but have no memory for the whole model.
         """
         compiled, ops = self.runtime.compiler.compiling, len(self.grouping.graph)
         compiling = np.array([compiled.expected_s(compiled.kind(device), ops) for device in self.runtime.cluster.devices])
-        slow = compiling > max(_SLOW_S, _SLOWER * float(compiling.min()))
+        slow = compiling > max(_SLOW_S, _SLOW_RATIO * float(compiling.min()))
         if (~slow & roomy).any():
             self.cutting.quick = ~slow & roomy
         between = int(self.cutting.quick.sum())
-        most = max(_FEWEST_PROGRAMS, self.computes.sum() / _SHARE_CUT)
+        max_programs = max(_MIN_PROGRAMS, self.computes.sum() / _GROUPS_PER_PROGRAM)
         if slow.any():
-            # compiling a group takes about its share of the time for all ops
+            # the time to compile all groups is about the time to compile the model
             each = float(compiling[slow].sum()) / max(1, int(self.computes.sum()))
-            most = min(most, max(_FEWEST_SLOW, left * _COMPILING_SHARE / each) + between)
-        if most < self.computes.sum():
-            self.cutting.choose(most)
+            max_programs = min(max_programs, max(_MIN_SLOW_GROUPS, left * _COMPILING_SHARE / each) + between)
+        if max_programs < self.computes.sum():
+            self.cutting.choose(max_programs)
 
     def _repeat(self, cut: Sequence[Passes], others: Sequence[Passes], deadline: float, progress: Progress | None) -> None:
         names, every = ", ".join(self.runtime.cluster.names), [*cut, *others]
-        if self.short:
-            self._run_shortly(every, deadline)
+        if self.time_is_short:
+            self._run_briefly(every, deadline)
             return
         at_once = [[cut[other] for other in beside(self.runtime.cluster.conflicts(), d)] for d in range(len(cut))]
         for timed in every:
             timed.run()
             timed.forget()
         random, done, spent, repeating = np.random.default_rng(0), 0, 0.0, 0.0
-        while done < _MAX_BLOCKS and not all(timed.settled for timed in every):
+        while done < _MAX_BLOCKS and not all(timed.steady for timed in every):
             now, each = clock.now(), spent / max(done, 1)
-            enough = spent >= _SHORT_S and max(timed.runs for timed in every) >= _RUNS
+            enough = spent >= _MIN_S and max(timed.runs for timed in every) >= _MIN_RUNS
             over = enough or now + each >= deadline
-            if (over and done >= _FEWEST) or (done > 0 and now >= deadline):
+            if (over and done >= _MIN_BLOCKS) or (done > 0 and now >= deadline):
                 break
             phase = (0.5 + done * _GOLDEN) % 1
             blocks = [functools.partial(every[i].block, done) for i in random.permutation(len(every))]
@@ -307,18 +323,18 @@ class _Profile:
             ]
             disturbed = [block for block in blocks if block().disturbed]
             spent += (ended := clock.now()) - now
-            while disturbed and repeating < spent and ended < deadline:  # for at most as long as all blocks took
+            while disturbed and repeating < spent and ended < deadline:  # repeating takes at most as long as the blocks
                 disturbed.pop()()
                 repeating, ended = repeating + clock.now() - ended, clock.now()
             done += 1
-            self.complete = done >= _FEWEST
+            self.complete = done >= _MIN_BLOCKS
             if progress is not None:
                 progress(f"profiling {self.groups} groups on {names}", done / _MAX_BLOCKS)
 
-    def _run_shortly(self, every: Sequence[Passes], deadline: float) -> None:
-        """Run everything one to three times, alone; the first runs count only if there is no time for others."""
+    def _run_briefly(self, every: Sequence[Passes], deadline: float) -> None:
+        """Run each program one to three times without load. The first run counts only if there is no time for another."""
         last = 0.0
-        for turn in range(_FEWEST):
+        for turn in range(_MIN_BLOCKS):
             now = clock.now()
             if turn > 0 and now + last >= deadline:
                 break
@@ -329,13 +345,13 @@ class _Profile:
             last = clock.now() - now
 
     def _shares(self, d: int) -> NDArray[np.float64]:
-        if d not in self._known_shares:
-            self._known_shares[d] = self._measured_shares(d)
-        return self._known_shares[d]
+        if d not in self._cached_shares:
+            self._cached_shares[d] = self._measured_shares(d)
+        return self._cached_shares[d]
 
     def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
-        passes = _FEWEST if self.short else _COUNTED
+        passes = _MIN_BLOCKS if self.time_is_short else _COUNTER_RUNS
         kind = device_kind(device)
         found = kind.kernels(runtime.model, self.grouping, device, runtime.precision, passes)
         if found is None:

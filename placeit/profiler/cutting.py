@@ -1,4 +1,4 @@
-"""Divide a model for profiling: choose the groups that are separate segments, and place the segments."""
+"""Divide a model into segments for profiling, and place the segments on devices."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.planning.coarsen import Grouping
-from placeit.profiler.sampling import alike, choose, predict
+from placeit.profiler.sampling import border_distances, choose, predict
 
 __all__ = ["Cutting"]
 
 
 class Cutting:
-    """The segments that a profile runs: cut groups, and runs of other groups between them.
+    """Segments of a model for profiling: each cut-off group is a segment, and so are the groups between two of them.
 
-    At first, every group is cut off.
+    Initially, all groups are cut off.
 
     Args:
         grouping: groups of ops.
         can: ``bool[G, D]``, the devices that can run each group.
         computes: ``bool[G]``, False for groups that only pass inputs or outputs of the model through.
-        channels_last: tensors of the task graph that cross borders in channels-last layout.
+        channels_last: tensors of the task graph that are in channels-last layout between segments.
 
     Attributes:
         cut: ``bool[G]``, the groups that are separate segments.
-        quick: ``bool[D]``, the devices that run the segments between cut groups.
-        distance: ``float64[G, G]``, how much the borders of two groups differ (:func:`placeit.profiler.sampling.alike`).
+        quick: ``bool[D]``, the devices that run the segments between cut-off groups.
+        distance: ``float64[G, G]``, distances of groups (:func:`placeit.profiler.sampling.border_distances`).
         bytes: ``float64[G]``, bytes of the tensors at each group's border.
     """
 
@@ -34,45 +34,47 @@ class Cutting:
     ) -> None:
         self.grouping, self.can, self.computes = grouping, can, computes
         self.groups, self.devices = can.shape
-        self.distance, self.bytes = alike(grouping, channels_last)
+        self.distance, self.bytes = border_distances(grouping, channels_last)
         self.cut = np.ones(self.groups, bool)
         self.quick = np.ones(self.devices, bool)
 
-    def choose(self, most: float) -> None:
-        """Choose the groups that are cut off, for ``most`` programs at most, segments between cut groups included."""
+    def choose(self, max_programs: float) -> None:
+        """Choose the groups to cut off, so that there are at most ``max_programs`` segments to compile."""
         these = np.flatnonzero(self.computes)
         self.cut = np.zeros(self.groups, bool)
         near = self.distance[np.ix_(these, these)]
-        self.cut[these] = choose(near, self.bytes[these], most=most, gap=int(self.quick.sum()))
+        self.cut[these] = choose(near, self.bytes[these], max_programs=max_programs, gap=int(self.quick.sum()))
 
     def predicted(self, cost: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the cut costs of all groups, ``float64[G]``, by the costs of ``known`` ones."""
+        """Predict the cut costs of all groups, ``float64[G]``, from the costs of the ``known`` ones."""
         return predict(cost, known, self.distance, self.bytes)
 
     def segments(self) -> NDArray[np.int32]:
-        """Return the segment of each group, ``int32[G]``: cut groups, and runs of others that the same devices can run."""
+        """Return the segment of each group, ``int32[G]``. Groups that different devices can run are in different segments."""
         other = (self.can[1:] != self.can[:-1]).any(axis=1)
         return np.concatenate([[0], np.cumsum(self.cut[1:] | self.cut[:-1] | other)]).astype(np.int32)
 
-    def _able(self, of: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return the devices that run each segment, ``bool[S, D]``: all that can, between cut groups only quick compilers."""
-        can = np.ones((int(of.max()) + 1, self.devices), bool)
-        np.logical_and.at(can, of, self.can)
+    def _able(self, segment_of: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return the devices that run each segment, ``bool[S, D]``; between cut-off groups, only devices in ``quick``."""
+        can = np.ones((int(segment_of.max()) + 1, self.devices), bool)
+        np.logical_and.at(can, segment_of, self.can)
         single = np.zeros(len(can), bool)
-        single[of[self.cut]] = True
+        single[segment_of[self.cut]] = True
         able = can & (single[:, None] | self.quick)
         return np.where(able.any(axis=1, keepdims=True), able, can)
 
-    def on(self, of: NDArray[np.int32], d: int) -> NDArray[np.int32]:
+    def on(self, segment_of: NDArray[np.int32], d: int) -> NDArray[np.int32]:
         """Place each segment on ``d`` if it runs there, else on the first device that runs it: ``int32[S]``."""
-        able = self._able(of)
+        able = self._able(segment_of)
         return np.array(np.where(able[:, d], d, able.argmax(axis=1)), np.int32)
 
-    def apart(self, of: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
-        """Place each segment on another device than its inputs' segments, if it can; on each device in one of the turns."""
-        able = self._able(of)
+    def apart(self, segment_of: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
+        """Place segments on other devices than their producers where possible: ``int32[S]``. Each turn uses the next device."""
+        able = self._able(segment_of)
         level = np.zeros(len(able), np.int64)
-        for u, v in sorted({(u, v) for u, v in of[self.grouping.groups.edges].tolist() if u != v}):  # in a topological order
+        for u, v in sorted(
+            {(u, v) for u, v in segment_of[self.grouping.groups.edges].tolist() if u != v}
+        ):  # in a topological order
             level[v] = max(level[v], level[u] + 1)
         order = (level[:, None] + turn + np.arange(self.devices)) % self.devices
         first = np.take_along_axis(able, order, axis=1).argmax(axis=1)

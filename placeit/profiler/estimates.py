@@ -1,4 +1,4 @@
-"""Estimate costs of groups on devices that are only described, beside costs measured on real ones."""
+"""Estimate the costs of groups on described devices, and combine them with costs measured on real devices."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def estimated(
     precision: str = "f32",
     compiling: Compiling | None = None,
 ) -> Costs:
-    """Estimate costs on described devices by their figures (roofline), and measure the real devices.
+    """Estimate costs on described devices by the roofline model, and measure costs on real devices.
 
     Args:
         model: the model.
         grouping: its groups.
-        cluster: the devices; each is real or has figures.
-        measure: measures the real devices among them, if there are any.
+        cluster: the devices, real or described.
+        measure: measures costs on the real devices; not called if there are none.
         precision: precision in which the devices compute.
-        compiling: the count of compiled programs; None for a new one.
+        compiling: counter of compiled programs; None for a new one.
     """
     real = tuple(device for device in cluster.devices if not device.described)
     groups = grouping.groups

@@ -15,14 +15,14 @@ __all__ = ["as_expected"]
 
 
 def as_expected(costs: Costs, cluster: Cluster, expected: Mapping[str, str]) -> Costs:
-    """Return the costs on a cluster with expected devices, each at the costs of an existing device that it is like.
+    """Extend costs to expected devices, each of which has the costs of an existing device.
 
-    A link between two devices that are like the same one is as slow as the slowest of its links.
+    The link between two devices with the costs of one existing device is as slow as the slowest link of that device.
 
     Args:
-        costs: costs on two devices or more.
-        cluster: these devices and the expected ones.
-        expected: by name of an expected device, the device that it is like.
+        costs: costs on two or more existing devices.
+        cluster: the existing and the expected devices.
+        expected: for each expected device, the name of the existing device whose costs it has.
     """
     if not expected:
         return costs

@@ -1,4 +1,4 @@
-"""Measure the overhead of starting a segment on a device, and of passing a tensor to another device."""
+"""Measure the overhead of starting a segment on a device, and of sending a tensor to another device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["LinkCosts", "device_key", "probe"]
 _HOPS = 12  # segments of a chain
 _SMALL, _LARGE = 256, 1 << 19  # elements of the tensors of the two chains
 _ITEM_BYTES = 4  # bytes of an element
-_PASSES, _WARMUP = 11, 2  # runs of each chain that count, and warm-up runs before them
+_PASSES, _WARMUP = 11, 2  # number of counted runs of each chain, and of warm-up runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class LinkCosts:
         dispatch: ``float64[D]``, seconds from the end of one segment to the end of the next on the same device, when the next
             computes next to nothing.
         empty: ``float64[D]``, the part of ``dispatch`` that such a segment itself takes.
-        cluster: the cluster, with the links added that it lacked.
+        cluster: the cluster, with measured links where it described none.
     """
 
     dispatch: NDArray[np.float64]
@@ -57,7 +57,7 @@ def device_key(device: Device) -> dict[str, Any]:
     """Return the properties of a device that measured costs depend on: the device, its driver, and its slowdown."""
     return {
         "kind": device.kind,
-        "runtime": "" if device.where.node else device_kind(device).version(),  # part of the driver of a device of a node
+        "runtime": "" if device.where.node else device_kind(device).version(),  # for devices of nodes, the driver includes it
         "machine": cpu_name(),
         "runs_on": str(device.where),
         "full_name": device.full_name,
@@ -73,26 +73,27 @@ def probe(
     chain: Callable[[int, int], Model] | None = None,
     precision: str = "f32",
     cache: Cache | None = None,
-    afresh: bool = False,
+    refresh: bool = False,
     deadline: float = math.inf,
     compiling: Compiling | None = None,
 ) -> LinkCosts:
-    """Measure dispatch on every device and every link that the cluster does not describe.
+    """Measure the dispatch time of each device, and all links that the cluster does not describe.
 
-    A chain of 12 element-wise segments runs on one device and then back and forth between two, with a small and with a large
-    tensor, all of them in turn. The time that a hop adds to a segment is the link's: its latency with the small tensor, and its
-    bandwidth from the additional time with the large one. Going back and forth measures both directions together; each gets
-    half.
+    A chain of 12 element-wise segments runs on each device, and alternates between each two devices, with a small and with a
+    large tensor. The additional time of a hop between two devices is the cost of the link: its latency, with the small tensor,
+    and its bandwidth, from the additional time with the large tensor. Both directions are measured together, and each is
+    assigned half of the time.
 
     Args:
         cluster: real devices.
-        chain: :meth:`placeit.backends.base.Model.chain` of the model that is to run there. Without it, a chain that runs on all
-            of the devices: OpenVINO's, ONNX Runtime's where one of the devices asks for that, PyTorch's on NVIDIA GPUs.
+        chain: :meth:`placeit.backends.base.Model.chain` of the model that will run; None for a chain that runs on all devices,
+            in the format of OpenVINO, ONNX Runtime or PyTorch, as the devices require.
         precision: inference precision of every device.
-        cache: where to look for earlier results and keep new ones.
-        afresh: whether to measure links that the cache holds as well.
-        deadline: when to make do with fewer passes, at least one, and to cache nothing; by :func:`placeit.core.clock.now`.
-        compiling: the count of compiled programs, which the chains are added to.
+        cache: cache for results; None for no cache.
+        refresh: whether to measure cached links again.
+        deadline: time by :func:`placeit.core.clock.now` after which measuring stops, with one run or more of each chain. Then,
+            nothing is cached.
+        compiling: counter of compiled programs, to which the chains are added.
     """
     if chain is None:
         cluster, chain = _any_chain(cluster)
@@ -106,7 +107,7 @@ def probe(
     }
     unknown = [[names.index(src), names.index(dst)] for src, dst in cluster.missing_links()]
     kept = None
-    if cache is not None and not afresh:
+    if cache is not None and not refresh:
         kept = cache.get(key, functools.partial(_valid, devices=len(names), unknown=unknown))
     if kept is None:
         load = MachineLoad()
@@ -121,7 +122,7 @@ def probe(
 
 
 def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
-    """Return the cluster as it is driven to run a chain on all its devices, and the maker of such chains."""
+    """Return a cluster whose runtimes can all run the same kind of chain, and a function that creates such chains."""
     formats = [kind_of(device).formats for device in cluster.devices]
     if all("openvino" in taken for taken in formats):
         from placeit.backends.openvino.model import relu_chain
@@ -141,10 +142,10 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What the cache keeps of links: seconds of dispatch and of empty segments by device, and the links.
+class _CachedLinks:
+    """Cached link costs: seconds of dispatch and of empty segments by device, and the links.
 
-    A link is its source, its destination, bytes per second or None, and seconds of latency.
+    A link is its source, its destination, its bandwidth in bytes per second or None, and its latency in seconds.
     """
 
     dispatch: tuple[Seconds, ...]
@@ -153,8 +154,8 @@ class _Kept:
 
 
 def _valid(value: Any, devices: int, unknown: list[list[int]]) -> bool:
-    """Return True for a value that :func:`_measure` can have returned for these devices and links. Raises RecordError."""
-    kept = record(_Kept, value)
+    """Return True if a value is a result of :func:`_measure` for these devices and links, else raise RecordError."""
+    kept = record(_CachedLinks, value)
     check_shape("dispatch", kept.dispatch, devices)
     check_shape("empty", kept.empty, devices)
     check_shape("links", kept.links, len(unknown))
@@ -168,13 +169,9 @@ def _valid(value: Any, devices: int, unknown: list[list[int]]) -> bool:
 def _measure(
     cluster: Cluster, precision: str, chain: Callable[[int, int], Model], deadline: float, compiling: Compiling | None
 ) -> tuple[dict[str, Any], int]:
-    """Return measured times as the cache keeps them, and the least number of passes that one of them is the median of.
-
-    They are the seconds of dispatch and of empty segments by device, and [source, destination, bytes per second or None,
-    seconds] for each link.
-    """
+    """Return measured times in the format of the cache (:class:`_CachedLinks`), and the minimum number of runs of a chain."""
     names, unknown = cluster.names, set(cluster.missing_links())
-    cluster = replace(cluster, links={})  # an emulated link would count for the real one in the other direction, too
+    cluster = replace(cluster, links={})  # an emulated link would also slow down the real link in the other direction
     devices = range(len(cluster))
     wanted = [(i, j) for i in devices for j in devices if i < j and {(names[i], names[j]), (names[j], names[i])} & unknown]
     routes = [(d, d) for d in devices] + wanted
@@ -200,7 +197,7 @@ def _measure(
 def _time_routes(
     runtime: Runtime, grouping: Grouping, routes: list[tuple[int, int]], deadline: float
 ) -> dict[tuple[int, int], tuple[float, float, int]]:
-    """Time interleaved chains that alternate between two devices: median seconds per hop, of a segment, and number of runs."""
+    """Run chains between two devices in turn: median seconds per hop, seconds of a segment, and number of runs, by route."""
     groups = len(grouping.groups)
     segmenter = Segmenter(grouping, Costs.zero(len(grouping.groups), runtime.cluster))
     samples: dict[tuple[int, int], list[float]] = {route: [] for route in routes}
@@ -211,7 +208,7 @@ def _time_routes(
         for turn in range(_PASSES + _WARMUP):
             for route, executor in executors.items():
                 executor.time()
-                begin, end = executor.window  # the host's part of a request is measured with the model
+                begin, end = executor.window  # without the host's part of a request, which is measured with the model
                 samples[route].append(end - begin)
             if clock.now() >= deadline:
                 break

@@ -12,25 +12,25 @@ from typing import NamedTuple
 __all__ = ["MachineLoad", "Reading", "Watch"]
 
 _STAT = Path("/proc/stat")
-_TASKS = Path("/proc/self/task")
+_THREADS = Path("/proc/self/task")
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk works
 _STEAL = 7  # column of /proc/stat: time that a hypervisor took away
-_MIN_S = 0.5e-3  # seconds on run queues that mean nothing: threads wake up on cores that are about to be free
-_SHARE = 0.05  # share of a period, on run queues or taken by a hypervisor, from which on it is disturbed
-_SLOWER = 1.5  # times its best time, above which the control shows a disturbed period
+_MIN_S = 0.5e-3  # waiting time that is ignored: threads wake up on cores that are about to be free
+_SHARE = 0.05  # share of a period, waiting for a core or taken by a hypervisor, above which it is disturbed
+_SLOWER = 1.5  # ratio of the control's time to its best time above which a period is disturbed
 _SPINS, _STEPS = 5, 1000  # repetitions of the control, and their steps; it takes about 0.1 ms
 
 
 class MachineLoad:
-    """Count of the CPU time of other processes since its construction."""
+    """Measures the CPU time of other processes since its creation."""
 
     def __init__(self) -> None:
         self._begin = _clocks()
 
     def cores(self) -> float | None:
-        """Return how many cores other processes kept busy, on average; None if the system does not report it.
+        """Return the average number of cores that other processes kept busy; None if the system does not report it.
 
-        Time that a hypervisor took away counts as work of other processes.
+        Time that a hypervisor took away counts as time of other processes.
         """
         begin, end = self._begin, _clocks()
         if begin is None or end is None or end[0] <= begin[0]:
@@ -44,9 +44,9 @@ class Reading(NamedTuple):
 
     Attributes:
         wall: wall-clock time.
-        waiting: time for which threads of this process could have run, but no core was free for them.
-        stolen: time that a hypervisor took away from cores.
-        control: time that the control, a fixed piece of Python, took just now.
+        waiting: time that runnable threads of this process waited for a core.
+        stolen: mean time per core that a hypervisor took away.
+        control: time of the control, a fixed Python loop that ran just now.
     """
 
     wall: float
@@ -56,13 +56,13 @@ class Reading(NamedTuple):
 
 
 class Watch:
-    """A monitor that tells, for each of several periods, whether other work on the machine disturbed it.
+    """A monitor that detects periods in which other work disturbed the machine.
 
-    A period is disturbed if threads of this process waited on run queues, or a hypervisor took cores away, for more than 5 % of
-    it, or if the control after it takes more than 1.5 times its best time.
+    A period is disturbed if threads of this process waited for a core, or a hypervisor took cores away, for more than 5 % of
+    it, or if the control at its end takes more than 1.5 times its best time.
 
     Args:
-        read: returns the counters at this moment.
+        read: returns the current counters; None for the counters of this machine.
     """
 
     def __init__(self, read: Callable[[], Reading] | None = None) -> None:
@@ -71,15 +71,15 @@ class Watch:
         self._best = self._begun.control
 
     def begin(self) -> None:
-        """Begin a period."""
+        """Start a period."""
         self._begun = self._read()
         self._best = min(self._best, self._begun.control)
 
     def disturbed(self, *, alone: bool = True) -> bool:
-        """Return whether the period that began last was disturbed until now.
+        """Return whether the current period has been disturbed so far.
 
         Args:
-            alone: False if threads of this process had to wait for each other: the time that they waited does not count then.
+            alone: False if threads of this process competed for cores, so that their waiting time says nothing.
         """
         now, begun = self._read(), self._begun
         self._best = min(self._best, now.control)
@@ -98,10 +98,10 @@ def _reading() -> Reading:
 
 
 def _waiting() -> float:
-    """Return the seconds that the threads of this process have been on run queues."""
+    """Return the seconds that the threads of this process have waited for a core."""
     total = 0
     try:
-        for thread in _TASKS.iterdir():
+        for thread in _THREADS.iterdir():
             try:
                 total += int((thread / "schedstat").read_bytes().split()[1])
             except (FileNotFoundError, ProcessLookupError):
@@ -132,7 +132,7 @@ def _ticks() -> list[int] | None:
 
 
 def _clocks() -> tuple[float, float, float] | None:
-    """Return seconds: wall-clock time, busy time of all cores, and CPU time of this process and its children."""
+    """Return the seconds of the clock, the busy time of all cores, and the CPU time of this process and its children."""
     ticks = _ticks()
     if ticks is None:
         return None

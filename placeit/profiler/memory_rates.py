@@ -1,4 +1,4 @@
-"""Bytes that groups read of their weights, and rates at which devices read memory, alone and together."""
+"""Bytes of weights that groups read, and memory bandwidths of devices, alone and together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from placeit.profiler.peaks import read_rate
 __all__ = ["MIN_BYTES", "Rates", "group_reads", "shared_reads", "weights_read"]
 
 MIN_BYTES, _MAX_BYTES = 1 << 25, 1 << 27
-"""Bytes of weights below which caches hold most of them, so that rates say little; and above which rates stay the same."""
+"""Bytes of weights below which caches hold most of them, so that no rate is measured; and above which rates are constant."""
 
 Measure = Callable[[Device, int], float | None]
 
@@ -33,7 +33,7 @@ Measure = Callable[[Device, int], float | None]
 def weights_read(graph: OpGraph) -> NDArray[np.float64]:
     """Return the bytes of weights and state that each op reads in a run: ``float64[V]``.
 
-    An op that computes nothing, such as ``Gather``, reads as many as it writes. For an ``If`` the number is unknown, and 0.
+    An op that computes nothing, such as ``Gather``, reads as many bytes as it writes. For an ``If`` they are unknown, and 0.
     """
     written = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
     read = np.where(graph.flops > 0, graph.param_bytes, np.minimum(graph.param_bytes, written))
@@ -47,11 +47,11 @@ def group_reads(grouping: Grouping) -> NDArray[np.float64]:
 
 
 class Rates:
-    """Rates at which devices read memory, for a given size of weights, since caches may hold a part of these.
+    """Rates at which devices read weights of a given size from memory. They depend on the size because of caches.
 
     Args:
         size: bytes of the model's weights.
-        cache: where to look for rates and keep new ones; None for no cache.
+        cache: cache for rates; None for no cache.
         measure: measures the rate of a device for a number of bytes.
     """
 
@@ -66,10 +66,11 @@ class Rates:
         return cls(float(model.statistics()["parameter_bytes"]), cache)
 
     def of(self, device: Device) -> float | None:
-        """Return the bytes per second that a device reads by itself.
+        """Return the bytes per second that a device reads while no other device runs.
 
-        A described device has a figure for it. Core sets, and other devices that OpenVINO drives, are measured through
-        OpenVINO unless the rate is cached. None for other devices, and if the model has less than 34 MB of weights.
+        The rate of a described device is part of its description. CPU core sets and other devices that OpenVINO drives are
+        measured with OpenVINO, unless the rate is cached. Returns None for other devices, and if the model has less than 34 MB
+        of weights.
         """
         if device.described:
             return device.bytes_per_s
@@ -77,9 +78,9 @@ class Rates:
             return None
         device = replace(device, kind=hardware_kind(device.address), address=replace(device.address, runtime=""))
         key = {"what": "memory rate", "device": device_key(device), "bytes": self._size}
-        kept = None if self._cache is None else self._cache.get(key, lambda value: record(float, value) > 0)
-        if kept is not None:
-            return float(kept)
+        cached = None if self._cache is None else self._cache.get(key, lambda value: record(float, value) > 0)
+        if cached is not None:
+            return float(cached)
         rate = self._measure(device, self._size)
         if self._cache is not None and rate is not None:
             self._cache.put(key, rate)
@@ -87,29 +88,30 @@ class Rates:
 
 
 def shared_reads(grouping: Grouping, costs: Costs, rates: Rates) -> MemoryReads | None:
-    """Return what groups read from the memory of this machine, if several core sets of the cluster share it; else None.
+    """Return the memory reads of groups if several core sets of the cluster share the memory of this machine, else None.
 
-    The memory's rate is the rate of all these cores together, and at least the one at which they read while all of them ran the
-    model.
+    The rate of the memory is measured on all these cores together. It is at least the sum of the rates at which they read
+    weights while they ran the model at the same time.
 
     Args:
         grouping: the groups.
         costs: their costs.
-        rates: rates of the devices.
+        rates: memory rates of devices.
     """
     cluster, read = costs.cluster, group_reads(grouping)
-    here = np.array([device.core_set and not device.where.node for device in cluster.devices], bool)
-    apart = [d for d in cluster.apart() if here[d]]
+    local = np.array([device.core_set and not device.where.node for device in cluster.devices], bool)
+    apart = [d for d in cluster.apart() if local[d]]
     if len(apart) < 2 or costs.shared or not rates.known:
         return None
-    rate = rates.of(_joined(cluster, apart))
+    rate = rates.of(_core_set(cluster, apart))
     if rate is None:
         return None
     busy = (costs.core + np.maximum(costs.load, 0.0))[:, apart]
     seen = float((read.sum() / np.maximum(busy.sum(axis=0), 1e-12)).sum())  # a device that cannot run all groups adds 0
-    return MemoryReads(read, here[None], np.array([max(rate, seen)]))
+    return MemoryReads(read, local[None], np.array([max(rate, seen)]))
 
 
-def _joined(cluster: Cluster, devices: list[int]) -> Device:
+def _core_set(cluster: Cluster, devices: list[int]) -> Device:
+    """Return the core set of all cores of some devices."""
     cores = tuple(sorted({core for d in devices for core in cluster.devices[d].cores}))
     return Device("CPU", address=Address("CPU", cores), driver=cluster.devices[devices[0]].driver)

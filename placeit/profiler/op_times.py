@@ -23,15 +23,15 @@ __all__ = ["OpTime", "op_times"]
 
 @dataclass(frozen=True)
 class OpTime:
-    """Time of an op, or of a kernel that corresponds to no op, such as a layout conversion.
+    """Time of an op, or of a kernel that belongs to no op, such as a layout conversion.
 
     Attributes:
         segment: number of its segment in the plan.
-        op: name of the op; None for a kernel that stands for no op.
+        op: name of the op; None for a kernel that belongs to no op.
         kind: kind of the op, or of the kernel.
-        kernel: name of the kernel that computes it; None if no kernel names it, because it was folded into others.
-        sharers: number of ops that the kernel stands for.
-        seconds: mean of several runs, an equal part of the kernel's time for each op that it stands for; None if not counted.
+        kernel: name of the kernel that computes it; None if no kernel names it, because it was folded into other ops.
+        sharers: number of ops that the kernel computes.
+        seconds: mean of several runs. The time of a kernel is divided equally among its ops. None if it was not counted.
     """
 
     segment: int
@@ -45,10 +45,11 @@ class OpTime:
 def op_times(
     model: Model, grouping: Grouping, cluster: Cluster, plan: Plan, *, precision: str = "f32", passes: int = 10
 ) -> list[OpTime]:
-    """Run a plan with OpenVINO's counters on, and return the time of each op in its segment, with other devices at work.
+    """Run a plan with OpenVINO's counters enabled, and return the time of each op.
 
-    Counting slows kernels a little, so nothing else is timed in these runs. Left out are segments of other runtimes, which do
-    not count, segments of models that are cut already, and all segments if streams drive the devices.
+    All devices of the plan run. Counters slow kernels a little, so these runs measure nothing else. The result has no ops of
+    segments on other runtimes, which have no counters. It is empty for models that are cut already, and if streams drive the
+    devices.
 
     Raises:
         DeviceError: a segment cannot be compiled.
@@ -98,12 +99,12 @@ def _of_segment(
     others: list[OpTime] = []
     for kernel in kernels:
         seconds = None if kernel.seconds is None else kernel.seconds * slowdown
-        mine = [name for name in view.ops_named(kernel.layers) if name in kind]
-        for name in mine:
-            part = None if seconds is None else seconds / len(mine)
+        names = [name for name in view.ops_named(kernel.layers) if name in kind]
+        for name in names:
+            part = None if seconds is None else seconds / len(names)
             if name in of_ops:  # computed by several kernels
                 part = None if part is None and of_ops[name].seconds is None else (part or 0.0) + (of_ops[name].seconds or 0.0)
-            of_ops[name] = OpTime(segment, name, kind[name], kernel.name, len(mine), part)
-        if not mine and seconds is not None and kernel.kind not in ("Input", "Output", "Const"):
+            of_ops[name] = OpTime(segment, name, kind[name], kernel.name, len(names), part)
+        if not names and seconds is not None and kernel.kind not in ("Input", "Output", "Const"):
             others.append(OpTime(segment, None, kernel.kind, kernel.name, 0, seconds))
     return [of_ops.get(name, OpTime(segment, name, kind[name], None, 0, None)) for name in kind] + others

@@ -1,4 +1,4 @@
-"""Measure the rates that devices can reach: of arithmetic, by a matrix product, and of reading memory, by a maximum."""
+"""Measure the peak rates of devices: arithmetic, with a matrix product, and reading memory, with a maximum."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Peak", "peak_of", "read_rate"]
 _SIZE = 1024  # rows and columns of the matrices: a product is more than 2 GFLOP, a matrix 4 MB
 _READ = 1 << 26  # bytes to read: more than most caches hold
 _ROW = 1024  # elements of a row
-_RUNS = 8  # runs of a model, of which the fastest counts
+_RUNS = 8  # number of runs, of which the fastest counts
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Floating-point operations, and bytes read, per second that were reached; None for a rate that could not be measured."""
+    """Peak rates in floating-point operations and bytes read per second; None for a rate that could not be measured."""
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -46,11 +46,11 @@ def peak_of(device: Device, precision: str = "f32") -> Peak:
 
 
 def read_rate(device: Device, size: int = _READ, precision: str = "f32") -> float | None:
-    """Measure the bytes per second at which a device that OpenVINO drives reads its memory; None if this does not run there.
+    """Measure the bytes per second at which a device that OpenVINO drives reads its memory; None if measuring fails.
 
     Args:
         device: the device.
-        size: bytes to read, repeatedly; if there are few, caches hold some of them.
+        size: bytes to read in each run; caches hold a part of a small size.
         precision: precision in which the device computes.
 
     Raises:
@@ -70,7 +70,7 @@ def _product() -> OpenVinoModel:
 
 
 def _maxima(rows: int) -> OpenVinoModel:
-    """Return a model that makes copies of a row in the device's memory, and takes the maximum of each copy."""
+    """Return a model that copies a row to the device's memory ``rows`` times, and computes the maximum of each copy."""
     openvino = import_openvino()
     ops = openvino.opset13
     value = ops.parameter([1, _ROW], openvino.Type.f32, name="x")
@@ -80,7 +80,7 @@ def _maxima(rows: int) -> OpenVinoModel:
 
 
 def _seconds(model: OpenVinoModel, device: Device, precision: str) -> float | None:
-    """Return the seconds of the last segment in the fastest of a few runs; None if the device does not run the model."""
+    """Return the minimum seconds of the last segment over several runs; None if the device cannot run the model."""
     with contextlib.suppress(PlaceitError):
         cluster, grouping = Cluster((device,)), Grouping.singletons(model.graph)
         groups = len(grouping.groups)

@@ -1,4 +1,4 @@
-"""Choose the groups to measure as separate segments, and predict the cut costs of the others from theirs."""
+"""Choose groups to measure as separate segments, and predict the cut costs of the other groups from them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 from placeit.core.graph import OpGraph
 from placeit.planning.coarsen import Grouping
 
-__all__ = ["alike", "border_bytes", "choose", "predict"]
+__all__ = ["border_bytes", "border_distances", "choose", "predict"]
 
-# distances: no kind of op in common; twice the bytes; other neighbours; equal groups, since measured times vary
-_OTHER_KINDS, _OTHER_SIZE, _OTHER_BORDER, _EQUAL = 4.0, 0.5, 0.5, 0.1
-_FARTHEST = 8.0  # largest distance of two groups
-_NEAR = 3.0  # rate at which the weight of a measured group falls with its distance
-_FREE = 0.5  # number of programs that a group counts as at least, even if it adds none
+# distances of two groups with no kind of op in common; of twice the bytes; with other neighbours; and of any two groups
+_KINDS_WEIGHT, _SIZE_WEIGHT, _BORDER_WEIGHT, _MIN_DISTANCE = 4.0, 0.5, 0.5, 0.1
+_MAX_DISTANCE = 8.0  # maximum distance of two groups
+_DECAY = 3.0  # the weight of a measured group is exp(-_DECAY * distance)
+_MIN_PROGRAMS = 0.5  # minimum number of programs that choosing a group counts as, even if it adds none
 
 
-def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return distances of groups by the costs of their borders, ``float64[G, G]``, and the borders' bytes, ``float64[G]``.
+def border_distances(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return distances between groups, ``float64[G, G]``, and the bytes of their borders, ``float64[G]``.
 
-    Two groups are near if they have the same kinds of ops, tensors of the same kinds at their borders (the kind of op at the
-    other end, and the layout), and as many bytes there.
+    Two groups are close if their cut costs should be similar: if they have the same kinds of ops, the same kinds of tensors at
+    their borders (the kind of op at the other end, and the layout), and the same number of bytes there.
 
     Args:
         grouping: groups of ops.
-        channels_last: tensors of the task graph that cross borders in channels-last layout.
+        channels_last: tensors of the task graph that are in channels-last layout between segments.
     """
     graph, groups, of = grouping.graph, grouping.groups, grouping.group_of
     count = len(groups)
@@ -45,12 +45,12 @@ def alike(grouping: Grouping, channels_last: frozenset[int]) -> tuple[NDArray[np
     border_of = np.array([border_numbers[frozenset(border)] for border in borders])
     size = np.log2(np.maximum(bytes_, 1.0))
     distance = (
-        _OTHER_KINDS * (1 - common[row_of][:, row_of])
-        + _OTHER_SIZE * np.abs(size[:, None] - size)
-        + _OTHER_BORDER * (border_of[:, None] != border_of)
-        + _EQUAL * ~np.eye(count, dtype=bool)
+        _KINDS_WEIGHT * (1 - common[row_of][:, row_of])
+        + _SIZE_WEIGHT * np.abs(size[:, None] - size)
+        + _BORDER_WEIGHT * (border_of[:, None] != border_of)
+        + _MIN_DISTANCE * ~np.eye(count, dtype=bool)
     )
-    return np.asarray(np.minimum(distance, _FARTHEST), np.float64), bytes_
+    return np.asarray(np.minimum(distance, _MAX_DISTANCE), np.float64), bytes_
 
 
 def border_bytes(groups: OpGraph) -> NDArray[np.float64]:
@@ -60,25 +60,27 @@ def border_bytes(groups: OpGraph) -> NDArray[np.float64]:
     return bytes_
 
 
-def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, most: float, gap: float) -> NDArray[np.bool_]:
-    """Choose the groups to measure alone, so that each group is like one of them: ``bool[G]``.
+def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, max_programs: float, gap: float) -> NDArray[np.bool_]:
+    """Choose the groups to cut off, so that each group is similar to one of them: ``bool[G]``.
 
-    Groups are in topological order, and the groups between two chosen ones run as one segment. The choice is greedy: it takes
-    the group that most reduces the weighted distances of all groups to a chosen one, per additional program (the facility
-    location problem).
+    Groups are in topological order, and the groups between two chosen ones run as one segment. This is a greedy solution of the
+    facility location problem: each step chooses the group that most reduces the weighted distances of all groups to their
+    nearest chosen group, per additional program.
 
     Args:
-        distance: ``float64[G, G]``, how unlike groups are.
-        weight: ``float64[G]``, how much each group matters.
-        most: most programs; at least one group is chosen in any case.
-        gap: programs of each run of groups that are not chosen.
+        distance: ``float64[G, G]``, distances between groups.
+        weight: ``float64[G]``, importance of each group.
+        max_programs: maximum number of programs; at least one group is chosen in any case.
+        gap: number of programs for each segment between chosen groups.
     """
-    chosen, nearest, programs = np.zeros(len(weight), bool), np.full(len(weight), _FARTHEST), gap
+    chosen, nearest, programs = np.zeros(len(weight), bool), np.full(len(weight), _MAX_DISTANCE), gap
     while True:
         closed = np.concatenate([[True], chosen, [True]])
-        more = 1 + gap * (2.0 - closed[:-2] - closed[2:] - 1)  # a group may split a run in two, or be the last one of a run
-        gain = (weight[:, None] * np.maximum(0.0, nearest[:, None] - distance)).sum(axis=0) / np.maximum(more, _FREE)
-        gain[chosen | ((programs + more > most) & chosen.any())] = 0.0
+        more = 1 + gap * (
+            2.0 - closed[:-2] - closed[2:] - 1
+        )  # a group may divide a segment in two, or be the last one of a segment
+        gain = (weight[:, None] * np.maximum(0.0, nearest[:, None] - distance)).sum(axis=0) / np.maximum(more, _MIN_PROGRAMS)
+        gain[chosen | ((programs + more > max_programs) & chosen.any())] = 0.0
         g = int(gain.argmax())
         if gain[g] <= 0:
             return chosen
@@ -89,18 +91,18 @@ def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, most: 
 def predict(
     cut: NDArray[np.float64], known: NDArray[np.bool_], distance: NDArray[np.float64], bytes_: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Predict the cut costs of all groups from the known ones, by the bytes of their borders: ``float64[G]``.
+    """Predict the cut costs of all groups from known ones: ``float64[G]``.
 
-    The weight of a known group falls with its distance.
+    The cost per byte of a group's border is a mean over the known groups, whose weights decrease with their distance.
 
     Args:
         cut: ``float64[G]``, seconds.
         known: ``bool[G]``, the groups whose cut costs are known, at least one.
-        distance: ``float64[G, G]``, how unlike groups are.
-        bytes_: ``float64[G]``, bytes of their borders.
+        distance: ``float64[G, G]``, distances between groups.
+        bytes_: ``float64[G]``, bytes of the borders of groups.
     """
     near = distance[:, known]
-    share = np.exp(-_NEAR * (near - near.min(axis=1, keepdims=True)))
+    share = np.exp(-_DECAY * (near - near.min(axis=1, keepdims=True)))
     sizes = share @ bytes_[known]
     rate = np.divide(share @ cut[known], sizes, out=np.zeros(len(cut)), where=sizes > 0)
     return np.where(known, cut, rate * bytes_)

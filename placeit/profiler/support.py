@@ -38,7 +38,7 @@ def supported_ops(model: Model, cluster: Cluster) -> NDArray[np.bool_]:
     """
     graph = model.graph
     can = np.ones((len(graph), len(cluster)), bool)
-    if model.placed:  # it was made for devices whose runtimes were asked then
+    if model.placed:  # the runtimes were asked when the model was placed
         return can
     answers: dict[tuple[str, str, str], Collection[str]] = {}
     for d, device in enumerate(cluster.devices):
@@ -93,10 +93,10 @@ def divided_by_support(placing: Placing, model: Model, cluster: Cluster) -> Plac
 
 
 def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model:
-    """Return a model whose ops that a device did not compile run on other devices only, and log a warning.
+    """Mark the ops that a device failed to compile, so that they are placed on other devices only, and log a warning.
 
     Raises:
-        DeviceError: the given one, if it is not about such ops, or no other device supports them.
+        DeviceError: ``error``, if it names no such ops, or if no other device supports them.
     """
     fresh = {(error.device, op) for op in refused_ops(model, error) if op in model.graph.index} - model.refused
     if not fresh:
@@ -111,19 +111,19 @@ def without_refused(model: Model, cluster: Cluster, error: DeviceError) -> Model
 
 
 def refuses_ops(error: BaseException) -> bool:
-    """Return whether an error says that a device did not compile some ops, for another reason than a lack of memory."""
+    """Return whether a device failed to compile some ops, for another reason than a lack of memory."""
     if isinstance(error, HangsError):
         return True
     return isinstance(error, DeviceError) and bool(error.device and error.ops) and not isinstance(error, NoRoomError)
 
 
 def refused_ops(model: Model, error: DeviceError) -> Sequence[str]:
-    """Return the ops that a device did not compile: all ops of the model if its compiler hangs."""
+    """Return the ops that a device failed to compile: all ops of the model if its compiler hangs."""
     return model.graph.names if isinstance(error, HangsError) else error.ops
 
 
 def warn_of_refused(error: DeviceError, cluster: Cluster) -> None:
-    """Log a warning about ops that a device did not compile (:func:`refuses_ops`), and are placed on others."""
+    """Log a warning that ops that a device failed to compile (:func:`refuses_ops`) are placed on other devices."""
     others = ", ".join(name for name in cluster.names if name != error.device)
     _log.warning("%s. It is placed on %s only.", str(error).rstrip("."), others)
 

@@ -20,7 +20,7 @@ from placeit.placers.heft import Heft
 from placeit.planning.placing import Placing
 from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.cache import Cache
-from placeit.profiler.from_history import remembered
+from placeit.profiler.from_history import predicted_costs
 from placeit.profiler.kernel_times import Error
 from placeit.runtime.compiling import Compiling
 from placeit.simulator.simulate import schedule
@@ -122,7 +122,7 @@ def estimate(
     """
     if cache is None:
         raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
-    costs, errors = remembered(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
+    costs, errors = predicted_costs(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
     segmenter = Segmenter(placing.grouping, placing.held(costs))
     problem, names = segmenter.problem(), cluster.names
     able = problem.single_devices

@@ -70,13 +70,13 @@ def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
         DeviceError: some device exists in simulation only.
     """
     from placeit.profiler.compiled_costs import by_ratio
-    from placeit.profiler.costs import kept_costs
+    from placeit.profiler.costs import cached_costs
 
     if (cache := setup.cache) is None:
         return None
 
     def found(cluster: Cluster, runtime: Runtime, *, budget_s: float) -> Costs | None:  # noqa: ARG001
-        return kept_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
+        return cached_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
 
     with _available(setup, runtime) as opened:
         kept = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 from placeit.core.graph import OpGraph
-from placeit.profiler.kernel_history import Beyond, History, Profiled
-from placeit.profiler.kernel_times import KernelTimes, profiled
+from placeit.profiler.kernel_history import History, Overheads, ProfiledModel
+from placeit.profiler.kernel_times import KernelTimes, profiled_model
 from placeit.profiler.op_traits import OpTraits
 from placeit.runtime.devices.kernels import Kernel
 from tests.small_models import inception_like
 
-NOTHING = Beyond(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Overheads(0.0, 0.0, 0.0, 0.0, 0.0)
 DEVICE = {"kind": "openvino", "machine": "this one"}
 
 
-def _made(name: str, sizes: list[float], rate: float = 1e-10) -> Profiled:
+def _made(name: str, sizes: list[float], rate: float = 1e-10) -> ProfiledModel:
     """A model of multiplications that take time in proportion to their operations, each followed by a Relu that is fused."""
     sorts = [("MatMul", "Relu", "Relu", [size, size / 50, 1e4, 1e4, 64.0]) for size in sizes]
     relus = [("Relu", "MatMul", "MatMul", [1e4, 0.0, 1e4, 1e4, 64.0])]
     ops = np.array([1.0] * len(sizes) + [len(sizes)])
     taken = np.array([size * rate for size in sizes] + [0.0])
     fused = np.array([0.0] * len(sizes) + [len(sizes)])
-    return Profiled(name, name, float(taken.sum()), NOTHING, OpTraits.of_sorts(sorts + relus), ops, fused, taken)
+    return ProfiledModel(name, name, float(taken.sum()), NOTHING, OpTraits.from_rows(sorts + relus), ops, fused, taken)
 
 
 def test_ops_between_those_that_were_seen_are_predicted() -> None:
@@ -95,7 +95,7 @@ def _chain(kinds: list[str], flops: list[float]) -> OpGraph:
 
 def test_the_time_of_a_kernel_is_that_of_its_op_with_the_most_operations() -> None:
     graph = _chain(["MatMul", "Add", "Relu", "Softmax"], [1e8, 1e4, 1e4, 1e5])
-    of = profiled("m", "m", graph, [Kernel((0, 1), 3e-3), Kernel((3,), 1e-3)], 8e-3, NOTHING)
+    of = profiled_model("m", "m", graph, [Kernel((0, 1), 3e-3), Kernel((3,), 1e-3)], 8e-3, NOTHING)
     kinds = of.traits.kind.tolist()
     taken = {"MatMul": 6e-3, "Add": 0, "Relu": 0, "Softmax": 2e-3}
     assert dict(zip(kinds, of.taken.tolist(), strict=True)) == pytest.approx(taken)
@@ -104,7 +104,7 @@ def test_the_time_of_a_kernel_is_that_of_its_op_with_the_most_operations() -> No
 
 def test_a_kernel_that_is_named_after_its_last_op_only_is_its_first_ones() -> None:
     graph = _chain(["MatMul", "Add", "Relu"], [1e8, 1e4, 1e4])
-    of = profiled("m", "m", graph, [Kernel((2,), 5e-3)], 5e-3, NOTHING)
+    of = profiled_model("m", "m", graph, [Kernel((2,), 5e-3)], 5e-3, NOTHING)
     taken = {"MatMul": 5e-3, "Add": 0, "Relu": 0}
     assert dict(zip(of.traits.kind.tolist(), of.taken.tolist(), strict=True)) == pytest.approx(taken)
 
@@ -120,9 +120,9 @@ def test_what_is_kept_is_found_again_for_this_device_only(tmp_path: Path) -> Non
     history, model = History(tmp_path), _made("a", [1e7, 2e7])
     history.add(DEVICE, model)
     (found,) = History(tmp_path).of(DEVICE)
-    for what in ("identity", "name", "seconds", "beyond"):
+    for what in ("identity", "name", "seconds", "overheads"):
         assert getattr(found, what) == getattr(model, what)
-    assert found.traits.sorts() == model.traits.sorts()
+    assert found.traits.rows() == model.traits.rows()
     assert np.array_equal(np.stack([found.ops, found.fused, found.taken]), np.stack([model.ops, model.fused, model.taken]))
     assert history.of(DEVICE | {"machine": "another one"}) == []
 

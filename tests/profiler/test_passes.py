@@ -18,7 +18,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler import passes
-from placeit.profiler.passes import Passes, counted, left_out
+from placeit.profiler.passes import Passes, counted_runs, warm_up_runs
 from placeit.runtime.spans import Span
 from tests.small_models import inception_like
 
@@ -120,18 +120,18 @@ def blocks(*wholes: float, watch: Any = None) -> Passes:
     ],
 )
 def test_first_runs_are_left_out_while_the_next_is_shorter(seconds: list[float], expected: int) -> None:
-    assert left_out(seconds) == expected
+    assert warm_up_runs(seconds) == expected
 
 
 @given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=30))
 def test_at_least_one_run_and_at_most_four_are_left_out(seconds: list[float]) -> None:
-    assert 1 <= left_out(seconds) <= 4
-    assert left_out(seconds) == left_out(seconds[: max(6, left_out(seconds) + 2)])  # later runs change nothing
+    assert 1 <= warm_up_runs(seconds) <= 4
+    assert warm_up_runs(seconds) == warm_up_runs(seconds[: max(6, warm_up_runs(seconds) + 2)])  # later runs change nothing
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(20e-6, 10), (1e-3, 5), (4e-3, 2), (0.02, 2), (0.06, 1), (0.0, 10)])
 def test_a_block_is_milliseconds_of_a_tiny_model_and_few_runs_of_a_slow_one(seconds: float, runs: int) -> None:
-    assert counted(seconds) == runs
+    assert counted_runs(seconds) == runs
 
 
 def test_a_block_has_the_median_of_steady_runs() -> None:
@@ -144,7 +144,7 @@ def test_a_block_has_the_median_of_steady_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wholes", "settled"),
+    ("wholes", "steady"),
     [
         ([1.0] * 4, True),
         ([1.0] * 3, False),  # too few
@@ -152,14 +152,14 @@ def test_a_block_has_the_median_of_steady_runs() -> None:
         ([1.0] * 11 + [9.0], True),  # one block says nothing of the median
     ],
 )
-def test_times_have_settled_once_the_interval_of_their_median_is_narrow(wholes: list[float], *, settled: bool) -> None:
-    assert blocks(*wholes).settled is settled
+def test_times_are_steady_once_the_interval_of_their_median_is_narrow(wholes: list[float], *, steady: bool) -> None:
+    assert blocks(*wholes).steady is steady
 
 
 def test_disturbed_blocks_do_not_count_if_there_are_three_others() -> None:
     made = blocks(1.0, 9.0, 1.1, 8.0, 1.2, watch=Disturbing(False, True, False, True, False))
     assert made.interval == (1.0, 1.2)
-    assert made.typical == 1.1
+    assert made.median_s == 1.1
     assert not made.unsure
     assert made.disturbed == (5, 2)
 
@@ -167,8 +167,8 @@ def test_disturbed_blocks_do_not_count_if_there_are_three_others() -> None:
 def test_where_too_few_blocks_are_undisturbed_the_faster_half_counts_and_the_interval_is_that_of_all() -> None:
     made = blocks(1.0, 3.0, 1.1, 4.0, 2.0, 2.5, 2.2, watch=Disturbing(False, True, False, True, True, True, True))
     assert made.unsure
-    assert not made.settled
-    assert made.typical == pytest.approx(1.55)  # of 1, 1.1, 2 and 2.2
+    assert not made.steady
+    assert made.median_s == pytest.approx(1.55)  # of 1, 1.1, 2 and 2.2
     assert made.interval == (1.0, 4.0)
 
 

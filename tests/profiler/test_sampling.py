@@ -18,7 +18,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.profiled import Profiled
 from placeit.planning.segments import Costs, Segment
 from placeit.profiler.costs import profile
-from placeit.profiler.sampling import alike, choose, predict
+from placeit.profiler.sampling import border_distances, choose, predict
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.runtime import Runtime
 from tests.known_devices import Truth, truth
@@ -72,7 +72,7 @@ def computing(model: OpenVinoModel) -> list[str]:
 def by_bytes(model: OpenVinoModel, rate: float) -> dict[str, tuple[float, ...]]:
     """Cut costs of each op on three devices, in proportion to the bytes that it reads and writes."""
     grouping = Grouping.singletons(model.graph)
-    _, sizes = alike(grouping, model.channels_last)
+    _, sizes = border_distances(grouping, model.channels_last)
     return {name: tuple(rate * size * k for k in (1, 2, 3)) for name, size in zip(model.graph.names, sizes, strict=True)}
 
 
@@ -137,7 +137,7 @@ def test_equal_parts_of_a_chain_are_compiled_once() -> None:
 
 @pytest.mark.parametrize("model", [MODEL, random_model(3, 9)], ids=["inception-like", "random"])
 def test_groups_are_most_like_themselves_and_equally_like_each_other(model: OpenVinoModel) -> None:
-    distance, sizes = alike(Grouping.singletons(model.graph), model.channels_last)
+    distance, sizes = border_distances(Grouping.singletons(model.graph), model.channels_last)
     assert (np.diag(distance) == 0).all()
     assert (distance + np.eye(len(distance)) > 0).all()
     np.testing.assert_array_equal(distance, distance.T)
@@ -149,7 +149,7 @@ def test_chosen_groups_and_the_runs_between_them_are_as_few_as_asked(count: int,
     rng = np.random.default_rng(seed)
     places = rng.uniform(0, 3, count)
     distance, weight = np.abs(places[:, None] - places), rng.uniform(0.1, 1, count)
-    chosen = choose(distance, weight, most=most, gap=gap)
+    chosen = choose(distance, weight, max_programs=most, gap=gap)
     runs = sum(now and not before for before, now in pairwise([False, *(~chosen).tolist()]))
     assert chosen.any()
     assert chosen.sum() == 1 or chosen.sum() + gap * runs <= most

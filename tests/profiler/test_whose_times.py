@@ -27,7 +27,7 @@ FREE = {"Parameter", "Result"}
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(kinds.KINDS, "known", "tests.known_devices:KIND")
-    monkeypatch.setattr(costs, "_FEWEST_PROGRAMS", 1000)  # so that every group is cut off, and none of it is predicted
+    monkeypatch.setattr(costs, "_MIN_PROGRAMS", 1000)  # so that every group is cut off, and none of it is predicted
     yield
     truth.clear()
 
