@@ -1,4 +1,4 @@
-"""Figures for how well one list of numbers predicts another. An undefined figure is None, never a number."""
+"""Measures of prediction quality: error and correlations. A measure that is undefined is None, never a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings: what a run of a model did, when and where, as a versioned JSON file.
+"""Recordings of runs: which ops ran when on which device, as a versioned JSON file.
 
 ``placeit schema recording`` describes the format. Times are seconds from the beginning of the recording; ops, segments, tensors
 and spans are named by their positions in the lists of the file. Values that could not be measured or read are null or not
@@ -41,12 +41,12 @@ __all__ = ["MAX_SPANS", "Recording", "read_recording", "write_recording"]
 
 _FORMAT, _VERSION = "placeit-recording", 1
 
-MAX_SPANS = 50_000  # most spans of a recording, so that its file stays below 20 MB
+MAX_SPANS = 50_000  # maximum number of spans, so that the file stays below 20 MB
 
 
 @dataclass(frozen=True)
 class Recording(Drawn):
-    """A recording of a run. Without a placement nothing ran, and it has ``costs`` in place of a plan and times.
+    """A recording of a run. If there was no placement to run, it has ``costs`` instead of a plan and times.
 
     Attributes:
         made: when it was made, ISO 8601.
@@ -114,7 +114,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read a recording.
 
     Raises:
-        FileError: the file cannot be read, is cut short, is of another version, or was changed; the message names the field.
+        FileError: the file cannot be read, is truncated, has another version, or was modified; the message names the field.
     """
     data = read_json(Path(path), _FORMAT, (_VERSION,))
     for name in ("format", "version", "digests"):
@@ -122,7 +122,7 @@ def read_recording(path: str | Path) -> Recording:
             raise FileError(f"{path} is not a {_FORMAT} file: it has no '{name}'.")
     digests = data.pop("digests")
     del data["format"], data["version"]
-    if isinstance(digests, dict) and not {"tuning"} & {*data, *digests}:  # of placeit before it tuned servers
+    if isinstance(digests, dict) and not {"tuning"} & {*data, *digests}:  # written before placeit could tune servers
         data["tuning"], digests["tuning"] = None, _digest(_text("tuning", None))
     try:
         recording = record(Recording, data, strict=True)

@@ -1,4 +1,4 @@
-"""Analyse recorded spans: waits, states of devices, use of links, and the parts of latency."""
+"""Analyse recorded spans: dependencies, states of devices, use of links, and critical paths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _Pairs = list[tuple[float, float]]
 
 
 def dependencies(plan: RecordedPlan, spans: Sequence[RecordedSpan]) -> list[tuple[int, ...]]:
-    """Return, for each span, the positions of the spans that made or moved the tensors it reads.
+    """Return, for each span, the positions of the spans that computed or moved the tensors it reads.
 
-    A tensor that no span made, such as an input of the model, adds none.
+    Tensors that no span computed, such as inputs of the model, have no such span.
     """
     computed: dict[tuple[int, int], int] = {}
     arrived: dict[tuple[int, int, str], list[int]] = {}
@@ -62,7 +62,7 @@ def states(
     conflicts: Mapping[str, Sequence[str]],
     wall_s: float,
 ) -> tuple[States, ...]:
-    """Divide the wall time of each device among its states.
+    """Divide the wall time among the states of each device.
 
     Args:
         plan: the plan that ran.
@@ -108,14 +108,14 @@ def states(
 
 
 def _covered(pairs: _Pairs, moments: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return for each moment whether some interval holds the time right after it: ``bool[N]``."""
+    """Return for each moment whether it is in an interval ``[start, end)``: ``bool[N]``."""
     starts, ends = (np.sort([pair[k] for pair in pairs]) for k in (0, 1))
     covered: NDArray[np.bool_] = np.searchsorted(starts, moments, "right") > np.searchsorted(ends, moments, "right")
     return covered
 
 
 def link_use(plan: RecordedPlan, spans: Sequence[RecordedSpan]) -> tuple[LinkUse, ...]:
-    """Return the use of each link. A tensor that crosses a link in several steps counts once."""
+    """Return the use of each link. A tensor that crosses a link in several transfers counts once."""
     moved: dict[tuple[str, ...], list[RecordedSpan]] = {}
     for span in spans:
         if span.kind == "copy":
@@ -138,12 +138,12 @@ def critical_path(
     spans: Sequence[RecordedSpan],
     conflicts: Mapping[str, Sequence[str]],
 ) -> CriticalPath | None:
-    """Return the critical paths of requests, as mean seconds of their parts; None without requests.
+    """Return the mean seconds of the parts of the requests' critical paths; None without requests.
 
-    A path goes back from the span of a request that ended last. Each step leads to the span that ended last among the ones that
-    it waited for. These are the spans that made or moved the tensors it reads, and the request's previous span on the same
-    device, on a device that it shares cores with, or on the same link. The time between two spans of the path is waiting, and
-    so is the time of the spans of other requests.
+    A critical path is traced backwards from the span of the request that ended last. Each step leads to the last span to end
+    among the spans it waited for. These are the spans that computed or moved the tensors it reads, and the previous span of the
+    request on the same device, on a device that shares cores with it, or on the same link. The time between two spans of the
+    path is waiting time, including the time in which other requests ran.
     """
     if not requests:
         return None

@@ -21,8 +21,8 @@ from placeit.runtime.spans import Event, Span, SpanKind
 
 __all__ = ["Counter", "utilization", "write_chrome_trace", "write_recording_trace"]
 
-_SHOWN = 20  # most ops of a segment that each of its spans lists
-_WINDOWS = 200  # most windows of time that the utilisation of a device is shown for
+_MAX_OPS = 20  # maximum number of ops in the details of a span
+_MAX_WINDOWS = 200  # maximum number of windows of time in the curve of a device's utilisation
 
 _Kind = SpanKind | Literal["event"]
 _PROCESSES: dict[_Kind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (2, "links"), "event": (3, "events")}
@@ -30,7 +30,7 @@ _PROCESSES: dict[_Kind, tuple[int, str]] = {"compute": (1, "devices"), "copy": (
 
 @dataclass(frozen=True)
 class Counter:
-    """A figure that changes over time: its name, the process that it is shown with, moments in seconds, values from then on."""
+    """A value over time: its name, the process under which it is shown, times in seconds, and the value from each time on."""
 
     name: str
     process: str
@@ -48,17 +48,15 @@ def write_chrome_trace(
 ) -> None:
     """Write a trace in the Chrome trace event format: one track per device and link, times relative to the first span.
 
-    Events of a server are on a separate track, as marks if they took no time.
-
-    Spans that overlap on one track (several requests in flight) are drawn in further lanes of it, since the format only
-    draws nested spans.
+    Events of a server are on separate tracks, as marks if they took no time. Spans that overlap on a track (of several requests
+    in flight) are divided among several lanes, since the format can only draw nested spans.
 
     Args:
         path: the file, ``*.json``.
         spans: in any order.
-        devices: tracks that come first, in this order, even if nothing ran on them.
-        flows: arrows from one span to another, by their positions.
-        counters: figures over time, by the clock of the spans.
+        devices: tracks to list first, in this order, even if nothing ran on them.
+        flows: arrows between spans, as pairs of positions in ``spans``.
+        counters: values over time, by the clock of the spans.
 
     Raises:
         FileError: the file cannot be written.
@@ -90,13 +88,13 @@ def write_chrome_trace(
             found.append({**took, "name": span.name, "cat": kind, "pid": pid, "tid": tid, "ts": begin, "args": _args(span)})
     found.sort(key=lambda event: (event["ts"], event["tid"]))
     for number, (producer, consumer) in enumerate(flows, start=1):
-        (pid, tid, begin, end), (to_pid, to_tid, until, _) = places[id(spans[producer])], places[id(spans[consumer])]
-        # a nanosecond before the end, or a span that begins then on this track would get the arrow; earlier if clocks differ
-        start = min(max(begin, round(end - 0.001, 3)), until)
+        (pid, tid, begin, end), (to_pid, to_tid, arrival, _) = places[id(spans[producer])], places[id(spans[consumer])]
+        # start 1 ns before the end, or the viewer would attach the arrow to a span that begins then; earlier if clocks differ
+        start = min(max(begin, round(end - 0.001, 3)), arrival)
         if start >= begin:
             flow: dict[str, Any] = {"name": "flow", "cat": "flow", "id": number}
             found.append(flow | {"ph": "s", "pid": pid, "tid": tid, "ts": start})
-            found.append(flow | {"ph": "f", "bp": "e", "pid": to_pid, "tid": to_tid, "ts": until})
+            found.append(flow | {"ph": "f", "bp": "e", "pid": to_pid, "tid": to_tid, "ts": arrival})
     for counter in counted:
         points = zip(counter.time, counter.values, strict=True)
         of = {"ph": "C", "name": counter.name, "cat": "counter", "pid": pids[counter.process], "tid": 0}
@@ -107,7 +105,7 @@ def write_chrome_trace(
 
 
 def write_recording_trace(path: str | Path, recording: Recording) -> None:
-    """Write a recording as a trace: its spans, arrows from producers to consumers, and its samples and counts.
+    """Write a recording as a trace: its spans, arrows from producers to consumers, samples and counters.
 
     Args:
         path: the file, ``*.json``.
@@ -136,9 +134,9 @@ def write_recording_trace(path: str | Path, recording: Recording) -> None:
 
 
 def _counters(recording: Recording) -> Iterator[Counter]:
-    """Yield the utilisation of each device, the requests that wait and are in flight, and all samples."""
+    """Yield the utilisation of each device, the numbers of waiting requests and of requests in flight, and all samples."""
     if recording.requests:
-        edges = np.linspace(0.0, recording.wall_s, 1 + min(_WINDOWS, 1 + len(recording.spans)))
+        edges = np.linspace(0.0, recording.wall_s, 1 + min(_MAX_WINDOWS, 1 + len(recording.spans)))
         for device in recording.devices:
             mine = np.array([(s.start_s, s.finish_s) for s in recording.spans if s.where == (device.name,)]).reshape(-1, 2)
             before = [np.clip(edge - mine[:, 0], 0.0, mine[:, 1] - mine[:, 0]).sum() for edge in edges]
@@ -175,8 +173,8 @@ def utilization(
 
     Args:
         spans: in any order.
-        window: start and finish in seconds; None for first start to last finish. In a window without length nothing is busy.
-        devices: tracks that are listed first, even if nothing ran on them.
+        window: start and finish in seconds; None for first start to last finish. In an empty window, all shares are 0.
+        devices: tracks to list first, even if nothing ran on them.
     """
     by_track: dict[str, list[Span]] = {device: [] for device in devices}
     for span in spans:
@@ -200,18 +198,18 @@ def _metadata(event: str, pid: int, tid: int, **args: str | int) -> dict[str, An
 
 
 def _args(span: Span | Event) -> dict[str, Any]:
-    """Return the facts that a trace viewer shows when a span is selected."""
+    """Return the details that a trace viewer shows for a selected span."""
     if isinstance(span, Event):
         return {"why": span.why}
     request = {"request": span.request} | ({"sequence": span.sequence} if span.sequence else {})
     if span.kind == "copy":
         return request
-    more = [f"and {len(span.ops) - _SHOWN} more"] if len(span.ops) > _SHOWN else []
-    return {**request, "segment": span.segment, "ops": [*span.ops[:_SHOWN], *more]}
+    more = [f"and {len(span.ops) - _MAX_OPS} more"] if len(span.ops) > _MAX_OPS else []
+    return {**request, "segment": span.segment, "ops": [*span.ops[:_MAX_OPS], *more]}
 
 
 def _lanes(spans: Sequence[Span | Event], devices: Sequence[str]) -> dict[tuple[_Kind, str, int], list[Span | Event]]:
-    """Return spans by kind, track and lane, without overlaps in a lane: first devices, then links, then events."""
+    """Assign spans to lanes without overlaps, by kind, track and lane: first devices, then links, then events."""
     lanes: dict[tuple[_Kind, str, int], list[Span | Event]] = {("compute", device, 0): [] for device in devices}
     free: dict[tuple[_Kind, str], list[tuple[float, int]]] = {("compute", device): [(-math.inf, 0)] for device in devices}
     for span in sorted(spans, key=lambda span: (span.start, span.finish)):

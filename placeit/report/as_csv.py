@@ -18,22 +18,22 @@ __all__ = ["profile", "recording", "run"]
 
 
 def profile(found: ProfileReport) -> str:
-    """Return a table with a row for each group and device; times are empty where a device cannot run the group."""
+    """Return a table with a row for each group and device. Times are empty if the device cannot run the group."""
     costs, groups = found.costs, found.grouping.groups
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
     table.writerow(("group", "kind", "ops", "flops", "device", "seconds", "cut_s", "load_s"))
     for g in range(len(groups)):
         about = (groups.names[g], groups.kinds[g], len(found.grouping.members(g)), float(groups.flops[g]))
         for d, device in enumerate(costs.cluster.names):
-            able = costs.core[g, d] < float("inf")
-            times = [float(some[g, d]) for some in (costs.core, costs.cut, costs.load)] if able else []
+            supported = costs.core[g, d] < float("inf")
+            times = [float(some[g, d]) for some in (costs.core, costs.cut, costs.load)] if supported else []
             table.writerow((*about, device, *times))
-    return text.getvalue()
+    return out.getvalue()
 
 
 def recording(found: Recording) -> str:
-    """Return a table with a row for each ``span`` (segment or transfer), and for each ``op`` and ``kernel`` that was timed.
+    """Return a table with a row for each ``span`` (a segment or a transfer), and for each timed ``op`` and ``kernel``.
 
     ``name`` is the first op of a segment, the op that writes a tensor, or the op or kernel itself. Unmeasured cells are empty.
     """
@@ -44,41 +44,41 @@ def recording(found: Recording) -> str:
     ops = found.graph.ops
     if found.plan is not None:
         firsts = [ops[segment.ops[0]].name if segment.ops else "" for segment in found.plan.segments]
-        for one in found.spans:
-            name = "" if one.tensor is None else found.plan.tensors[one.tensor].name
-            name = name if one.segment is None else firsts[one.segment]
-            where = (*one.where, "")[:2]
-            what = (one.request, one.segment, "", one.start_s, one.finish_s - one.start_s)  # None becomes an empty cell
-            table.writerow(("span", name, one.kind, *where, *what, "", ""))
+        for span in found.spans:
+            name = "" if span.tensor is None else found.plan.tensors[span.tensor].name
+            name = name if span.segment is None else firsts[span.segment]
+            where = (*span.where, "")[:2]
+            values = (span.request, span.segment, "", span.start_s, span.finish_s - span.start_s)  # None becomes an empty cell
+            table.writerow(("span", name, span.kind, *where, *values, "", ""))
     for timed in found.ops:
-        row, what_ran = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
+        row, name = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
         figures = (timed.measured_s, timed.flops_per_s, timed.bytes_per_s)
-        table.writerow((row, what_ran, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
+        table.writerow((row, name, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
     return out.getvalue()
 
 
 def run(report: RunReport, grouping: Grouping, ops: Sequence[OpTime]) -> str:
-    """Return a table with a row for each ``segment``, each ``op`` in it, and each ``kernel`` in it that stands for no op.
+    """Return a table with a row for each ``segment``, each of its ops, and each of its kernels that belongs to no op.
 
-    The cell ``ops`` is the number of ops of the segment, or of the kernel that computes the op. Unmeasured cells are empty.
+    The column ``ops`` has the number of ops of the segment, or of the kernel that computes the op. Unmeasured cells are empty.
 
     Args:
         report: report with the segments.
         grouping: ops and groups of the plan that ran.
         ops: measured time of each op.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
     table.writerow(("row", "segment", "device", "name", "type", "ops", "kernel", "seconds"))
     names = report.plan.problem.device_names
     for s, segment in enumerate(report.plan.segments):
-        members = [op for group in segment.groups for op in grouping.members(group)]
+        members = [name for group in segment.groups for name in grouping.members(group)]
         first = min(members, key=grouping.graph.index.__getitem__)
         took = "" if segment.passthrough else repr(float(report.segment_s[s]))
         table.writerow(("segment", s, names[segment.device], first, "", len(members), "", took))
-        for one in ops:
-            if one.segment == s:
-                spent = "" if one.seconds is None else repr(one.seconds)
-                row, name = ("kernel", one.kernel) if one.op is None else ("op", one.op)
-                table.writerow((row, s, names[segment.device], name, one.kind, one.sharers or "", one.kernel or "", spent))
-    return text.getvalue()
+        for op in ops:
+            if op.segment == s:
+                seconds = "" if op.seconds is None else repr(op.seconds)
+                row, name = ("kernel", op.kernel) if op.op is None else ("op", op.op)
+                table.writerow((row, s, names[segment.device], name, op.kind, op.sharers or "", op.kernel or "", seconds))
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""Describe in JSON a search in a recording, and a recording in figures, which no result's ``to_dict`` covers."""
+"""JSON of searches in recordings, and summaries of recordings as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["recording", "search"]
 
-_LONGEST = 10  # most kernels that a summary names
+_MAX_KERNELS = 10  # maximum number of kernels in a summary
 
 
 def search(found: Optimized) -> dict[str, Any]:
-    """Return a search as recordings store it: its ``to_dict()``, the seconds of each run, learning curves, and its story."""
+    """Return a search as recordings store it: its ``to_dict()``, the samples of each race, learning curves, and events."""
     data = found.to_dict()
     for race, of in zip(data["races"], found.races, strict=True):
         race["samples_s"] = {name: one.samples.tolist() for name, one in of.measured.items()}
@@ -28,12 +28,12 @@ def search(found: Optimized) -> dict[str, Any]:
 
 
 def recording(found: Recording, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
-    """Return a summary of a recording in figures.
+    """Return a summary of a recording, as ``placeit profile --placement --json`` prints it.
 
     Args:
         found: the recording.
         placement_file: file of the placement.
-        files: further files by their content; None for a file that is not written.
+        files: other files by their content; None for a file that was not written.
     """
     path = found.critical_path
     parts = ("latency_s", "computing_s", "cuts_s", "transfers_s", "waiting_s")
@@ -48,6 +48,6 @@ def recording(found: Recording, placement_file: str | Path, files: Mapping[str, 
         "states": [dict(vars(one)) for one in found.states],
         "link_use": [dict(vars(one)) for one in found.link_use],
         "kinds": [dict(vars(one)) for one in kinds(found)],
-        "kernels": [dict(vars(one)) for one in kernels(found)[:_LONGEST]],
+        "kernels": [dict(vars(one)) for one in kernels(found)[:_MAX_KERNELS]],
         "emulated": [device.name for device in found.devices if device.slowdown != 1.0],
     } | {f"{what}_file": None if path is None else str(path) for what, path in files.items()}

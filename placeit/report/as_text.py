@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.simulator.objectives.base import Objective
 
-_REFERENCES = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
+_REFERENCES_NOTE = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
 
 
 __all__ = ["answer", "comparison", "fastest", "optimized"]
 
 
 def comparison(console: Console, found: Comparison) -> None:
-    """Print the fastest placement, a table of all compared ones, and why some are missing."""
+    """Print the fastest placement, a table of all placements, and the reasons of failures."""
     figures = {"fastest": fastest(found)}
     if (disturbed := machine.disturbed_rounds(found.disturbed, found.left_out, found.rounds)) is not None:
         figures["machine"] = disturbed
@@ -63,7 +63,7 @@ def comparison(console: Console, found: Comparison) -> None:
     text.show_failures(console, {one.name: one.failed for one in candidates})
     text.show_failures(console, {one.name: one.not_run for one in (*found.candidates, *found.references)}, title="not run")
     if found.references:
-        text.paragraph(console, _REFERENCES)
+        text.paragraph(console, _REFERENCES_NOTE)
     text.show_unchecked(console, (one.output_error for one in candidates))
     if found.objective.note is not None:
         text.paragraph(console, f"Times are {found.objective.note}.")
@@ -75,18 +75,18 @@ def comparison(console: Console, found: Comparison) -> None:
 
 
 def fastest(found: Comparison) -> str:
-    """Return in one line which of the compared placements takes the least time, and its ratio to the next one."""
+    """Return a line with the fastest placement and its speed-up over the second fastest."""
     from placeit.measuring.incumbent import compared
 
     best, *others = (one for one in found.candidates if one.failed is None)
-    said = f"{best.name}: {text.seconds(None if best.measured is None else best.measured.median)}"
-    said += " per request" if found.objective.steady else ""
+    line = f"{best.name}: {text.seconds(None if best.measured is None else best.measured.median)}"
+    line += " per request" if found.objective.steady else ""
     ratio = compared(others[0].measured, best.measured) if others else None
     if ratio is not None:
         doubt = ", which may be chance" if ratio.ci_low <= 1 else ""
-        said += f", {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
+        line += f", {text.ratio(ratio)} times as fast as {others[0].name}{doubt}"
     failed = [one.name for one in found.candidates if one.failed is not None]
-    return f"{said}; failed: {', '.join(failed)}" if failed else said
+    return f"{line}; failed: {', '.join(failed)}" if failed else line
 
 
 def optimized(
@@ -97,15 +97,15 @@ def optimized(
     points: Sequence[Path] = (),
     command: Sequence[str] = (),
 ) -> None:
-    """Print the answer, a table for each race, and the further results of the search.
+    """Print the answer of a search, a table for each race, and other results.
 
     Args:
         console: the console to print to.
         found: the result.
-        path: file of the placement, None if it is not written.
-        others: further files, by content, such as ``recording``; None for one that is not written.
-        points: files of the points of a front of latency and energy.
-        command: next command to run, as words for a shell; empty for none.
+        path: file of the placement; None if it was not written.
+        others: other files, by their content, such as ``recording``; None for a file that was not written.
+        points: files of the points of the Pareto front of latency and energy.
+        command: suggested next command, as a list of words; empty for none.
     """
     answer, rest = _facts(found)
     answer |= {what: str(file) for what, file in {"placement": path, **others}.items() if file is not None}
@@ -120,7 +120,7 @@ def optimized(
 
 
 def _show_candidates(console: Console, found: Optimized) -> None:
-    """Print the measured candidates, a table for each race, and why others were not measured."""
+    """Print the candidates, with a table for each race, and the reasons why some were not measured."""
     best = found.best_single
     others = [candidate for candidate in found.candidates if candidate.placer == "single" and candidate is not best]
     singles = [*([] if best is None else [best]), *others]
@@ -180,12 +180,12 @@ def _show_candidates(console: Console, found: Optimized) -> None:
                 console, f"{candidate.name}: the segments of {candidate.twin}, compiled by PyTorch's compiler Inductor."
             )
     if found.references:
-        text.paragraph(console, _REFERENCES)
+        text.paragraph(console, _REFERENCES_NOTE)
     console.print()
 
 
 def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> None:
-    """Print the front of latency and energy, if it was searched for, with the file of each point."""
+    """Print the Pareto front of latency and energy, if there is one, with the file of each point."""
     if found.pareto is None:
         return
     names = [file.name for file in files[: len(found.pareto)]] or [""] * len(found.pareto)
@@ -203,10 +203,10 @@ def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> No
     heads = ("Pareto front", "devices (ops)", "latency", "energy", "values are", "placement")
     text.table(console, heads, rows, left=2, spare=[] if files else ["placement"])
     named = any(one.candidate.name == found.chosen.name for one in found.pareto)
-    said = ["No placement that was found is better than one of these in latency or energy without being worse in the other."]
-    said += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is not one of them by these values."]
-    said += ["`placeit run` takes the file of any of them."] if files else []
-    text.paragraph(console, " ".join(said))
+    lines = ["No placement that was found is better than one of these in latency or energy without being worse in the other."]
+    lines += ["The answer is marked *." if named else f"The answer, {found.chosen.name}, is not one of them by these values."]
+    lines += ["`placeit run` takes the file of any of them."] if files else []
+    text.paragraph(console, " ".join(lines))
     console.print()
 
 
@@ -231,7 +231,7 @@ def _show_spending(console: Console, found: Optimized) -> None:
 
 
 def _section(found: Optimized, candidate: Candidate) -> str:
-    """Return the title of a candidate's table; each race has a table, since times of different races do not compare."""
+    """Return the title of a candidate's table. Each race has one, since times of different races are not comparable."""
     if candidate.failed is not None:
         return "failed"
     if candidate.race is None:
@@ -246,7 +246,7 @@ def _section(found: Optimized, candidate: Candidate) -> str:
 
 
 def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, str]]:
-    """Return the answer and other facts of a search, by heading. Unmeasured facts are left out."""
+    """Return the answer of a search and other facts, by heading, without facts that were not measured."""
     errors, best, error = found.simulator_error, found.best_single, found.chosen.output_error
     described = [device.name for device in found.cluster.devices if device.described]
     costs = "by measured costs" if not described else f"by costs that are described for {', '.join(described)}"
@@ -294,7 +294,7 @@ def _facts(found: Optimized) -> tuple[dict[str, str | Sequence[str]], dict[str, 
 
 
 def answer(found: Optimized, path: Path | None) -> str:
-    """Return the answer in one line: the candidate, its value, its speed-up, and the file of the placement."""
+    """Return a line with the chosen candidate, its value, its speed-up, and the file of the placement."""
     chosen, best, objective = found.chosen, found.best_single, found.objective
     values = [text.seconds(chosen.simulated_s), text.seconds(None if chosen.measured is None else chosen.measured.median)]
     if not objective.is_measured:
@@ -304,15 +304,15 @@ def answer(found: Optimized, path: Path | None) -> str:
         value += " (simulated)"
     elif objective.steady:
         value = f"{_rate(chosen)} requests/s"
-    said = [value, *([] if path is None else [str(path)])]
+    parts = [value, *([] if path is None else [str(path)])]
     if found.speedup is not None and best is not None and chosen is not best:
-        said.insert(1, f"speed-up {text.ratio(found.speedup)} over {best.name}")
+        parts.insert(1, f"speed-up {text.ratio(found.speedup)} over {best.name}")
     busy = "" if found.profiled is None or not found.profiled.disturbed else "; the machine was busy while costs were measured"
-    return f"{chosen.name}: {', '.join(said)}{busy}"
+    return f"{chosen.name}: {', '.join(parts)}{busy}"
 
 
 def _service_facts(service: Service | None) -> dict[str, str | None]:
-    """Return the answer's throughput, its limits, and how requests fare at the requested rate, by heading."""
+    """Return the throughput of the answer, its bottlenecks, and latencies at the requested rate, by heading."""
     if service is None:
         return {}
     limits = list(dict.fromkeys(one.name for one in service.bottlenecks))
@@ -339,7 +339,7 @@ def _service_facts(service: Service | None) -> dict[str, str | None]:
 
 
 def _precisions(found: Optimized) -> Iterator[str]:
-    """Yield a text for each other precision: its time, and its ratio to the same device in the requested precision."""
+    """Yield a line for each other precision: its time, and the ratio to the time in the requested precision."""
     for other in found.precisions:
         measured = other.row.measured
         if measured is None:
@@ -351,7 +351,7 @@ def _precisions(found: Optimized) -> Iterator[str]:
 
 
 def _references(found: Optimized) -> Iterator[str]:
-    """Yield a text for each way of OpenVINO itself to run the model: its time, and its ratio to the answer."""
+    """Yield a line for each reference (OpenVINO without placeit): its time, and the ratio to the answer's time."""
     for one in found.references:
         if one.row.measured is not None:
             on = f", on {', '.join(one.row.used)}" if one.row.used else ""
@@ -360,22 +360,22 @@ def _references(found: Optimized) -> Iterator[str]:
 
 
 def _devices(candidate: Candidate) -> str:
-    """Return the devices of a candidate with their ops; of a reference, the devices that OpenVINO has used."""
+    """Return the devices of a candidate with their numbers of ops; for a reference, the devices that OpenVINO used."""
     if candidate.reference is not None:
         return ", ".join(candidate.used) or text.NOTHING
     return candidate.placement.ops_by_device
 
 
 def _name(candidate: Candidate | Unplanned) -> str:
-    """Return a candidate's name, with the placer that proposed it unless the name says so, and whether it was a start."""
+    """Return a candidate's name, with its placer unless the name contains it, and whether it was a start placement."""
     given = getattr(candidate, "given", False)
     what = [candidate.placer, *(["start"] if given and candidate.placer != "start" else [])]
-    said = ", ".join(one for one in what if one not in candidate.name)
-    return f"{candidate.name} ({said})" if said else candidate.name
+    note = ", ".join(word for word in what if word not in candidate.name)
+    return f"{candidate.name} ({note})" if note else candidate.name
 
 
 def _values(candidate: Candidate, objective: Objective) -> list[str]:
-    """Return the objective of a candidate by its simulated schedule and by the times of its runs; joules also by meters."""
+    """Return a candidate's simulated objective, and its objective by measured times; for energy, also by meters."""
     of_runs = [candidate.modelled, candidate.joules] if objective.has_model else [candidate.value]
     values = [candidate.simulated_value, *(None if value is None else value.median for value in of_runs)]
     return [text.amount(value, objective.unit, least=-3) for value in values]

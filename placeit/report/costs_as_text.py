@@ -23,7 +23,7 @@ __all__ = ["estimate", "links", "profile", "whole_model"]
 
 
 def estimate(console: Console, found: Estimate) -> None:
-    """Print what a model is predicted to take, and how wrong such predictions are."""
+    """Print the predicted times of a model on each device, and the errors of such predictions."""
     text.facts(console, {"best": f"{found.best.name}, by these predictions; placeit optimize measures it"})
     console.print()
     answers = [*found.devices, *([] if found.split is None else [found.split])]
@@ -49,11 +49,11 @@ def estimate(console: Console, found: Estimate) -> None:
 
 
 def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) -> None:
-    """Print the costs of groups on devices, and the files that they are written to."""
+    """Print the costs of groups on devices, and the names of written files."""
     costs, groups = found.costs, found.grouping.groups
     figures = {} if (busy := machine.disturbance(costs.profiled)) is None else {"machine": busy}
     figures |= {"whole model": whole_model(found)}
-    figures |= {} if costs.profiled is None else {"costs": _said(costs.profiled)}
+    figures |= {} if costs.profiled is None else {"costs": _origin(costs.profiled)}
     figures |= {"compiled": compiled} if (compiled := machine.compiling(found.compiling)) else {}
     text.facts(console, figures | dict(zip(("written", "and"), map(str, files), strict=False)))
     console.print()
@@ -79,14 +79,13 @@ def profile(console: Console, found: ProfileReport, files: Sequence[Path] = ()) 
 
 
 def whole_model(found: ProfileReport) -> str:
-    """Return in one line the time of the whole model on each device, by measured costs."""
+    """Return a line with the time of the whole model on each device, by measured costs."""
     costs = found.costs
-    took = map(text.seconds, costs.whole)
-    return ", ".join(f"{name} {time}" for name, time in zip(costs.cluster.names, took, strict=True))
+    return ", ".join(f"{name} {text.seconds(s)}" for name, s in zip(costs.cluster.names, costs.whole, strict=True))
 
 
-def _said(profiled: Profiled) -> str:
-    """Return a text that says how old costs are, and how busy the machine was when they were measured."""
+def _origin(profiled: Profiled) -> str:
+    """Return when costs were measured, how busy the machine was then, and how many cut costs are predicted."""
     from placeit.core.units import about_seconds
 
     ago = about_seconds(time.time() - profiled.at)

@@ -1,4 +1,4 @@
-"""Print why ops are where they are, and how placements differ, for people."""
+"""Print explanations of placements, differences between placements, and the events of searches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["difference", "effect", "explanation", "story"]
 
-_LISTED = 5  # most ops of a group or a segment that are listed
+_MAX_OPS = 5  # maximum number of ops to list of a group or a segment
 
 
 def explanation(console: Console, found: Explanation) -> None:
-    """Print why ops are where they are."""
+    """Print why ops are on their devices, and what moving them would change."""
     figures = {
         "simulated": f"{text.seconds(found.simulated_s)}, {text.seconds(found.host_s)} of it by the host",
         "planned anew": f"{text.seconds(found.replanned_s)} (what moves are compared with)",
@@ -51,15 +51,15 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
             **{f"cut {i}": _cut(crossing) for i, crossing in enumerate(one.cuts, 1)},
         },
     )
-    effect = {(move.what, move.device): change(move.change_s) for move in one.moves}
+    changes = {(move.what, move.device): change(move.change_s) for move in one.moves}
     rows = [
         (
             f"{name} (here)" if name == one.device else name,
             text.seconds(one.core_s[name]),
             text.seconds(one.cut_s[name]),
             text.signed_seconds(one.load_s[name]),
-            effect.get(("group", name), text.NOTHING),
-            effect.get(("segment", name), text.NOTHING),
+            changes.get(("group", name), text.NOTHING),
+            changes.get(("segment", name), text.NOTHING),
         )
         for name in devices
     ]
@@ -69,26 +69,26 @@ def _explained(console: Console, one: Explained, devices: Sequence[str]) -> None
 
 
 def story(console: Console, events: Sequence[Event], unit: str, *, searched: bool) -> None:
-    """Print what happened in a search, stage by stage, with the seconds since it was asked for.
+    """Print the events of a search by stage, with the seconds since the start of the search.
 
     Args:
         console: console to print to.
         events: the events.
         unit: unit of the objective.
-        searched: whether the recording is of a search.
+        searched: whether the recording is of a search; if not, a note says so.
     """
     if not events:
-        none = "The search in this recording has no story: an earlier version of placeit made it."
-        text.paragraph(console, none if searched else "This recording is of a run, not of a search, and so has no story.")
+        note = "The search in this recording has no story: an earlier version of placeit made it."
+        text.paragraph(console, note if searched else "This recording is of a run, not of a search, and so has no story.")
     for one in events:
         if one.what == "stage begins":
             text.paragraph(console, one.stage, style="bold")
             continue
         value = (one.state or {}).get("cost" if one.what == "compared" else "value")
-        said = one.what if one.candidate is None else f"{one.candidate}: {one.what}"
-        said += f", {text.amount(value, unit, least=-3)}" if isinstance(value, int | float) else ""
-        said += "" if one.reason is None else f"; {one.reason}"
-        text.paragraph(console, said, label=f"{one.at_s:9.3f} s  ")
+        line = one.what if one.candidate is None else f"{one.candidate}: {one.what}"
+        line += f", {text.amount(value, unit, least=-3)}" if isinstance(value, int | float) else ""
+        line += "" if one.reason is None else f"; {one.reason}"
+        text.paragraph(console, line, label=f"{one.at_s:9.3f} s  ")
 
 
 def difference(console: Console, found: Difference) -> None:
@@ -117,7 +117,7 @@ def difference(console: Console, found: Difference) -> None:
 
 
 def effect(found: Difference) -> str:
-    """Return the effect of all moves from the first placement to the second in one line: measured, or else simulated."""
+    """Return a line with the measured or else simulated change in time from the first placement to the second."""
     if (ratio := found.speedup) is not None:
         return f"{found.names[1]} is {text.ratio(ratio)} times as fast as {found.names[0]} (measured)"
     if not found.moved:
@@ -133,8 +133,8 @@ def change(value: float | None) -> str:
 
 
 def _ops(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_OPS
+    return ", ".join(names[:_MAX_OPS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _transfer(one: Crossing) -> str:

@@ -1,4 +1,4 @@
-"""Find the kernels of a recording that take the most time, and how near they come to the peak of their device."""
+"""Summarise the kernels of a recording: their times, and their rates relative to the peak rates of their devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Kernel:
     """A kernel in a recording.
 
     Attributes:
-        name: name of its most expensive op, or of the kernel if it stands for no op.
+        name: name of its op with the most operations, or of the kernel if it belongs to no op.
         kind: kind of that op, or of the kernel.
         device: device that it ran on.
-        ops: number of ops that it stands for.
-        seconds: mean seconds of a request.
+        ops: number of ops that it computes.
+        seconds: mean seconds per request.
         share: share of the time of all kernels.
-        flops_per_s: reached rate; None if it stands for no op.
-        bytes_per_s: reached rate; None if it stands for no op.
+        flops_per_s: achieved rate; None if it belongs to no op.
+        bytes_per_s: achieved rate; None if it belongs to no op.
         flops_share: share of the measured peak of the device; None if the peak is unknown.
         bytes_share: share of the measured peak of the device; None if the peak is unknown.
     """
@@ -54,17 +54,17 @@ class Kind:
 
 def kernels(recording: Recording) -> list[Kernel]:
     """Return the kernels of a recording, the longest first."""
-    together: dict[tuple[int, str], list[OpTime]] = {}
+    ops_of: dict[tuple[int, str], list[OpTime]] = {}
     for n, one in enumerate(recording.ops):
         if one.measured_s is not None:
-            together.setdefault((one.segment, one.kernel or f"#{n}"), []).append(one)
-    total = sum(one.measured_s or 0.0 for some in together.values() for one in some)
-    found = [_kernel(recording, key[1], some, total) for key, some in together.items()]
+            ops_of.setdefault((one.segment, one.kernel or f"#{n}"), []).append(one)
+    total = sum(one.measured_s or 0.0 for some in ops_of.values() for one in some)
+    found = [_kernel(recording, key[1], some, total) for key, some in ops_of.items()]
     return sorted(found, key=lambda one: -one.seconds)
 
 
 def kinds(recording: Recording) -> list[Kind]:
-    """Return the kernels of a recording by their kind, the longest first."""
+    """Return the total times of the kernels of each kind, the longest first."""
     of: dict[str, list[Kernel]] = {}
     for one in kernels(recording):
         of.setdefault(one.kind, []).append(one)
@@ -76,7 +76,7 @@ def _kernel(recording: Recording, name: str, some: Sequence[OpTime], total: floa
     ops, first = recording.graph.ops, some[0]
     numbers = [one.op for one in some if one.op is not None]
     main = max(numbers, key=lambda v: ops[v].flops, default=None)
-    peak = next(device for device in recording.devices if device.name == first.device)
+    device = next(device for device in recording.devices if device.name == first.device)
     seconds = sum(one.measured_s or 0.0 for one in some)
     return Kernel(
         name=name if main is None else ops[main].name,
@@ -87,8 +87,8 @@ def _kernel(recording: Recording, name: str, some: Sequence[OpTime], total: floa
         share=seconds / total if total > 0 else 0.0,
         flops_per_s=first.flops_per_s,
         bytes_per_s=first.bytes_per_s,
-        flops_share=_share(first.flops_per_s, peak.peak_flops_per_s),
-        bytes_share=_share(first.bytes_per_s, peak.peak_bytes_per_s),
+        flops_share=_share(first.flops_per_s, device.peak_flops_per_s),
+        bytes_share=_share(first.bytes_per_s, device.peak_bytes_per_s),
     )
 
 

@@ -1,4 +1,4 @@
-"""Lay out task graphs by layers: an op is to the right of everything that it reads.
+"""Layered layout of task graphs: each op is to the right of all ops that it reads.
 
 The steps follow Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of Hierarchical System Structures" (1981).
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 __all__ = ["Drawing", "draw"]
 
 _SWEEPS = 6  # passes over all layers, for ordering and for placing
-_NEAR = 200  # layers over which the drift of long graphs is averaged
-_LONGEST = 24  # most layers through which an edge is led between others; a longer edge is a straight line
+_DRIFT_LAYERS = 200  # layers before and after over which the drift of long graphs is averaged
+_MAX_ROUTED = 24  # maximum number of layers through which an edge is routed; a longer edge is a straight line
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +45,13 @@ def draw(nodes: int, edges: Sequence[tuple[int, int]]) -> Drawing:
     paths = [[u, v] for u, v in edges]
     for path in paths:  # an edge over several layers has a corner in each
         first, last = layer[path[0]], layer[path[1]]
-        if 1 < last - first <= _LONGEST:
+        if 1 < last - first <= _MAX_ROUTED:
             path[1:1] = range(len(layer), len(layer) + last - first - 1)
             layer.extend(range(first + 1, last))
     before: list[list[int]] = [[] for _ in layer]
     after: list[list[int]] = [[] for _ in layer]
     for path in paths:
-        if layer[path[-1]] - layer[path[0]] <= _LONGEST:
+        if layer[path[-1]] - layer[path[0]] <= _MAX_ROUTED:
             for u, v in itertools.pairwise(path):
                 before[v].append(u)
                 after[u].append(v)
@@ -70,7 +70,7 @@ def draw(nodes: int, edges: Sequence[tuple[int, int]]) -> Drawing:
 
 
 def _layers(nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the layer of each op: right after the ops that it reads, or, without any, right before the ops that read it."""
+    """Return the layer of each op: right after the ops that it reads. An op without inputs is right before its first reader."""
     layer, reads = [0] * nodes, [False] * nodes
     for u, v in sorted(edges, key=lambda edge: edge[1]):
         layer[v] = max(layer[v], layer[u] + 1)
@@ -82,7 +82,7 @@ def _layers(nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]]) -> list[float]:
-    """Sort each layer, in place, by the mean position of neighbours in the layer before or after; return the positions."""
+    """Sort each layer in place by the mean positions of neighbours (barycentre method), and return the positions."""
     y = [0.0] * len(before)
     for row in rows:
         for i, v in enumerate(row):
@@ -99,19 +99,18 @@ def _order(rows: list[list[int]], before: list[list[int]], after: list[list[int]
 
 
 def _drift(rows: list[list[int]], y: list[float]) -> NDArray[np.float64]:
-    """Return the mean position near each layer, which wanders over thousands of them; whole numbers keep lines straight."""
+    """Return the moving average of positions, to be subtracted. Whole numbers keep straight lines straight."""
     middle = np.cumsum([0.0, *(float(np.mean([y[v] for v in row])) for row in rows)])
     ends = np.arange(len(rows))
-    first, last = np.maximum(ends - _NEAR, 0), np.minimum(ends + _NEAR + 1, len(rows))
+    first, last = np.maximum(ends - _DRIFT_LAYERS, 0), np.minimum(ends + _DRIFT_LAYERS + 1, len(rows))
     drift: NDArray[np.float64] = np.round((middle[last] - middle[first]) / (last - first))
     return drift
 
 
 def _place(row: list[int], near: list[list[int]], y: list[float]) -> None:
-    """Move the members of a layer as near to the mean of their neighbours as their order and a distance of 1 allow.
+    """Move the ops of a layer as close to the mean of their neighbours as their order and a distance of 1 allow.
 
-    This is an isotonic least-squares regression of the positions less their numbers: members that would pass each other are
-    pooled.
+    This is an isotonic least-squares regression by pooling adjacent violators.
     """
     pools: list[tuple[float, int]] = []
     for i, v in enumerate(row):

@@ -1,4 +1,4 @@
-"""Show the numbers of a server while it serves: a view on a terminal, lines elsewhere."""
+"""Show live statistics of a server: as a view on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveView"]
 
-_LOOK_S, _LINE_S = 0.5, 5.0  # seconds between two views on a terminal, and between two lines elsewhere
-_WINDOW_S = 5.0  # seconds for which rates and utilisation are computed
-_BAR, _WIDE = 20, 70  # columns of a bar, and least columns of a terminal with bars
+_REFRESH_S, _LINE_S = 0.5, 5.0  # seconds between updates on a terminal, and between lines elsewhere
+_WINDOW_S = 5.0  # seconds over which rates and utilisation are averaged
+_BAR, _MIN_WIDTH = 20, 70  # columns of a bar, and minimum columns of a terminal to show bars
 _EVENTS = ("lost", "news", "first answer", "left out", "nothing is left")  # server events that are shown
-_SHOWN = 3  # most events that are shown
+_MAX_EVENTS = 3  # maximum number of events that are shown
 
 
 class LiveView:
-    """View of a server's numbers, from :meth:`start` until it is closed. A context manager.
+    """A view of a server's statistics, from :meth:`start` until it is closed. A context manager.
 
     Args:
-        read: returns the server's numbers.
+        read: returns the statistics.
         console: console to write to; None for standard error.
     """
 
@@ -43,14 +43,14 @@ class LiveView:
         from rich.console import Console
 
         self._read, self._begin = read, read()
-        self._looks = deque([self._begin])
+        self._samples = deque([self._begin])
         self._console = Console(stderr=True, force_terminal=sys.stderr.isatty()) if console is None else console
         self._live: Live | None = None
-        self._lock, self._over = threading.Lock(), Gate()
+        self._lock, self._stopped = threading.Lock(), Gate()
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Start to show the numbers: twice a second on a terminal, and as a line every five seconds elsewhere."""
+        """Start the view: refreshed twice a second on a terminal, or a line every five seconds elsewhere."""
         from rich.live import Live
 
         self._worker = Worker("placeit live")
@@ -67,11 +67,11 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Show the last numbers, and end the view; a second call has no effect."""
+        """Show the final statistics, and end the view; a second call has no effect."""
         with self._lock:
-            if self._over.is_open:
+            if self._stopped.is_open:
                 return
-            self._over.open()
+            self._stopped.open()
         try:
             if self._worker is not None:
                 self._worker.close()
@@ -81,30 +81,30 @@ class LiveView:
                 self._live.stop()
 
     def _watch(self) -> None:
-        while not self._over.wait(_LINE_S if self._live is None else _LOOK_S):
+        while not self._stopped.wait(_LINE_S if self._live is None else _REFRESH_S):
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the server's numbers, and show them."""
-        with self._lock, contextlib.suppress(OSError):  # its reader has gone
-            self._look()
+        """Read the statistics, and show them."""
+        with self._lock, contextlib.suppress(OSError):  # nothing reads the output any more
+            self._sample()
             if self._live is not None:
                 self._live.update(self.render(), refresh=True)
             else:
                 print(self.line(), file=self._console.file, flush=True)
 
-    def _look(self) -> None:
-        self._looks.append(self._read())
-        while len(self._looks) > 2 and self._looks[-1].at - self._looks[1].at >= _WINDOW_S:
-            self._looks.popleft()
+    def _sample(self) -> None:
+        self._samples.append(self._read())
+        while len(self._samples) > 2 and self._samples[-1].at - self._samples[1].at >= _WINDOW_S:
+            self._samples.popleft()
 
     def render(self) -> Text:
-        """Return the view of the last numbers, as wide as the console."""
+        """Return the view of the last statistics, as wide as the console."""
         from rich.console import Console
         from rich.text import Text
 
-        now, width = self._looks[-1], self._console.width
-        nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # its encoding decides how lines are drawn
+        now, width = self._samples[-1], self._console.width
+        nowhere = io.TextIOWrapper(io.BytesIO(), self._console.encoding)  # the encoding determines how lines are drawn
         page = Console(
             file=nowhere,
             width=width,
@@ -118,9 +118,9 @@ class LiveView:
         with page.capture() as shown:
             text.facts(page, self._figures(now))
             page.print()
-            bars = width >= _WIDE
+            bars = width >= _MIN_WIDTH
             text.table(page, ("device", "state", "busy", *([""] if bars else [])), self._rows(now, bars=bars), left=2)
-            events = [event for event in now.events if event.name in _EVENTS][-_SHOWN:]
+            events = [event for event in now.events if event.name in _EVENTS][-_MAX_EVENTS:]
             if events:
                 page.print()
             for event in events:
@@ -130,8 +130,8 @@ class LiveView:
         return view
 
     def line(self) -> str:
-        """Return the last numbers as one line."""
-        now = self._looks[-1]
+        """Return the last statistics as one line."""
+        now = self._samples[-1]
         busy = [f"{device.name} {text.percent(self._busy([device]))}" for device in now.devices if device.up]
         lost = [device.name for device in now.devices if not device.up]
         parts = [f"{what} {figure}" for what, figure in self._figures(now).items()]
@@ -140,7 +140,7 @@ class LiveView:
         return text.printable(f"{now.at - self._begin.at:.0f} s: {'; '.join(parts)}".replace("\n", " "))
 
     def _figures(self, now: ServerStats) -> dict[str, str]:
-        """Return the numbers of requests as texts, by heading."""
+        """Return the statistics of requests as text, by heading."""
         names = "p50", "p95", "p99"
         times = (f"{name} {text.seconds(value)}" for name, value in zip(names, now.percentiles(0.5, 0.95, 0.99), strict=True))
         outcomes = (f"{count} {what}" for what, count in now.outcomes.items() if count or what in ("succeeded", "failed"))
@@ -155,7 +155,7 @@ class LiveView:
         }
 
     def _rows(self, now: ServerStats, *, bars: bool) -> list[tuple[str, ...]]:
-        """Return the rows of the table of devices: a row for each node, and the rows of its devices below it."""
+        """Return the rows of the table of devices; with nodes, a row for each node above the rows of its devices."""
         rows = []
         nodes = dict.fromkeys(device.node for device in now.devices)
         for node in nodes:
@@ -168,28 +168,28 @@ class LiveView:
         return rows
 
     def _use(self, devices: Sequence[DeviceStats], bars: bool) -> list[str]:
-        """Return the cells that show how busy devices are on average."""
+        """Return the table cells with the mean utilisation of devices."""
         busy = self._busy(devices)
         full = 0 if busy is None else round(busy * _BAR)
         return [text.percent(busy), *(["#" * full + "." * (_BAR - full)] if bars else [])]
 
     def _busy(self, devices: Sequence[DeviceStats]) -> float | None:
-        """Return the share of the last seconds that devices were busy, on average.
+        """Return the mean utilisation of devices over the window.
 
-        A segment counts when its request has ended, so it may have run earlier.
+        Segments count when their request ends, so some may have run before the window.
         """
         names = {device.name for device in devices}
         spent = self._rate(lambda stats: sum(device.busy_s for device in stats.devices if device.name in names))
         return None if spent is None else min(1.0, spent / len(devices))
 
     def _rate(self, count: Callable[[ServerStats], float]) -> float | None:
-        """Return how much a count has grown per second in the last seconds; None if no time has passed."""
-        first, last = self._looks[0], self._looks[-1]
+        """Return the increase of a count per second over the window; None if no time has passed."""
+        first, last = self._samples[0], self._samples[-1]
         return (count(last) - count(first)) / (last.at - first.at) if last.at > first.at else None
 
 
 def _rows_each(batches: Mapping[int, int]) -> float:
-    """Return the mean number of rows of a run."""
+    """Return the mean number of rows of a batch."""
     return sum(rows * runs for rows, runs in batches.items()) / sum(batches.values())
 
 

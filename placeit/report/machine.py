@@ -1,4 +1,4 @@
-"""Say under which conditions times were measured: what disturbed the machine, at which rate, what was compiled."""
+"""Describe the conditions of measurements: disturbances of the machine, rates of runs, compiled programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["at_rate", "compiling", "disturbance", "disturbed_rounds"]
 
 
 def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "rounds") -> str | None:
-    """Return a text that says in how many rounds of a race other work disturbed the machine; None if in no round.
+    """Describe how many rounds of a race were disturbed by other work on the machine; None if no round was.
 
     Args:
         disturbed: number of disturbed rounds among the rounds that count.
         left_out: number of disturbed rounds that do not count.
         rounds: number of rounds that count.
-        what: name of the rounds.
+        what: word for the rounds, such as "runs".
     """
     if disturbed:
         return (
@@ -33,7 +33,7 @@ def disturbed_rounds(disturbed: int, left_out: int, rounds: int, what: str = "ro
 
 
 def disturbance(profiled: Profiled | None) -> str | None:
-    """Return a text that says that the machine was busy while costs were measured; None if it was not, or if unknown."""
+    """Describe how busy the machine was while costs were measured; None if it was not busy, or if this is unknown."""
     if profiled is None or not profiled.disturbed:
         return None
     load = "" if profiled.load is None else f", while other processes kept {profiled.load:.1f} cores busy"
@@ -47,23 +47,23 @@ def disturbance(profiled: Profiled | None) -> str | None:
 
 
 def at_rate(rate: float, candidates: Iterable[Candidate]) -> str:
-    """Return a text that says at which rate runs were started, and whose runs take longer than a period."""
+    """Describe the rate at which runs were started, and name the candidates whose runs take longer than a period."""
     late = [one.name for one in candidates if one.measured is not None and one.measured.median > 1 / rate]
-    said = f"runs start at {rate:g} per second"
+    line = f"runs start at {rate:g} per second"
     if not late:
-        return said
+        return line
     return (
-        f"{said}; a run of {', '.join(late)} takes longer than the {text.seconds(1 / rate)} between two starts, and is "
+        f"{line}; a run of {', '.join(late)} takes longer than the {text.seconds(1 / rate)} between two starts, and is "
         "followed by the next one without a pause"
     )
 
 
 def compiling(kinds: Mapping[str, Compiled]) -> str | None:
-    """Return how many programs were compiled for each kind of device, and in which time; None if none was needed."""
-    said = [
+    """Describe how many programs were compiled for each kind of device, and in how many seconds; None without programs."""
+    lines = [
         f"{kind} {one.compiled} program{'s' if one.compiled != 1 else ''}"
         f"{f' and {one.from_disk} from disk' if one.from_disk else ''} in {text.duration(one.seconds)}"
         f"{f', {one.reused} used again' if one.reused else ''}"
         for kind, one in kinds.items()
     ]
-    return "; ".join(said) or None
+    return "; ".join(lines) or None
