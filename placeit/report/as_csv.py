@@ -51,9 +51,9 @@ def recording(found: Recording) -> str:
             values = (span.request, span.segment, "", span.start_s, span.finish_s - span.start_s)  # None becomes an empty cell
             table.writerow(("span", name, span.kind, *where, *values, "", ""))
     for timed in found.ops:
-        row, name = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
+        row, op = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
         figures = (timed.measured_s, timed.flops_per_s, timed.bytes_per_s)
-        table.writerow((row, name, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
+        table.writerow((row, op, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
     return out.getvalue()
 
 
