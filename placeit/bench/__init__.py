@@ -1,6 +1,6 @@
-"""PlaceBench: a versioned set of placement problems, their rules, and the best placements that are known.
+"""PlaceBench: a versioned set of placement problems, their rules, and the best known placements.
 
-Start at :mod:`~placeit.bench.problems`; :mod:`~placeit.bench.submissions` runs placers and checks what others have found.
+Read :mod:`~placeit.bench.problems` first; :mod:`~placeit.bench.submissions` runs placers and checks submissions.
 :mod:`~placeit.bench.files` reads the problems of other papers from files.
 """
 

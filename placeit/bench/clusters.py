@@ -1,7 +1,7 @@
 """The described clusters of PlaceBench: devices of the catalogue, and links.
 
-Bandwidths are powers of two and all times are multiples of 2**-40 s, so that every sum of times is exact, in any order and on
-any machine: equal placements have equal values to the last bit.
+Bandwidths are powers of two, and all times are multiples of 2**-40 s. Sums of times are therefore exact in any order, and the
+value of a placement is bit-identical on all machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from placeit.devices.described import catalog
 
 __all__ = ["CLUSTERS", "DescribedCluster", "on_grid"]
 
-_TICKS = 2.0**40  # to a second
+_TICKS = 2.0**40  # per second
 
 
 class _Link(NamedTuple):

@@ -1,4 +1,4 @@
-"""Read the problems of other papers, or your own, from a file, to run and check placers on them as on PlaceBench."""
+"""Read problems from files, such as problems of other papers, to run and check placers on them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _INDEX = "index.json"  # file that ``placeit generate`` writes beside problems
 
 
 def read_problems(path: str | Path) -> dict[str, BenchProblem]:
-    """Read problems from a JSON file, by name; ``.json.gz`` if it is compressed. A folder stands for its files.
+    """Read problems by name from a JSON file (``.json``, or compressed ``.json.gz``), or from all files of a folder.
 
-    A file is recognised by its contents:
+    The format is detected from the contents:
 
     - a problem that :meth:`placeit.Problem.to_json` wrote: ``latency``, by the rules of PlaceBench;
     - an input of Tarnawski et al. (NeurIPS 2020), as in their public repository: ``bottleneck``;

@@ -19,15 +19,16 @@ __all__ = ["MsrInput"]
 
 @dataclass(frozen=True, eq=False)
 class MsrInput:
-    """An input: nodes on accelerators and CPUs, which come first among the devices.
+    """A graph of nodes to place on CPUs, which are the first devices, and accelerators.
 
     Attributes:
         name: name of the file.
-        seconds: ``float64[N, D]`` of each node on each device, in the unit of the file; ``inf`` where it cannot run.
+        seconds: ``float64[N, D]``, time of each node on each device, in the unit of the file; ``inf`` if it cannot run there.
         size: ``float64[N]``, memory of each node.
-        transfer: ``float64[N]``, time in which an accelerator sends or receives the output of each node.
-        edges: ``int64[E, 2]``, producers and consumers, once each.
-        group: ``int64[N]``: nodes of one group are on one device. A group is a colour, or colours that reach each other.
+        transfer: ``float64[N]``, time of an accelerator to send or receive the output of each node.
+        edges: ``int64[E, 2]``, distinct pairs of producer and consumer.
+        group: ``int64[N]``, group of each node. The nodes of a group are on one device. A group is a colour, or several colours
+            that form a cycle.
         cpus: number of CPUs.
         memory: memory of an accelerator; CPUs have no limit.
     """
@@ -43,7 +44,7 @@ class MsrInput:
 
     @classmethod
     def read(cls, path: Path) -> MsrInput:
-        """Read a file of the authors' format, also compressed. Raises FileError if it is not one."""
+        """Read a file in the authors' format, which may be compressed. Raises FileError if it has another format."""
         data = contents(path)
         with reading(path, "an input of a pipeline"):
             return cls._of(path.name.partition(".")[0], data)
@@ -81,7 +82,7 @@ class MsrInput:
 
     @cached_property
     def problem(self) -> Problem:
-        """The same as a problem over groups, whose cut costs are the transfers and whose links take no time."""
+        """Problem over the groups. Transfers are its cut costs, and its links take no time."""
         groups, devices = int(self.group.max()) + 1, self.seconds.shape[1]
         compute, size = np.zeros((groups, devices)), np.zeros(groups)
         np.add.at(compute, self.group, self.seconds)
@@ -107,14 +108,14 @@ class MsrInput:
 
 
 def _without_cycles(colour: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the group of each node, ``int64[N]``: its colour, joined with colours that it reaches and that reach it."""
+    """Merge colours that form cycles (strongly connected components), and return the group of each node: ``int64[N]``."""
     count = int(colour.max()) + 1
     after, before = ([set[int]() for _ in range(count)] for _ in range(2))
     for tail, head in colour[edges].tolist():
         after[tail].add(head)
         before[head].add(tail)
     ended, seen = list[int](), set[int]()
-    for root in range(count):  # Kosaraju: in the order in which a search ends, then against the edges
+    for root in range(count):  # Kosaraju's algorithm: order by finishing time, then search against the edges
         path = [] if root in seen else [(root, iter(after[root]))]
         seen.add(root)
         while path:

@@ -1,4 +1,4 @@
-"""The problems of PlaceBench: a graph of a model, a cluster, and an objective each."""
+"""The problems of PlaceBench, each of which is a model's graph, a cluster and an objective."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = [
 ]
 
 VERSIONS = (1, 2)
-"""Versions of the set. Another set of problems, other costs or other rules are another version.
+"""Versions of PlaceBench. Any change of problems, costs or rules is a new version.
 
-In version 1, a weight that several ops read counts for each of them; in version 2, once on each device.
+In version 1, a weight that several ops read counts for each of them; in version 2, it counts once on each device.
 """
 
 VERSION = VERSIONS[-1]
@@ -56,7 +56,7 @@ IN_FLIGHT = 8
 
 
 def stated(rules: Rules) -> dict[str, Any]:
-    """Return rules as submissions state them."""
+    """Return the rules in the format of submissions."""
     return {"links": rules.links, "queue": rules.queue, "in_flight": IN_FLIGHT}
 
 
@@ -65,7 +65,7 @@ OBJECTIVES: Mapping[str, str] = {
     "throughput": f"seconds per request with {IN_FLIGHT} requests in flight",
     "memory": "latency, where a device holds an even share of the weights and the largest op's",
 }
-"""The objectives, and the values of placements by them."""
+"""The objectives, with the meaning of their values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class BenchProblem:
     """A problem of PlaceBench, or of a file (:func:`placeit.bench.read_problems`). Lower values are better.
 
     Attributes:
-        name: ``MODEL/CLUSTER/OBJECTIVE``; of a file, ``NAME/OBJECTIVE``.
+        name: ``MODEL/CLUSTER/OBJECTIVE``, or ``NAME/OBJECTIVE`` for problems of files.
         problem: the ops, the devices and all costs.
         rules: the rules of links and queues.
         unit: unit of values; empty for files that state none.
@@ -90,7 +90,7 @@ class BenchProblem:
         return self.name.rpartition("/")[2]
 
     def cost(self) -> CostFunction:
-        """Return what placers minimise: makespans; for the other objectives, the seconds of the busiest device or link."""
+        """Return the cost function that placers minimise: the makespan, or the seconds of the busiest device or link."""
         if self.objective in ("throughput", "bottleneck"):
             return ThroughputCost(self.problem)
         return SimulatedCost(self.problem, rules=self.rules)
@@ -103,7 +103,7 @@ class BenchProblem:
         return float(self.cost()(place)[0])
 
     def bound(self) -> float:
-        """Return a lower bound of the values of all placements, whatever their memory.
+        """Return a lower bound of the values of all placements, without memory limits.
 
         For latency, :func:`placeit.placers.bound.lower_bound`: the critical path, or the work divided among the devices. For
         throughput, the work divided among the devices, the longest op, or the critical path over the requests in flight. For
@@ -116,7 +116,7 @@ class BenchProblem:
         return max(lower_bound(apart), p.critical_path / IN_FLIGHT if self.objective == "throughput" else 0.0)
 
     def data(self) -> Any:
-        """Return a ``torch_geometric.data.Data``: ops are nodes, and edges are tensors that move.
+        """Return the problem as ``torch_geometric.data.Data``, with ops as nodes, and dependencies as edges.
 
         ``x`` is ``float64[V, D]``, the seconds of each op on each device; ``edge_attr`` is ``float64[E, 1]``, bytes, and
         ``edge_tensor`` numbers the tensors; ``weights``, ``shared``, ``memory``, ``bandwidth`` and ``latency`` are as in the
@@ -127,7 +127,7 @@ class BenchProblem:
         """
         torch = import_extra("A problem as graph data", "learn", "torch")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when it is imported
+            warnings.simplefilter("ignore", DeprecationWarning)  # importing it compiles TorchScript functions
             geometric = import_extra("A problem as graph data", "learn", "torch_geometric.data")
         p = self.problem
         arrays: dict[str, NDArray[Any]] = {

@@ -1,4 +1,4 @@
-"""Turn what is wrong in the files of other people's problems into errors that name the file."""
+"""Conversion of errors in files of problems into errors that name the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["reading"]
 
 @contextlib.contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Raise FileError, with the path, for the errors of a block that takes problems or graphs out of a file's contents."""
+    """Convert errors of a ``with`` block that parses the contents of a file into errors that name the file."""
     try:
         yield
     except PlaceitError as error:

@@ -1,4 +1,4 @@
-"""Stream graphs: operators that tuples flow through, to be placed for throughput on a few equal devices.
+"""Stream graphs: operators that process tuples, to be placed for throughput on a few equal devices.
 
 Source: Ni et al., Generalizable Resource Allocation in Stream Processing via Deep Reinforcement Learning (AAAI 2020), section
 4.1.
@@ -29,7 +29,7 @@ DEVICES = 5
 """Devices of the paper's cluster. A placement may leave some of them empty; METIS' partitions have this number of parts."""
 
 RATE = 1e4
-"""Source tuples per second for which the load of the graphs is chosen; the paper's stress test has twice the rate."""
+"""Source tuples per second for which the load of the graphs is defined; the paper's stress test uses twice this rate."""
 
 PAYLOAD_BYTES = 1e5
 """Bytes per unit of payload. The paper does not state the unit; this value brings METIS closest to the paper's results.
@@ -38,7 +38,7 @@ PAYLOAD_BYTES = 1e5
 """
 
 INSTRUCTIONS_PER_S = 2.5e9
-"""Speed of each of the devices."""
+"""Instructions per second of each device."""
 
 _BYTES_PER_S = 1000e6 / 8
 

@@ -1,4 +1,4 @@
-"""Run placers on the problems of PlaceBench, and write, read and check submissions: placements, and the values they state."""
+"""Run placers on PlaceBench, and write, read and check submissions, which are placements with their values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from placeit.testing import oracle
 __all__ = ["Listed", "Solution", "Verdict", "best", "better", "check", "listed", "read", "run", "solutions", "write"]
 
 _FORMAT = "placeit-bench"
-_ROUNDING = 1e-9  # share by which a stated value may differ from the true one, as other programs round
+_ROUNDING = 1e-9  # relative tolerance of stated values, for rounding by other programs
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Solution:
 
     Attributes:
         problem: name of the problem.
-        placer: name of the placer, with its options, or of any other program or person.
-        value: its value, seconds; ``inf`` without a placement.
-        seconds: seconds that finding it took.
+        placer: name of the placer, with its options, or of another program or a person.
+        value: its value in seconds; ``inf`` without a placement.
+        seconds: seconds to find the placement.
         placement: the device of each op, by name, in the order of the problem's ops; empty if the placer gave none.
-        gap: share by which the value is above the lower bound; None without a placement, and if it was read from a file.
-        failure: why there is no placement; None if there is one.
+        gap: share by which the value is above the lower bound; None without a placement, or if it was read from a file.
+        failure: reason why there is no placement; None if there is one.
     """
 
     problem: str
@@ -56,7 +56,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Listed:
-    """A problem, its lower bound, and the best placement that is known; None if none is. Times are in seconds.
+    """A problem, its lower bound, and the best known placement. Times are in seconds.
 
     Attributes:
         problem: name of the problem.
@@ -64,7 +64,7 @@ class Listed:
         best: best known value.
         gap: share by which the best known value is above the bound.
         placer: placer or program that found it.
-        seconds: seconds that finding it took.
+        seconds: seconds to find it.
     """
 
     problem: str
@@ -83,9 +83,9 @@ class Verdict:
         problem: name of the problem.
         placer: placer or program that found it.
         stated: value that the submission states.
-        value: true value, of which two implementations agree; None if the placement cannot be valued.
-        best: best known value; None if none is known.
-        fault: fault of the placement or of its value; None if it is correct.
+        value: true value, on which two implementations agree; None if the placement is invalid.
+        best: best known value; None if there is no known value.
+        fault: error in the placement or in its value; None if it is correct.
     """
 
     problem: str
@@ -104,16 +104,16 @@ def run(
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[Solution]:
-    """Ask each placer about each problem, and value its answers.
+    """Run each placer on each problem, and evaluate its placements.
 
-    A placer that fails or gives no valid placement gets a solution without one, and the others continue.
+    If a placer fails or returns no valid placement, its solution has no placement, and the others continue.
 
     Args:
-        problems: names of problems of PlaceBench, or problems; a text stands for all whose names match it.
+        problems: problems, or names of problems of PlaceBench; or a pattern that names match.
         placers: placers, or their names with options, as in ``annealing:evaluations=1000000``.
-        seconds: most seconds for an answer. A placer that does not watch the time is ended a second later.
+        seconds: time limit for each placement. A placer that ignores it is stopped a second later.
         seed: seed of the placers.
-        progress: receives the current step and the share of all work that is done.
+        progress: receives the current step and the completed share of all work.
 
     Raises:
         UsageError: a problem or a placer does not exist, or a package that a placer needs is not installed.
@@ -129,33 +129,33 @@ def solutions(
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Iterator[list[Solution]]:
-    """Yield the solutions of each problem as soon as all placers have been asked about it, as :func:`run` returns them."""
+    """Yield the solutions of each problem as soon as all placers have run on it; see :func:`run`."""
     asked, every = placers_by_name(placers), names(problems) if isinstance(problems, str) else problems
-    for who, placer in asked.items():
-        check_able(who, placer, 2)
+    for placer_name, placer in asked.items():
+        check_able(placer_name, placer, 2)
     for number, given in enumerate(every):
         problem = load(given) if isinstance(given, str) else given
         found = list[Solution]()
-        for who, placer in asked.items():
+        for placer_name, placer in asked.items():
             if progress is not None:
-                progress(f"{problem.name} by {who}", (number + len(found) / len(asked)) / len(every))
-            found.append(_solution(problem, who, placer, seconds, seed))
+                progress(f"{problem.name} by {placer_name}", (number + len(found) / len(asked)) / len(every))
+            found.append(_solution(problem, placer_name, placer, seconds, seed))
         yield found
 
 
-def _solution(problem: BenchProblem, who: str, placer: Placer, seconds: float, seed: int) -> Solution:
+def _solution(problem: BenchProblem, placer_name: str, placer: Placer, seconds: float, seed: int) -> Solution:
     cost, begin = problem.cost(), clock.now()
     try:
         place = ask(placer, problem.problem, cost, seed=seed, deadline=begin + seconds)
     except PlaceitError as error:
-        return Solution(problem.name, who, math.inf, clock.now() - begin, (), failure=str(error).rstrip("."))
+        return Solution(problem.name, placer_name, math.inf, clock.now() - begin, (), failure=str(error).rstrip("."))
     taken, value, bound = clock.now() - begin, problem.value(place), _bound(problem)
     devices = tuple(problem.problem.device_names[d] for d in place.tolist())
-    return Solution(problem.name, who, value, taken, devices, value / bound - 1 if bound else None)
+    return Solution(problem.name, placer_name, value, taken, devices, value / bound - 1 if bound else None)
 
 
 def write(path: str | Path, solutions: Iterable[Solution], rules: Rules = EXECUTED_RULES) -> None:
-    """Write a submission with the best of some placements of each problem. ``rules``: the rules of the problems."""
+    """Write a submission with the best placement of each problem. ``rules`` are the rules of the problems."""
     lines = [
         f"{json.dumps(name)}: "
         + json.dumps({"value": one.value, "placer": one.placer, "seconds": round(one.seconds, 3), "placement": one.placement})
@@ -167,12 +167,12 @@ def write(path: str | Path, solutions: Iterable[Solution], rules: Rules = EXECUT
 
 
 def read(path: str | Path, rules: Rules = EXECUTED_RULES, *, versions: Sequence[int] = VERSIONS) -> dict[str, Solution]:
-    """Read a submission: placements by problem, which are not checked.
+    """Read the placements of a submission by problem, without checking them.
 
     Args:
         path: the submission.
         rules: the rules of the problems.
-        versions: versions of PlaceBench that it may be of.
+        versions: accepted versions of PlaceBench.
 
     Raises:
         FileError: the file cannot be read, is no submission, is of another version, or states other rules.
@@ -199,9 +199,9 @@ def _read(path: str | Path, rules: Rules, versions: Sequence[int] = VERSIONS) ->
 
 
 def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) -> list[Verdict]:
-    """Check every placement of a submission by the simulator and by :mod:`placeit.testing.oracle`.
+    """Check all placements of a submission with the simulator and with :mod:`placeit.testing.oracle`.
 
-    A submission to an earlier version is checked by the problems of that version.
+    A submission to an earlier version is checked with the problems of that version.
 
     Args:
         path: the submission.
@@ -218,7 +218,7 @@ def check(path: str | Path, problems: Mapping[str, BenchProblem] | None = None) 
 
 
 def better(known: Mapping[str, Solution], others: Iterable[Solution]) -> dict[str, Solution]:
-    """Return the better one of the known solution and the others for each problem; of equals, the one that is known."""
+    """Return the best solution of each problem. If two have the same value, known solutions are preferred."""
     found = dict(known)
     for one in others:
         if one.problem not in found or one.value < found[one.problem].value:
@@ -243,7 +243,7 @@ def listed(pattern: str = "*") -> list[Listed]:
 
 
 def _bound(problem: BenchProblem) -> float:
-    """Return the published bound of a problem of PlaceBench, or the bound of any other."""
+    """Return the published bound of a problem of PlaceBench; compute the bound of any other problem."""
     published = known().get(problem.name)
     return problem.bound() if published is None else float(published["bound"])
 
@@ -281,11 +281,11 @@ def _checked(one: Solution, problems: Mapping[str, BenchProblem] | None, version
 
 
 def _valued(problem: BenchProblem, placement: Sequence[str]) -> float:
-    """Return the value on which both implementations agree, but for rounding.
+    """Return the value of a placement, computed by two implementations.
 
     Raises:
-        PlacementError: a wrong number of ops, an unknown device, or weights that exceed a device's memory.
-        PlaceitError: the implementations differ.
+        PlacementError: a wrong number of ops, an unknown device, or weights that exceed the memory of a device.
+        PlaceitError: the implementations disagree.
     """
     p = problem.problem
     if len(placement) != len(p):

@@ -1,5 +1,5 @@
-"""Conformance suites for plug-ins, and random problems to test with. Import the modules themselves; suites need pytest.
+"""Conformance tests for plug-ins, and random problems for tests. Import the modules themselves; the suites need pytest.
 
-:mod:`~placeit.testing.oracle` has the rules of execution a second time. May import everything but ``learning``, ``cli`` and
-``bench``. Read :mod:`~placeit.testing.placers` first.
+:mod:`~placeit.testing.oracle` is a reference implementation of the rules of execution. May import everything but ``learning``,
+``cli`` and ``bench``. Read :mod:`~placeit.testing.placers` first.
 """

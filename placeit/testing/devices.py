@@ -11,7 +11,7 @@ Use it like this::
 Importing this module needs pytest; no other module of placeit does.
 """
 
-# ruff: noqa: S101 (assertions are what a test suite is made of)
+# ruff: noqa: S101 (tests use assertions)
 from __future__ import annotations
 
 import threading
@@ -37,14 +37,14 @@ _TIMEOUT_S = 60.0
 
 
 class DeviceConformance:
-    """Tests that any device must pass, whether it computes anything or not. Define :meth:`open`."""
+    """Tests for all devices, including devices that compute nothing. Override :meth:`open`."""
 
     def open(self) -> RuntimeDevice:
-        """Make a device. The suite closes it."""
+        """Create a device. The tests close it."""
         raise NotImplementedError
 
     def let_time_pass(self) -> None:
-        """Let started instances end. Override this for a device with a virtual clock, to advance the clock."""
+        """Wait for started instances. Override this to advance the clock of a device with a virtual clock."""
         time.sleep(1e-3)
 
     @pytest.fixture
@@ -70,7 +70,7 @@ class DeviceConformance:
             assert buffer.array().dtype == spec.dtype
 
     def test_instances_run_one_at_a_time_in_the_order_in_which_they_were_started(self, device: RuntimeDevice) -> None:
-        """Each is reported once, with the time when it started and the time when it ended, and without an error."""
+        """Each run is reported once, with its start and end time and without an error."""
         runs = _Runs()
         instances = self._instances(device, 3)
         for i in range(12):
@@ -82,7 +82,7 @@ class DeviceConformance:
         assert all(before[1] <= after[0] for before, after in pairwise(runs.times))
 
     def test_the_report_of_an_end_may_start_the_next_instance(self, device: RuntimeDevice) -> None:
-        """The executor does so, holding a lock: a device must not report while it is told to start something."""
+        """The executor does this while it holds a lock, so a device must not report from within ``start``."""
         lock, runs = threading.Lock(), _Runs()
         (instance,) = self._instances(device, 1)
         entered = []
@@ -102,7 +102,7 @@ class DeviceConformance:
         assert runs.labels == list(range(30))
 
     def test_closing_ends_what_was_started_and_every_thread(self) -> None:
-        """It may be done twice; nothing is reported twice."""
+        """Closing twice is allowed; nothing is reported twice."""
         threads = set(threading.enumerate())
         device, runs = self.open(), _Runs()
         instances = self._instances(device, 2)
@@ -115,7 +115,7 @@ class DeviceConformance:
         assert set(threading.enumerate()) <= threads
 
     def _instances(self, device: RuntimeDevice, count: int, *, seed: int = 0) -> list[Instance]:
-        """Make instances of one program; each has different inputs."""
+        """Create instances of one program with different inputs."""
         program = device.compile(Source())
         instances = [device.instance(program) for _ in range(count)]
         for i, instance in enumerate(instances):
@@ -139,13 +139,13 @@ class DeviceConformance:
 
 
 class ComputingDeviceConformance(DeviceConformance):
-    """Tests for devices that compute: the contents of buffers, and the handling of failures.
+    """Tests for devices that compute: contents of buffers, and handling of failures.
 
-    Define :meth:`open`, and :meth:`failing` for a device whose kernels do not check indices.
+    Override :meth:`open`, and :meth:`failing` for a device whose kernels do not check indices.
     """
 
     def failing(self, device: RuntimeDevice) -> Instance:
-        """Make an instance that fails when it runs, in any way; here, by an index out of range."""
+        """Create an instance that fails when it runs. By default, an index is out of range."""
         source = Pick()
         instance = device.instance(device.compile(source))
         for i, (spec, value) in enumerate(zip(source.inputs, (1.0, 1000), strict=True)):
@@ -155,7 +155,7 @@ class ComputingDeviceConformance(DeviceConformance):
         return instance
 
     def test_outputs_are_those_of_numpy(self, device: RuntimeDevice) -> None:
-        """For a matrix, a scalar, whole numbers, and an image whose channels are last in memory."""
+        """Inputs are a matrix, a scalar, integers, and an image in channels-last layout."""
         (instance,) = self._instances(device, 1, seed=3)
         assert self._run(device, instance) == [None]
         _check(instance, _values(3))
@@ -168,7 +168,7 @@ class ComputingDeviceConformance(DeviceConformance):
             _check(instance, _values(i))
 
     def test_inputs_are_read_when_an_instance_runs(self, device: RuntimeDevice) -> None:
-        """A value written into a bound buffer counts for the next run, which fills the same output buffers."""
+        """The next run reads values written to a bound buffer, and writes to the same output buffers."""
         (instance,) = self._instances(device, 1)
         buffers = _buffers(0)
         for k, buffer in enumerate(buffers):
@@ -192,7 +192,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(instance, _values(7))
 
     def test_an_instance_reads_the_outputs_of_another_in_place(self, device: RuntimeDevice) -> None:
-        """Several may read the same output."""
+        """Several instances can read the same output."""
         first, second, third = self._instances(device, 3)
         for k, place in enumerate(Source.order):
             for reader in (second, third):
@@ -206,7 +206,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(third, values)
 
     def test_an_instance_writes_to_the_buffers_that_it_is_given(self, device: RuntimeDevice) -> None:
-        """Applies to instances with ``write_to``; an instance that reads the outputs then reads them in those buffers."""
+        """Applies to instances with ``write_to``; readers of the outputs then read those buffers."""
         first, second = self._instances(device, 2, seed=4)
         if not hasattr(first, "write_to"):
             return
@@ -262,7 +262,7 @@ class ComputingDeviceConformance(DeviceConformance):
         _check(works, _values(5))
 
     def test_an_instance_that_has_failed_works_once_its_inputs_are_right(self, device: RuntimeDevice) -> None:
-        """Every failure is reported, and the outputs of an earlier run are never taken for results of the failed run."""
+        """Each failure is reported, and outputs of an earlier run are never reported as results of the failed run."""
         source = Pick()
         instance = device.instance(device.compile(source))
         values, index = (HostBuffer(spec) for spec in source.inputs)
@@ -284,7 +284,7 @@ class ComputingDeviceConformance(DeviceConformance):
             device.compile(Broken())
 
     def test_several_threads_may_compile_at_once(self, device: RuntimeDevice) -> None:
-        """A runtime compiles so to have a plan ready sooner."""
+        """Runtimes compile segments in parallel, to prepare plans faster."""
         with ThreadPoolExecutor(4) as pool:
             programs = list(pool.map(device.compile, [Source() for _ in range(8)]))
         for seed, program in enumerate(programs):
@@ -296,7 +296,7 @@ class ComputingDeviceConformance(DeviceConformance):
 
 
 class _Runs:
-    """Reports of instances, in their order."""
+    """Records the reports of runs, in order."""
 
     def __init__(self) -> None:
         self.labels: list[int] = []

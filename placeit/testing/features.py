@@ -1,6 +1,6 @@
-"""Features that users expect of every kind of device: functions that each test one of them on two devices.
+"""Tests of the features that every kind of device should support, on two devices.
 
-Use them like this::
+Example::
 
     from placeit.testing.features import FEATURES, Subject
 
@@ -9,11 +9,11 @@ Use them like this::
         with Subject(["mine:0", "mine:1"], tmp_path) as subject:
             FEATURES[feature](subject)
 
-A feature that the devices lack raises the error that users get. Importing this module needs pytest, and the package onnx unless
-other models are given.
+If the devices lack a feature, its test raises the error that users see. Importing this module requires pytest. The default
+models require the package onnx.
 """
 
-# ruff: noqa: S101 (assertions are what a test suite is made of)
+# ruff: noqa: S101 (tests use assertions)
 from __future__ import annotations
 
 import functools
@@ -51,17 +51,17 @@ SIZE = 8  # features of each row of the model
 _SEED, _TIMEOUT_S = 0, 240.0
 
 Given: TypeAlias = tuple[str | Path | Model, Inputs | None]
-"""A model, or the path of one, with the inputs that a session gets for it."""
+"""A model or its path, and the inputs of the session for it."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """The model in three forms. :class:`Layers` computes the same with NumPy.
+    """The test model in three variants. :class:`Layers` is its reference in NumPy.
 
     Attributes:
-        fixed: with inputs ``x``, ``past_0`` and ``past_1``, ``float32[1, 8]``.
-        sized: with inputs that have 1 to 8 rows.
-        stateful: with an input ``x``, and with two totals as state.
+        fixed: variant with inputs ``x``, ``past_0`` and ``past_1``, ``float32[1, 8]``.
+        sized: variant with 1 to 8 rows in each input.
+        stateful: variant with an input ``x``, and two totals as state.
     """
 
     fixed: Given
@@ -70,11 +70,11 @@ class Models:
 
 
 class Layers:
-    """Two layers, each of which adds its input to a total, and maps the total to its output.
+    """Reference of the test model: two layers, each of which adds its input to a total, and maps the total to its output.
 
     Attributes:
-        weights: of both layers, ``float32[8, 8]``.
-        totals: of both layers, ``float32[R, 8]``.
+        weights: weights of both layers, ``float32[8, 8]``.
+        totals: totals of both layers, ``float32[R, 8]``.
     """
 
     def __init__(self, *totals: NDArray[Any]) -> None:
@@ -83,7 +83,7 @@ class Layers:
         self.totals = list(totals or [np.zeros((1, SIZE), np.float32)] * 2)
 
     def run(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Return the output of the second layer for an input, ``float32[R, 8]``, and change the totals."""
+        """Update the totals with an input, ``float32[R, 8]``, and return the output of the second layer."""
         value = x
         for k, weights in enumerate(self.weights):
             self.totals[k] = self.totals[k] + value
@@ -96,7 +96,7 @@ class Layers:
 
 
 def onnx_models(folder: Path) -> Models:
-    """Write the model as an ONNX file."""
+    """Write the test model to an ONNX file."""
     from onnx import numpy_helper, parser, save
 
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
@@ -123,14 +123,14 @@ def onnx_models(folder: Path) -> Models:
 
 
 class Subject:
-    """Two devices with the models for them. A context manager, which keeps a session open for the features that can share it.
+    """Two devices under test, and models for them. A context manager with a session that features share.
 
     Args:
-        devices: names of the devices, or a cluster. Models are divided between the first two.
+        devices: names of the devices, or a cluster. Models are divided between the first two devices.
         folder: existing folder for files.
         models: writes the models to a folder.
-        precisions: the precisions that both devices compute in, of ``f32`` and ``f16``; sessions have the first.
-        lose: given a session before it serves, returns a function that makes it lose its first device.
+        precisions: precisions that both devices support, of ``f32`` and ``f16``; sessions use the first one.
+        lose: called with a session before it serves; returns a function that makes the session lose its first device.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Subject:
     def __enter__(self) -> Self:
         session = self.opened()
         try:
-            _ = session.runtime  # its threads are there before a test begins
+            _ = session.runtime  # creates its threads before a test begins
         except BaseException:
             session.close()
             raise
@@ -184,7 +184,7 @@ class Subject:
         return Session(model, inputs=inputs, **options)
 
     def close(self, found: Mapping[str, NDArray[Any]], x: NDArray[Any], layers: Layers, precision: str = "") -> None:
-        """Check outputs of the model for an input; the layers go on."""
+        """Check outputs of the model for an input, and update the totals of the layers."""
         expected = layers.run(x)
         tolerance = 1e-4 if (precision or self.precision) == "f32" else 3e-2
         wanted = {"y": expected, "present_0": layers.totals[0], "present_1": layers.totals[1]}
@@ -193,7 +193,7 @@ class Subject:
             np.testing.assert_allclose(value, wanted[name], rtol=tolerance, atol=tolerance)
 
     def request(self, rows: int = 1, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs with some rows for the model without state."""
+        """Return random inputs for the model without state."""
         rng = np.random.default_rng([rows, seed])
         return {name: rng.standard_normal((rows, SIZE)).astype(np.float32) for name in ("x", "past_0", "past_1")}
 
@@ -238,7 +238,7 @@ def record(subject: Subject) -> None:
 
 
 def answered(subject: Subject, server: Server, requests: int) -> None:
-    """Submit requests at once, and check each answer."""
+    """Submit several requests at the same time, and check each answer."""
     asked = [subject.request(seed=seed) for seed in range(requests)]
     answers = [server.submit(inputs) for inputs in asked]
     for answer, inputs in zip(answers, asked, strict=True):
@@ -258,7 +258,7 @@ def sequences(subject: Subject) -> None:
 
 
 def continued(subject: Subject, server: Server) -> None:
-    """Run sequences of the model with state side by side, and check each answer."""
+    """Run several sequences of the stateful model alternately, and check each answer."""
     rng = np.random.default_rng(1)
     with server.sequence() as one, server.sequence() as other:
         running = {one: Layers(), other: Layers()}
@@ -323,7 +323,7 @@ def replicas(subject: Subject) -> None:
 
 
 def precision(subject: Subject) -> None:
-    """A session computes in the precision that is asked for, within its tolerance; one that the devices lack is an error."""
+    """A session computes in the requested precision, within its tolerance; an unsupported precision is an error."""
     for asked in ("f32", "f16"):
         if asked not in subject.precisions:
             with pytest.raises(DeviceError) as caught, subject.opened(precision=asked) as session:
@@ -336,7 +336,7 @@ def precision(subject: Subject) -> None:
 
 
 def explain(subject: Subject) -> None:
-    """Costs are measured, and say for an op what moving it would change."""
+    """Costs are measured, and an explanation has the costs and the decision for each op."""
     with subject.opened() as session:
         session.profile(budget_s=0.1)
         found = explanation_of(session, split(session))
@@ -346,9 +346,9 @@ def explain(subject: Subject) -> None:
 
 
 def breakable(session: Session) -> Callable[[], None]:
-    """Have all segments on the first device of a session fail, from a call of the returned function until it counts as lost.
+    """Return a function that makes all segments on a session's first device fail until the device counts as lost.
 
-    This has to be called before executors are made.
+    This has to be called before executors are created.
     """
     runtime, name, broken = session.runtime, session.cluster.names[0], list[bool]()
 

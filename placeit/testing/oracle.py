@@ -1,7 +1,8 @@
-"""The rules of execution once more, written to be read: lists, dictionaries and sets of one placement's requests in flight.
+"""Reference implementation of the rules of execution, written for readability.
 
-The compiled simulator and executors are held to it, call for call (``tests/simulator/test_rules.py``), and PlaceBench values
-every placement by it too. It shares with them the :class:`~placeit.core.problem.Problem` and the names of instructions only.
+Tests compare the compiled simulator and executors with it, call by call (``tests/simulator/test_rules.py``), and PlaceBench
+checks the value of each placement with it. It shares only :class:`~placeit.core.problem.Problem` and the names of instructions
+with them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _Place: TypeAlias = Sequence[int]
 
 
 def durations(problem: Problem, place: _Place) -> tuple[list[float], dict[tuple[int, int], float]]:
-    """Return the seconds of each op, and by (tensor, destination) of each transfer."""
+    """Return the seconds of each op, and of each transfer by (tensor, destination)."""
     seconds = [float(problem.compute[v, d]) for v, d in enumerate(place)]
     moves, charged = dict[tuple[int, int], float](), set[tuple[int, int]]()
     for e, (u, v) in enumerate(problem.edges.tolist()):
@@ -40,7 +41,7 @@ def durations(problem: Problem, place: _Place) -> tuple[list[float], dict[tuple[
 
 
 def ranks(problem: Problem, place: _Place) -> list[float]:
-    """Return the b-level of each op: the longest path to an exit, with the transfers under the placement."""
+    """Return the b-level of each op: seconds of the longest path to an exit, with the transfers of the placement."""
     seconds, moves = durations(problem, place)
     leaving: list[list[tuple[int, int]]] = [[] for _ in place]
     for (u, w), tensor in zip(problem.edges.tolist(), problem.edge_tensor.tolist(), strict=True):
@@ -53,7 +54,7 @@ def ranks(problem: Problem, place: _Place) -> list[float]:
 
 
 def held(problem: Problem, place: _Place) -> list[float]:
-    """Return the bytes of weights that each device holds, a weight that several of its ops read once."""
+    """Return the bytes of weights on each device. A weight that several ops on a device read counts once."""
     return [
         sum(float(problem.param_bytes[v]) for v, at in enumerate(place) if at == d)
         + sum(size for size, ops in problem.shared if place[ops[0]] != d and any(place[v] == d for v in ops))
@@ -62,7 +63,7 @@ def held(problem: Problem, place: _Place) -> list[float]:
 
 
 def busiest(problem: Problem, place: _Place) -> float:
-    """Return the seconds that one request keeps the busiest device, set of devices that conflict, or link busy."""
+    """Return the busy seconds per request of the busiest device, set of conflicting devices, or link."""
     _, moves = durations(problem, place)
     device = [sum(float(problem.compute[v, d]) for v, at in enumerate(place) if at == d) for d in range(problem.devices)]
     crossed = dict[tuple[int, int], float]()  # the cost of each tensor on each device that it enters or leaves
@@ -88,7 +89,7 @@ def busiest(problem: Problem, place: _Place) -> float:
 
 
 def makespan(problem: Problem, place: _Place, rules: Rules = EXECUTED_RULES) -> float:
-    """Return the seconds until the last op has finished, without the host's part."""
+    """Return the seconds until the last op has finished, without the time of the host."""
     return max(pipelined(problem, place, rules, [0.0], 1)[1].values())
 
 
@@ -107,7 +108,7 @@ def pipelined(
     """Return when each request began, when it ended, and when each of its ops and transfers started."""
     scheduler = ReferenceScheduler(problem, place, rules=rules)
     seconds, moves = durations(problem, place)
-    # arrivals come before all else of their time
+    # arrivals come before other events at the same time
     events: list[tuple[float, int, Any]] = [(when, r - len(arrivals), r) for r, when in enumerate(arrivals)]
     begun, ended, started = dict[int, float](), dict[int, float](), dict[Instruction, float]()
     waiting, flying, sequence = list[int](), set[int](), 0
@@ -148,7 +149,7 @@ class _Request:
 
     def __init__(self, number: int, base: int, pending: list[int], devices: int) -> None:
         self.number = number
-        self.base = base  # what its keys in a queue count from: earlier requests come first
+        self.base = base  # offset of its keys in queues, so that earlier requests come first
         self.pending = pending  # in-edges of each op that have not fired
         self.left = len(pending)  # ops that have not finished
         self.next = [0] * devices  # planned: how many ops each device has started
@@ -159,7 +160,7 @@ class _Request:
 
 
 class _Move:
-    """What happens, in each request, to one tensor that has to go to one device."""
+    """Transfer of a tensor to a device, which takes place in each request."""
 
     __slots__ = ("channel", "consumers", "dst", "node", "rank", "src", "tensor")
 
@@ -170,7 +171,7 @@ class _Move:
 
 
 class ReferenceScheduler:
-    """Decides what starts when; see :class:`placeit.simulator.scheduler.Scheduler`."""
+    """Reference of :class:`placeit.simulator.scheduler.Scheduler`: decides which ops and transfers start when."""
 
     def __init__(
         self, problem: Problem, placement: _Place, *, rules: Rules = EXECUTED_RULES, priority: Sequence[float] | None = None
@@ -219,7 +220,7 @@ class ReferenceScheduler:
         self._begun = 0
 
     def begin(self, request: int) -> list[Instruction]:
-        """Start a request. Raises ExecutionError if one of that number is in flight."""
+        """Start a request. Raises ExecutionError if a request with this number is in flight."""
         if request in self._requests:
             raise ExecutionError(f"Request {request} was begun while a request of that number is in flight.")
         state = _Request(request, self._begun * len(self._place), self._pending.copy(), self._devices)
@@ -268,10 +269,10 @@ class ReferenceScheduler:
         return out
 
     def transfer_sent(self, request: int, tensor: int, dst: int) -> list[Instruction]:
-        """Record that the channel of a transfer can take the next one, though the tensor has not arrived yet.
+        """Record that the channel of a transfer can accept the next transfer, before the tensor has arrived.
 
-        For channels that queue: what is started next is behind it and waits for nothing else. Raises ExecutionError if the
-        tensor was not on its way, or this was said before.
+        This is for channels with a queue: the next transfer is queued behind this one. Raises ExecutionError if the transfer
+        is not running, or has been reported as sent.
         """
         state, move = self._requests.get(request), self._move_of.get((tensor, dst))
         if state is None or move is None or move.node not in state.running or move.node in state.sent:
@@ -302,10 +303,10 @@ class ReferenceScheduler:
         return out
 
     def abort(self, request: int) -> list[Instruction]:
-        """Drop everything of a request that has not started; nothing happens if it is not in flight.
+        """Drop all ops and transfers of a request that have not started; no effect if it is not in flight.
 
-        What has started keeps its device or channel until it is reported as finished, failed or not; then comes
-        ``RequestDone``.
+        Running ops and transfers occupy their device or channel until they are reported as finished, whether they failed or
+        not. Then ``RequestDone`` follows.
         """
         state = self._requests.get(request)
         out: list[Instruction] = []
@@ -322,7 +323,7 @@ class ReferenceScheduler:
         return out
 
     def device_lost(self, device: int) -> tuple[list[int], list[Instruction]]:
-        """Record that a device is gone; return the requests that are aborted, and what to do."""
+        """Record that a device is lost, and return the aborted requests and the next instructions."""
         out, ops = list[Instruction](), len(self._place)
         moves = {move.node: move for move in self._move_of.values()}
 
@@ -346,7 +347,7 @@ class ReferenceScheduler:
         return aborted, out
 
     def running(self) -> list[Start | Transfer]:
-        """Return what has been started and not been reported as finished, of all requests in flight."""
+        """Return the running ops and transfers of all requests in flight."""
         ops, out = len(self._place), list[Start | Transfer]()
         of_node = {move.node: move for move in self._move_of.values()}
         for state in self._requests.values():
@@ -377,13 +378,13 @@ class ReferenceScheduler:
         heapq.heappush(self._ready[device], (key, state, op))
 
     def _is_next(self, state: _Request, op: int) -> bool:
-        """Whether every op that comes before this one in the plan, where it runs or on devices that conflict, has started."""
+        """Return whether all earlier ops of the plan on this device and on conflicting devices have started."""
         device = self._place[op]
         nexts = [self._plan[d][state.next[d] :][:1] for d in (device, *self._rivals[device])]
         return self._rank[op] == min(self._rank[rest[0]] for rest in nexts if rest)
 
     def _start_among(self, devices: Iterable[int], out: list[Instruction]) -> None:
-        """Have devices start what they may: of all that could start now the most urgent goes first."""
+        """Start as many ready ops on devices as possible, the most urgent ones first."""
         while True:
             able = [d for d in devices if self._ready[d] and self._running.isdisjoint((d, *self._rivals[d]))]
             if not able:
@@ -409,7 +410,7 @@ class ReferenceScheduler:
             out.append(Transfer(state.number, move.tensor, move.src, move.dst))
 
     def _end(self, state: _Request, out: list[Instruction]) -> None:
-        """Report a request of which nothing runs, unless it waits for a device or a channel."""
+        """Report a request without running ops as done, unless it waits for a device or a channel."""
         if state.left == 0 or state.aborted:
             del self._requests[state.number]
             out.append(RequestDone(state.number))

@@ -7,11 +7,11 @@ Use it like this::
     class TestMine(PlacerConformance):
         placer = "mine:option=3"
 
-The placer is given as on the command line, so that it is found through its entry point, in this process and in others.
+The placer is named as on the command line, so that this and other processes find it through its entry point.
 Importing this module needs pytest; no other module of placeit does.
 """
 
-# ruff: noqa: S101 (assertions are what a test suite is made of)
+# ruff: noqa: S101 (tests use assertions)
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ __all__ = ["PlacerConformance"]
 
 
 class PlacerConformance:
-    """Tests that any placer must pass. Set :attr:`placer`; change the rest only where the placer is meant to be limited.
+    """Tests for all placers. Set :attr:`placer`, and the other attributes only if the placer is limited by design.
 
     Attributes:
         placer: the placer, as on the command line.
@@ -50,12 +50,12 @@ class PlacerConformance:
     splits: bool = True
 
     def answer(self, problem: Problem, cost: CostFunction | None = None, evaluations: int | None = None) -> NDArray[np.int32]:
-        """Return the placer's own checked answer, without comparison with single devices."""
+        """Return the placement of the placer itself, checked, without a comparison with single devices."""
         cost = SimulatedCost(problem) if cost is None else cost
         return problem.check(parse_placer(self.placer).place(problem, cost, seed=0, evaluations=evaluations))
 
     def test_it_is_a_frozen_dataclass_with_plain_options_that_explain_themselves(self) -> None:
-        """Fields become command-line options, so each has a type that text can be parsed as, a default and a help text."""
+        """Fields become command-line options, so each has a type that can be parsed from text, a default and a help text."""
         name = self.placer.partition(":")[0]
         assert type(get_placer(name)).__dataclass_params__.frozen  # type: ignore[attr-defined]
         for field in placer_options(name):
@@ -111,7 +111,7 @@ class PlacerConformance:
             self.answer(small)
 
     def test_it_is_never_worse_than_the_best_single_device_in_simulation(self) -> None:
-        """Holds for what ``placeit.place`` returns, with fast links and with slow ones."""
+        """This is a property of ``placeit.place``, with fast and with slow links."""
         for ops, devices in self.sizes:
             for slower in (1.0, 1e3):
                 like = random_problem(ops, devices, everywhere=1.0)
@@ -123,7 +123,7 @@ class PlacerConformance:
                 assert cost(answer[None])[0] <= cost(singles).min()
 
     def test_it_keeps_within_its_budget_of_evaluations(self) -> None:
-        """A placer may refuse a budget with a UsageError, but not exceed it; zero is a budget, too."""
+        """A placer may reject a budget with a UsageError, but must not exceed it; 0 is a valid budget."""
         problem = random_problem(*self.sizes[0], everywhere=1.0)
         for budget in (0, 1, 7, 40):
             cost = _Counting(SimulatedCost(problem))
@@ -136,7 +136,7 @@ class PlacerConformance:
         assert cost.asked <= 40
 
     def test_it_answers_when_its_deadline_has_passed(self) -> None:
-        """A placer returns its first placement; it may say with a UsageError that it needs more time."""
+        """A placer returns its first placement, or raises UsageError if it needs more time."""
         for ops, devices in self.sizes:
             problem = random_problem(ops, devices, everywhere=1.0)
             with contextlib.suppress(UsageError):
@@ -144,7 +144,7 @@ class PlacerConformance:
                 problem.check(made.place(problem, SimulatedCost(problem), seed=0, evaluations=None, deadline=clock.now()))
 
     def test_it_goes_on_from_what_was_measured(self) -> None:
-        """A second call, with measurements, is valid and depends on the seed; with ``refine``, it is no worse than the best."""
+        """With measurements, the answer is valid and deterministic; with ``refine``, it is no worse than the best of them."""
         made, problem = parse_placer(self.placer), random_problem(*self.sizes[0], everywhere=1.0)
         cost, placements = SimulatedCost(problem), random_placements(problem, 3, np.random.default_rng(1))
         values = cost(placements)
@@ -179,7 +179,7 @@ class PlacerConformance:
 
 
 class _Counting:
-    """A cost function that counts its evaluations, and whose problem no placer can read."""
+    """A cost function that counts evaluations, and hides its problem from placers."""
 
     def __init__(self, cost: CostFunction) -> None:
         self._cost = cost

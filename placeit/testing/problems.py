@@ -1,4 +1,4 @@
-"""Random problems to test with."""
+"""Random placement problems for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_problem(
         devices: number of devices.
         seed: seed of the generator.
         everywhere: probability that an op can run on a device (each op can run on at least one).
-        tight: give weights to the ops, and the devices so little memory that most placements do not fit.
+        tight: whether ops have weights, and devices so little memory that most placements do not fit.
         conflicts: probability that two devices never run at the same time.
     """
     rng = np.random.default_rng(seed)

@@ -33,7 +33,7 @@ class _Segment:
 
 
 class Source(_Segment):
-    """Multiplies each of several kinds of tensors by itself, adds it to itself, and returns the results in another order."""
+    """Computes ``x * x + x`` for several types of tensors, and returns the results in another order."""
 
     inputs = (
         BufferSpec((2, 3), "float32"),
@@ -48,7 +48,9 @@ class Source(_Segment):
         ov = import_openvino()
         ops = ov.opset13
         parameters, values = [], []
-        for k, spec in enumerate(self.inputs):  # everything has a name, so that a cache of compiled models recognises it
+        for k, spec in enumerate(
+            self.inputs
+        ):  # names make the model identical in each call, so that caches of compiled models find it
             parameters.append(ops.parameter(list(spec.memory_shape), np.dtype(spec.dtype), name=f"x{k}"))
             square = ops.multiply(parameters[k], parameters[k], name=f"square{k}")
             values.append(ops.add(square, parameters[k], name=f"sum{k}"))
