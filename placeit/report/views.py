@@ -1,4 +1,4 @@
-"""Show results as pages and tables, for :mod:`placeit.core.views`."""
+"""Results as HTML pages, notebook tables and pandas tables, for :mod:`placeit.core.views`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from placeit.report.text import NOTHING, percent, seconds, signed_seconds
 
 __all__ = ["frame", "html", "page", "recording"]
 
-_ROWS = 12  # most rows of a table in a notebook
+_MAX_ROWS = 12  # maximum number of rows of a table in a notebook
 
 
 def recording(found: Recording | Optimized) -> Recording:
-    """Return the recording of a result; a search's recording has a few runs of its answer."""
+    """Return the recording of a result. The recording of a search has a few runs of its answer."""
     if isinstance(found, Recording):
         return found
     return replace(found.recorded, search=as_json.search(found))
 
 
 def page(found: Recording | Optimized, path: str | Path) -> None:
-    """Write a result as a page."""
+    """Write a result as an HTML page."""
     check_page()  # before anything runs
     write_page(path, recording(found))
 
 
 @functools.singledispatch
 def _rows(found: object) -> list[dict[str, Any]]:
-    """Return the rows of a result, with the names of the columns."""
+    """Return the rows of a result's table, as dicts by column."""
     raise TypeError(f"{type(found).__name__} has no table")
 
 
@@ -108,11 +108,11 @@ def frame(found: object) -> Any:
 
 
 def html(found: object) -> str:
-    """Return a result as HTML for a notebook: a sentence, and a table of at most 12 rows."""
+    """Return a result as HTML for a notebook: a sentence, and a table with at most 12 rows."""
     rows = _rows(found)
-    lines = [f"<p>{escape(_sentence(found))}</p>", _table(rows[:_ROWS])]
-    if len(rows) > _ROWS:
-        lines.append(f"<p>and {len(rows) - _ROWS} more in to_dataframe()</p>")
+    lines = [f"<p>{escape(_sentence(found))}</p>", _table(rows[:_MAX_ROWS])]
+    if len(rows) > _MAX_ROWS:
+        lines.append(f"<p>and {len(rows) - _MAX_ROWS} more in to_dataframe()</p>")
     return "\n".join(lines)
 
 
@@ -130,14 +130,23 @@ def _sentence(found: object) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{escape(title.removesuffix('_s').replace('_', ' '))}</th>" for title in rows[0])
+    head = "".join(f"<th>{escape(_heading(title))}</th>" for title in rows[0])
     body = "".join(f"<tr>{''.join(f'<td>{escape(_cell(title, row[title]))}</td>' for title in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _is_time(title: str) -> bool:
+    return title.endswith("_s") and not title.endswith("per_s")
+
+
+def _heading(title: str) -> str:
+    """Return a heading without the unit of times, which cells have."""
+    return (title.removesuffix("_s") if _is_time(title) else title).replace("_", " ")
 
 
 def _cell(title: str, value: Any) -> str:
     if value is None or value == "":
         return NOTHING
-    if title.endswith("_s") and not title.endswith("per_s"):
+    if _is_time(title):
         return signed_seconds(value)
     return f"{value:.3g}" if isinstance(value, float) else name_of(value)

@@ -52,6 +52,12 @@ def test_names_in_a_notebook_are_text(recording: Recording) -> None:
     assert "<b>" not in shown
 
 
+def test_headings_in_a_notebook_leave_out_the_unit_of_times_but_not_of_rates(recording: Recording) -> None:
+    shown = recording._repr_html_()
+    assert "<th>measured</th>" in shown
+    assert "<th>flops per s</th>" in shown
+
+
 @pytest.mark.two_cores
 def test_a_search_shows_its_candidates_and_runs_its_answer_to_be_drawn(found: placeit.Optimized, tmp_path: Path) -> None:
     table = found.to_dataframe()
