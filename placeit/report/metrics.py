@@ -1,4 +1,4 @@
-"""Serve the numbers of a server to Prometheus, in its text format or OpenMetrics', on a port of this machine."""
+"""Serve the statistics of a server to Prometheus, as a page in its text format or in OpenMetrics format."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["HOST", "Metrics", "Numbered", "registry_of"]
 
 HOST = "127.0.0.1"  # only this machine can reach it
 _QUANTILES = 0.5, 0.95, 0.99
-_LOOK_S, _SILENT_S = 0.1, 5.0  # seconds between two checks whether to end, and until a silent client is disconnected
+_POLL_S, _TIMEOUT_S = 0.1, 5.0  # seconds between checks for a shutdown, and until a silent client is disconnected
 
 
 Numbered: TypeAlias = Sequence[tuple[Mapping[str, str], ServerStats]]
-"""Labels and numbers of servers; all servers have the same label names."""
+"""Labels and statistics of servers; all servers have the same label names."""
 
 
 def registry_of(read: Callable[[], Numbered]) -> CollectorRegistry:
-    """Return a registry of prometheus-client that has the numbers of servers only.
+    """Create a registry of prometheus-client that contains only the statistics of servers.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -46,7 +46,7 @@ def registry_of(read: Callable[[], Numbered]) -> CollectorRegistry:
 
 
 class _Collector:
-    """Collector, which prometheus-client asks for the numbers."""
+    """Collector of the statistics, for prometheus-client."""
 
     def __init__(self, read: Callable[[], Numbered]) -> None:
         self._read = read
@@ -89,8 +89,8 @@ class _Collector:
             for labels, stats in rows:
                 metric.add_metric(labels, value_of(stats))
             yield metric
-        said = "Seconds from the arrival of a request to its end; quantiles are of the last thousand requests."
-        latency = core.SummaryMetricFamily("placeit_request_latency_seconds", said, labels=names)
+        about = "Seconds from the arrival of a request to its end; quantiles are of the last thousand requests."
+        latency = core.SummaryMetricFamily("placeit_request_latency_seconds", about, labels=names)
         for labels, stats in rows:
             latency.add_metric(labels, stats.outcomes["succeeded"], stats.latency_s)
             for share, value in zip(_QUANTILES, stats.percentiles(*_QUANTILES), strict=True):
@@ -122,21 +122,21 @@ class _Collector:
 
 
 def _distribution(counts: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
-    """Return the buckets of a histogram, by powers of two, and the sum, of how often each number occurred."""
+    """Convert counts by number to the cumulative buckets of a histogram, by powers of two, and the sum of all numbers."""
     bounds = [1 << k for k in range(max(counts).bit_length() + 1)]
     buckets = [(str(float(bound)), float(sum(often for one, often in counts.items() if one <= bound))) for bound in bounds]
     return [*buckets, ("+Inf", float(sum(counts.values())))], float(sum(one * often for one, often in counts.items()))
 
 
 class Metrics:
-    """A page of a server's numbers, for Prometheus, until it is closed. A context manager.
+    """HTTP server of a page with a server's statistics for Prometheus, until it is closed. A context manager.
 
     Args:
         port: port of 127.0.0.1; 0 for any free port.
-        read: returns the numbers; None for an empty page until :attr:`read` is set.
+        read: returns the statistics; None for an empty page until :attr:`read` is set.
 
     Attributes:
-        read: returns the numbers.
+        read: returns the statistics.
 
     Raises:
         UsageError: prometheus-client is not installed, or the port does not exist or is taken.
@@ -154,7 +154,7 @@ class Metrics:
         self._http.set_app(import_module("prometheus_client").make_wsgi_app(registry))
         self._lock, self._closed = threading.Lock(), False
         self._worker = Worker("placeit metrics")
-        self._worker.submit(partial(self._http.serve_forever, _LOOK_S))
+        self._worker.submit(partial(self._http.serve_forever, _POLL_S))
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +186,7 @@ class Metrics:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _SILENT_S
+    timeout = _TIMEOUT_S
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Log nothing."""
@@ -217,4 +217,4 @@ class _Http(ThreadingMixIn, WSGIServer):
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that have gone, or were silent for too long."""
+        """Ignore clients that have disconnected or timed out."""

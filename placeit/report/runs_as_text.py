@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ran", "rate", "recording", "run"]
 
-_LONGEST = 10  # most kernels that a summary shows
+_MAX_KERNELS = 10  # maximum number of kernels in a summary
 
 
 def run(console: Console, report: RunReport, files: Mapping[str, Path | None]) -> None:
-    """Print the results of running a placement, and the written files. ``files`` is by content; None for a file not written."""
+    """Print the results of running a placement, and the written files by content; None for a file that was not written."""
     latency, error = report.latency, report.output_error
     ended = ", ended by Ctrl-C: no traced run and no outputs" if report.interrupted else ""
     disturbed = disturbed_rounds(report.disturbed, report.left_out, len(latency.samples), "runs")
@@ -87,7 +87,7 @@ def _precision(report: RunReport) -> str:
 
 
 def rate(console: Console, report: RateReport, files: Mapping[str, Path | None]) -> None:
-    """Print the results of running a placement under load, and the written files, as :func:`run` does."""
+    """Print the results of running a placement under load, and the written files (see :func:`run`)."""
     served, load = report.served, report.served.load
     ended = ", until Ctrl-C" if served.interrupted else ""
     how = "each when another had ended" if report.rate is None else f"{report.rate:g} per second, {report.arrivals}"
@@ -121,21 +121,21 @@ def rate(console: Console, report: RateReport, files: Mapping[str, Path | None])
 
 
 def ran(report: RunReport | RateReport) -> str:
-    """Return the results of running a placement in one line: the latency, or the rate of requests with their latencies."""
+    """Return a line with the results of running a placement: the latency, or the rate of requests with their latencies."""
     from placeit.measuring.run_report import RunReport
 
     if isinstance(report, RunReport):
         within = text.interval(report.latency)
-        said = text.seconds(report.latency.median) + ("" if within == text.NOTHING else f" ({within})")
+        line = text.seconds(report.latency.median) + ("" if within == text.NOTHING else f" ({within})")
     elif (load := report.served.load) is None:
-        said = "no request has ended"
+        line = "no request has ended"
     else:
-        said = f"{text.rate(load.achieved)} requests/s, p50 {text.seconds(load.p50)}, p99 {text.seconds(load.p99)}"
-    return said if report.failed is None else f"{said}; failed: {report.failed}"
+        line = f"{text.rate(load.achieved)} requests/s, p50 {text.seconds(load.p50)}, p99 {text.seconds(load.p99)}"
+    return line if report.failed is None else f"{line}; failed: {report.failed}"
 
 
 def recording(console: Console, found: Recording, files: Mapping[str, Path | None], *, failed: str | None = None) -> None:
-    """Print what devices and links did in a recording, which kernels took most time, and the parts of the latency."""
+    """Print the parts of the latency in a recording, the states of devices, the use of links, and the longest kernels."""
     path = found.critical_path
     figures = {"requests": str(len(found.requests))}
     if path is not None:
@@ -189,6 +189,6 @@ def recording(console: Console, found: Recording, files: Mapping[str, Path | Non
                 text.amount(one.bytes_per_s, "B/s"),
                 text.percent(one.bytes_share),
             )
-            for one in kernels(found)[:_LONGEST]
+            for one in kernels(found)[:_MAX_KERNELS]
         ]
         text.table(console, columns, longest, left=3, spare=["ops", "of peak", "of peak "])

@@ -1,7 +1,6 @@
 """JSON Schemas (draft 2020-12) of ``--json`` output and of recordings.
 
-They are generated from the dataclasses that are written, and from ``schemas.yaml``, which names these, and has the form of what
-is put together from several results.
+They are generated from ``schemas.yaml``, which names the dataclasses that are written as JSON, and describes the other fields.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def _named(path: str) -> Any:
 
 
 def _of_type(kind: Any) -> dict[str, Any]:
-    """Return the schema of a field's type; of a dataclass, with what its docstring says of its attributes."""
+    """Return the schema of a type. For a dataclass, it has the descriptions of attributes from the docstring."""
     origin, of = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (some,) = (one for one in of if one is not type(None))
@@ -115,14 +114,14 @@ def _of_type(kind: Any) -> dict[str, Any]:
     if origin is not None:  # a list of any length
         return {"type": "array", "items": _of_type(of[0])}
     if is_dataclass(kind):
-        hints, said = get_type_hints(kind), _said(kind)
-        properties = {field.name: _of_type(hints[field.name]) | said.get(field.name, {}) for field in fields(kind)}
+        hints, described = get_type_hints(kind), _descriptions(kind)
+        properties = {field.name: _of_type(hints[field.name]) | described.get(field.name, {}) for field in fields(kind)}
         return _object(properties)
     return {} if kind is Any else {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}
 
 
-def _said(kind: Any) -> dict[str, dict[str, str]]:
-    """Return the descriptions of a dataclass's attributes, by its docstring."""
+def _descriptions(kind: Any) -> dict[str, dict[str, str]]:
+    """Return the descriptions of a dataclass's attributes, from its docstring."""
     text = inspect.getdoc(kind) or ""
     found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text.partition("Attributes:")[2], re.MULTILINE)
     plain = {

@@ -1,4 +1,4 @@
-"""Show a search while it runs: the best so far, what is measured now, what is predicted, and the time left."""
+"""Live view of a search: the best candidate so far, measured and predicted candidates, and the remaining time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["SearchView"]
 
-_SHOWN, _BAR = 3, 20  # candidates of a line; columns of the bar
+_MAX_CANDIDATES, _BAR = 3, 20  # maximum number of candidates in a line; columns of the bar
 
 
 class SearchView:
-    """View of a search that is told its events and its progress by the thread that searches.
+    """View of a search. The searching thread reports events and progress to it.
 
     Args:
-        budget: seconds of the search.
+        budget: budget of the search, in seconds.
         unit: unit of the objective.
-        now: returns seconds.
+        now: clock, in seconds.
     """
 
     def __init__(self, budget: float, unit: str, now: Callable[[], float] = clock.now) -> None:
@@ -39,7 +39,7 @@ class SearchView:
         self._what, self._share = what, share
 
     def event(self, event: Event) -> None:
-        """Show what an event changes."""
+        """Update the view after an event."""
         self._states = happen(self._states, event)
         if event.candidate is not None and event.simulated_value is not None:
             self._simulated = {**self._simulated, event.candidate: event.simulated_value}
@@ -73,5 +73,5 @@ class SearchView:
         }
 
     def _listed(self, values: Mapping[str, float], names: list[str]) -> str:
-        said = ", ".join(f"{name} {text.amount(values[name], self._unit, least=-3)}" for name in names[:_SHOWN])
-        return f"{said}, and {len(names) - _SHOWN} more" if len(names) > _SHOWN else said
+        listed = ", ".join(f"{name} {text.amount(values[name], self._unit, least=-3)}" for name in names[:_MAX_CANDIDATES])
+        return f"{listed}, and {len(names) - _MAX_CANDIDATES} more" if len(names) > _MAX_CANDIDATES else listed

@@ -1,4 +1,4 @@
-"""Contents of the pictures of a recording, for any library that draws them."""
+"""Data for the plots and tables of a recording, independent of the library that draws them."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ __all__ = [
 ]
 
 PATH = "critical path"
-_NAMED = 3  # most ops of a segment that are named
+_MAX_OPS = 3  # maximum number of ops of a segment that are named
 
 
 def name_of(name: object) -> str:
-    """Return a name as text of limited length, without characters that could upset the page."""
+    """Return a name as text of limited length, without characters that could break the page."""
     return shortened(printable(str(name)).replace("\n", "?"))
 
 
 def number(value: object) -> float | None:
-    """Return a value if it is a finite number, else None."""
+    """Return a value as a float if it is a finite number, else None."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def records(value: object) -> list[Mapping[str, Any]]:
-    """Return the members of a list that are objects with names."""
+    """Return the items of a list that are mappings; an empty list if the value is no list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
 
 
 def device_names(recording: Recording) -> list[str]:
-    """Return the names of the devices, as they are shown, in order."""
+    """Return the displayed names of the devices, in order."""
     return [name_of(device.name) for device in recording.devices]
 
 
@@ -63,15 +63,15 @@ class Bar:
     """A period of time that is drawn as a bar.
 
     Attributes:
-        track: the line that it is drawn on.
+        track: the track that it is drawn on.
         device: the device whose colour it has; None for a transfer or for waiting.
         start_s: seconds from the beginning of the timeline.
         finish_s: seconds; not before ``start_s``.
-        what: its name: ``segment 3``.
-        about: its ops, or its bytes.
+        what: its name, such as ``segment 3``.
+        about: its ops or bytes.
         critical: whether it is on the critical path.
         request: number of its request.
-        other: whether its request is another one than the timeline's.
+        other: whether it belongs to another request than the timeline.
     """
 
     track: str
@@ -91,7 +91,7 @@ class Timeline:
 
     Attributes:
         title: its title.
-        tracks: its lines, from top to bottom.
+        tracks: names of its tracks, from top to bottom.
         bars: the bars, in any order.
     """
 
@@ -106,7 +106,7 @@ class Timeline:
 
 
 def timelines(recording: Recording) -> list[Timeline]:
-    """Return the timelines of the measured request, the best single device and the simulated request, as far as known."""
+    """Return the timelines of the measured request, the best single device and the simulated request, if they are known."""
     found = [_measured(recording), _single(recording), _predicted(recording)]
     return [one for one in found if one is not None and one.bars]
 
@@ -164,13 +164,13 @@ def _bar(recording: Recording, span: RecordedSpan, origin: float) -> Bar:
         about = "" if of is None else f"{name_of(of.name)}, {amount(of.bytes, 'B')}"
         return Bar(track, None, start, finish, "transfer", about, request=span.request)
     ops = [recording.graph.ops[op] for op in recording.plan.segments[span.segment].ops]
-    named = ", ".join(shortened(name_of(op.name), 60) for op in ops[:_NAMED])
-    about = f"{named} and {len(ops) - _NAMED} more" if len(ops) > _NAMED else named
+    named = ", ".join(shortened(name_of(op.name), 60) for op in ops[:_MAX_OPS])
+    about = f"{named} and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else named
     return Bar(track, track, start, finish, f"segment {span.segment}", about, request=span.request)
 
 
 def _tracks(recording: Recording, bars: Iterable[Bar]) -> tuple[str, ...]:
-    """Return the lines of bars: devices that ran something, then links."""
+    """Return the tracks of bars: devices that ran something, then links."""
     used = dict.fromkeys(bar.track for bar in bars)
     devices = [name for name in device_names(recording) if name in used]
     return (*devices, *sorted(track for track in used if track not in devices))
@@ -224,7 +224,7 @@ class CandidateRow:
 
 
 def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
-    """Return the candidates of a search, measured ones first, the fastest first; empty without a search."""
+    """Return the candidates of a search: the answer, then the measured ones, the fastest first, then the others."""
     search = search or {}
     chosen = search.get("chosen")
     answer = chosen.get("name") if isinstance(chosen, Mapping) else None
@@ -257,7 +257,7 @@ def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
 
 @dataclass(frozen=True)
 class FrontRow:
-    """A point of a front of latency and energy.
+    """A point of a Pareto front of latency and energy.
 
     Attributes:
         name: name of its placement.
@@ -279,7 +279,7 @@ class FrontRow:
 
 
 def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
-    """Return the front of latency and energy of a search, the fastest first; empty if it was not searched for."""
+    """Return the points of a search's Pareto front, the fastest first; empty if the search has none."""
     search = search or {}
     chosen, rows = search.get("chosen"), []
     answer = chosen.get("name") if isinstance(chosen, Mapping) else None
@@ -303,15 +303,15 @@ def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
 
 
 def decision(recording: Recording) -> str:
-    """Return a sentence that says what was decided, or what a request takes."""
+    """Return a sentence with the decision of a search, or with the time of a request."""
     tuning, search = recording.tuning, recording.search or {}
     if tuning is not None and isinstance(tuning.get("reason"), str):
         return f"{name_of(tuning.get('chosen') or 'Nothing')} is chosen: {printable(tuning['reason'])}."
     chosen = search.get("chosen")
     if isinstance(chosen, Mapping) and isinstance(search.get("reason"), str):
         verdict = search.get("verdict")  # recordings of older versions have none
-        said = f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."
-        return f"{printable(verdict)} {said}" if isinstance(verdict, str) else said
+        sentence = f"{name_of(chosen.get('name'))} is chosen: {printable(search['reason'])}."
+        return f"{printable(verdict)} {sentence}" if isinstance(verdict, str) else sentence
     if not recording.requests:
         return "Nothing ran: these are the costs of the model's ops."
     plan = recording.plan
@@ -329,10 +329,10 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class OpRow:
-    """An op, or a kernel that stands for no op; unknown values are None.
+    """An op, or a kernel that belongs to no op; unknown values are None.
 
     Attributes:
-        op: position in the graph; None for a kernel that stands for no op.
+        op: position in the graph; None for a kernel that belongs to no op.
         name: name of the op.
         kind: kind of the op or kernel.
         device: name of the device; empty without a placement.
@@ -343,9 +343,9 @@ class OpRow:
         bytes: bytes that it reads and writes in one request, with its constants.
         measured_s: measured seconds in a request.
         predicted_s: seconds in a request by the costs.
-        flops_per_s: reached rate.
-        bytes_per_s: reached rate.
-        kernel: kernel that computes it, maybe with other ops; empty if unknown.
+        flops_per_s: achieved rate.
+        bytes_per_s: achieved rate.
+        kernel: kernel that computes it, possibly with other ops; empty if unknown.
     """
 
     op: int | None
@@ -365,7 +365,7 @@ class OpRow:
 
 
 def op_rows(recording: Recording) -> list[OpRow]:
-    """Return all ops and kernels, the most expensive first; with replicas, of the first replica."""
+    """Return all ops and kernels, the most expensive first. With replicas, these are the ops of the first replica."""
     graph, plan = recording.graph, recording.plan
     rows = [
         OpRow(

@@ -1,4 +1,4 @@
-"""Colours, patterns and markers that distinguish devices and states, also for people who do not see colours.
+"""Colours, patterns and markers of devices and states, which are distinct for colour-blind readers, too.
 
 The colours of devices are after Okabe and Ito, "Color Universal Design" (2008), some of them darker: each colour has a
 contrast of at least 3 with a light and with a dark page (WCAG 2.2, 1.4.11).
@@ -15,12 +15,12 @@ GREY = "#8c8c8c"
 CRITICAL = "#e6004c"
 BETWEEN = "#d55e00"  # tensors that move between devices
 
-_LONGEST = 200  # most characters of a name that are shown
+_MAX_CHARS = 200  # maximum length of a displayed name
 
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a device or a state.
+    """Colour, pattern and marker of a device or a state.
 
     Attributes:
         color: colour of its area.
@@ -56,7 +56,7 @@ STATES = {
 
 
 def looks(devices: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each device; after the eighth, colours and patterns repeat in other pairs."""
+    """Return the look of each device. From the ninth device on, colours and patterns are combined differently."""
     found = {}
     for i, name in enumerate(devices):
         round_, at = divmod(i, len(_DEVICES))
@@ -65,8 +65,8 @@ def looks(devices: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def shortened(name: str, longest: int = _LONGEST) -> str:
-    """Leave out the middle of a name that is too long, and state its length."""
+def shortened(name: str, longest: int = _MAX_CHARS) -> str:
+    """Shorten a name that is too long, by replacing its middle by its length."""
     if len(name) <= longest:
         return name
     note = f"… ({len(name)} characters) …"

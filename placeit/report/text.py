@@ -1,4 +1,4 @@
-"""Print results for people: units, tables, lists of facts."""
+"""Formatting of values with units, and printing of tables, lists and paragraphs to a console."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
     Args:
         value: at least 0; None or not finite if it was not measured.
         unit: unit of the value.
-        least: smallest prefix, as a power of 1000; numbers without a prefix are whole numbers.
+        least: smallest prefix, as a power of 1000. With 0, numbers below 1000 are not rounded.
     """
     if value is None or not math.isfinite(value):
         return NOTHING
@@ -72,9 +72,9 @@ def seconds(value: float | None) -> str:
 
 def in_one_unit(column: Iterable[float | None]) -> Callable[[float | None], str]:
     """Return a function that formats the times of a column in one unit, with three digits of the largest: ``0.14 ms``."""
-    most = max((value for value in column if value is not None and math.isfinite(value)), default=0.0)
-    number, _, unit = seconds(most).partition(" ")
-    factor, decimals = float(number) / most if most > 0 else 1.0, len(number.partition(".")[2])
+    largest = max((value for value in column if value is not None and math.isfinite(value)), default=0.0)
+    number, _, unit = seconds(largest).partition(" ")
+    factor, decimals = float(number) / largest if largest > 0 else 1.0, len(number.partition(".")[2])
     return lambda value: NOTHING if value is None or not math.isfinite(value) else f"{value * factor:.{decimals}f} {unit}"
 
 
@@ -126,9 +126,9 @@ _GIVE_INPUTS = "Values that occur in use may lead to others: --inputs FILE takes
 def error(value: OutputDifference | None) -> str:
     """Format the error of outputs, relative to the reference's largest value: ``1.2e-07``, ``exact``, ``not checked``.
 
-    In another precision than float32, the error against float32 comes first, and then the error against the whole model in
-    that precision. An error that was found is shown even if the absence of an error would prove little. The share of values
-    that are NaN or infinite on both sides, and so have no error, is shown as well.
+    In a precision other than float32, the error against float32 is followed by the error against the whole model in that
+    precision. A non-zero error is shown even if the outputs count as not checked. The share of values that are NaN or infinite
+    in both outputs, and so have no error, is shown as well.
     """
     if value is None:
         return NOTHING
@@ -145,22 +145,22 @@ def error(value: OutputDifference | None) -> str:
 
 
 def show_unchecked(console: Console, errors: Iterable[OutputDifference | None]) -> None:
-    """Print why right outputs would prove little, if that is so."""
+    """Print why outputs count as not checked, if they do."""
     for why in dict.fromkeys(value.not_checked for value in errors if value is not None):
         if why is not None:
             paragraph(console, f"Outputs are not checked: {why}. {_GIVE_INPUTS}")
 
 
 def show_failures(console: Console, failed: Mapping[str, str | None], *, title: str = "failed") -> None:
-    """Print why things failed (or what the title says), if any did, with things of one reason together."""
+    """Print the reasons of failures (or of what the title says), grouped by reason; nothing if there are none."""
     names: dict[str, list[str]] = {}
     for name, why in failed.items():
         if why is not None:
             names.setdefault(why, []).append(name)
     if names:
         console.print(f"\n{title}", style="bold")
-    for why, some in names.items():
-        paragraph(console, f"{', '.join(some)}: {why}", indent=2)
+    for why, affected in names.items():
+        paragraph(console, f"{', '.join(affected)}: {why}", indent=2)
 
 
 def shape(sizes: Sequence[int | str]) -> str:
@@ -189,27 +189,27 @@ def tables(
     left: int = 1,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print tables with one set of columns below each other.
+    """Print several tables with the same columns below each other.
 
-    A row is a line. If lines are too wide, spare columns are left out, then columns on the right, and a line says so. On a
-    terminal, headings and text are wrapped before that. Elsewhere, where `grep` and `awk` may read the output, text is
-    shortened, and an empty cell is a dash, so that two or more spaces separate the cells of every line. With less than 70
-    columns, rows are stacked: a line for each cell.
+    Each row is one line. If lines are too wide, spare columns are left out, then columns on the right, and a note names them.
+    On a terminal, headings and text are wrapped first. Otherwise, for tools such as `grep` and `awk`, text is shortened, and
+    an empty cell is a dash, so that the cells of a line are always separated by two or more spaces. If the console has less
+    than 70 columns, rows are stacked, with one line for each cell.
 
     Args:
         console: console to print to.
         columns: headings.
-        sections: cells of each table, by the line above it; an empty line is left out, and so is a table without rows.
-        left: number of columns, from the left, that are text; the rest are figures and aligned to the right.
-        spare: headings of columns that can be left out, the least needed first.
+        sections: rows of each table, by title. An empty title is not printed, and neither is a table without rows.
+        left: number of text columns at the left; the other columns are numbers, aligned to the right.
+        spare: headings of columns that may be left out, the least important first.
     """
     folded = console.is_terminal
 
-    def written(cell: str) -> str:
+    def cleaned(cell: str) -> str:
         cell = printable(cell).replace("\n", " ")
         return cell if folded else " ".join(cell.split()) or NOTHING
 
-    cells = {title: [[written(cell) for cell in row] for row in rows] for title, rows in sections.items()}
+    cells = {title: [[cleaned(cell) for cell in row] for row in rows] for title, rows in sections.items()}
     cells = {title: some for title, some in cells.items() if some}
     shown, widths = _layout(console, columns, [row for some in cells.values() for row in some], left, spare)
     first = True
@@ -222,9 +222,9 @@ def tables(
         if widths is None:
             _stack(console, [columns[i] for i in shown], [[row[i] for i in shown] for row in some])
             continue
-        _row(console, widths, [written(columns[i]) for i in shown], left, folded=folded, heading=True)
+        _row(console, widths, [cleaned(columns[i]) for i in shown], left, folded=folded, heading=True)
         if folded:
-            console.print("-" * _across(widths) if console.options.ascii_only else "─" * _across(widths))
+            console.print("-" * _total_width(widths) if console.options.ascii_only else "─" * _total_width(widths))
         for row in some:
             _row(console, widths, [row[i] for i in shown], left, folded=folded)
     lacking = [heading.strip() for i, heading in enumerate(columns) if i not in shown]
@@ -233,22 +233,22 @@ def tables(
 
 
 _GAP = 2
-"""Columns of the terminal between two columns of a table."""
-_TABLES = 70
-"""Columns of the terminal below which tables that do not fit are stacked."""
+"""Spaces between two columns of a table."""
+_MIN_WIDTH = 70
+"""Width of the console below which tables that do not fit are stacked."""
 _NARROW, _NARROWEST = 24, 16
-"""Widths to which text is wrapped or shortened: before a spare column is left out, and before another column is."""
+"""Widths to which text is wrapped or shortened before a spare column, and before any other column, is left out."""
 
 
 def _layout(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, spare: Sequence[str]
 ) -> tuple[list[int], list[int] | None]:
-    """Return the columns to show, and their widths; None instead of widths to stack the rows."""
+    """Return the columns to show, and their widths, or None if rows have to be stacked."""
     shown = list(range(len(columns)))
     widths = _widths(console, shown, columns, rows, left, console.width)
     if widths is not None:
         return shown, widths
-    if console.width < _TABLES:
+    if console.width < _MIN_WIDTH:
         return [i for i in shown if columns[i] not in spare], None
     for narrowest, dropped in ((_NARROW, spare), (_NARROWEST, columns[:0:-1])):
         for heading in (None, *dropped):
@@ -259,36 +259,36 @@ def _layout(
     return shown, [console.width]
 
 
-def _across(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _widths(
     console: Console, shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, narrowest: int
 ) -> list[int] | None:
-    """Return the width of each shown column; None if there is no room for all of them.
+    """Return the width of each shown column; None if they do not fit.
 
-    If there is little room, headings are wrapped on a terminal, and then text, to columns not narrower than ``narrowest``.
+    If they are too wide, headings are wrapped on a terminal, and then text columns are narrowed, to ``narrowest`` at least.
     """
     from rich.cells import cell_len
 
     heads = [columns[i].split() or [""] if console.is_terminal else [columns[i]] for i in shown]
     widths = [max(cell_len(cell) for cell in (*head, *(row[i] for row in rows))) for i, head in zip(shown, heads, strict=True)]
     texts = [at for at, i in enumerate(shown) if i < left]
-    while _across(widths) > console.width:
+    while _total_width(widths) > console.width:
         widest = max(texts, key=widths.__getitem__)
         if widths[widest] <= narrowest:
             return None
         widths[widest] -= 1
     for at, i in enumerate(shown):  # if there is room, headings stay on one line
-        widths[at] += max(0, min(cell_len(columns[i]) - widths[at], console.width - _across(widths)))
+        widths[at] += max(0, min(cell_len(columns[i]) - widths[at], console.width - _total_width(widths)))
     return widths
 
 
 def _row(
     console: Console, widths: Sequence[int], cells: Sequence[str], left: int, *, folded: bool, heading: bool = False
 ) -> None:
-    """Print a row of a table, with its cells wrapped to lines, or each shortened to one line."""
+    """Print a row of a table, with its cells wrapped to several lines, or shortened to one line."""
     from itertools import zip_longest
 
     from rich.cells import cell_len
@@ -311,7 +311,7 @@ def _row(
 
 
 def shortened(name: str, width: int) -> str:
-    """Leave out the middle of a name that is wider than ``width`` columns."""
+    """Shorten a name to ``width`` columns, by replacing its middle by dots."""
     from rich.cells import cell_len
 
     if cell_len(name) <= width:
@@ -335,9 +335,9 @@ LOST: ContextVar[frozenset[str]] = ContextVar("files that could not be written",
 
 
 def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
-    """Print names and values in two columns; a sequence is the words of a command, to be copied to a shell.
+    """Print names and values in two columns. A value that is a sequence is a command, printed for copying to a shell.
 
-    Files that could not be written (:data:`LOST`), and commands that take one, are left out.
+    Files that could not be written (:data:`LOST`), and commands that read such files, are left out.
     """
     lost = LOST.get()
     lines = {name: value for name, value in lines.items() if lost.isdisjoint([value] if isinstance(value, str) else value)}
@@ -351,14 +351,14 @@ def facts(console: Console, lines: Mapping[str, str | Sequence[str]]) -> None:
 
 
 def _shell(words: Sequence[str], label: str, width: int) -> str:
-    """Format a command for a shell, with a backslash at the end of each line but the last."""
+    """Format a command for a shell, in lines that end with a backslash, except for the last one."""
     parts: list[str] = []
     for word in map(shlex.quote, words):
         if parts and parts[-1].startswith("-") and " " not in parts[-1]:  # the value of an option
             parts[-1] += f" {word}"
         else:
             parts.append(word)
-    line, *lines = parts[:1]
+    line, lines = parts[0], list[str]()
     for part in parts[1:]:
         if len(label) + len(line) + len(part) > width - 3:
             lines.append(line)
@@ -369,13 +369,13 @@ def _shell(words: Sequence[str], label: str, width: int) -> str:
 
 
 def paragraph(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:
-    """Print text in lines as long as the terminal is wide; longer words, such as paths, are not broken.
+    """Print text, wrapped to the width of the console. Longer words, such as paths, are not broken.
 
     Args:
         console: console to print to.
         text: the text.
-        label: text before it; the other lines start below its end.
-        indent: indentation of all lines but the first, without a label.
+        label: text before the first line; the other lines are indented by its length.
+        indent: indentation of all lines but the first, if there is no label.
         style: style on a terminal.
     """
     import textwrap
@@ -412,5 +412,5 @@ def show_notes(console: Console, cluster: Cluster) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace characters that could upset a terminal (control characters, invalid Unicode) by question marks."""
+    """Replace characters that could break a terminal (control characters, invalid Unicode) by question marks."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

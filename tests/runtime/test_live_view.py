@@ -154,7 +154,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Bench, Server]]:
 def test_a_terminal_shows_a_lost_device_that_comes_back_and_is_left_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_LOOK_S", 1e6)  # this test looks
+    monkeypatch.setattr(live, "_REFRESH_S", 1e6)  # this test refreshes
     out = _Terminal()
     with served(tmp_path) as (made, server):
         view = LiveView(server.stats, Console(file=out, force_terminal=True, width=80, height=30))

@@ -1,4 +1,4 @@
-"""Write a recording as one HTML file that needs no network."""
+"""Write a recording as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["check_page", "write_page"]
 
 
 def check_page() -> None:
-    """Check that the packages that draw pages are installed. Raises UsageError, which says what to install."""
+    """Check that the packages for pages are installed. Raises UsageError with the extra to install."""
     need("The report page", "report", "bokeh", "jinja2")
 
 
 def write_page(path: str | Path, recording: Recording) -> None:
-    """Write a page of a recording: decision, timeline, utilisation, task graph, ops and more, as far as recorded.
+    """Write an HTML page with the decision, timeline, utilisation, task graph, ops and other parts of a recording.
 
     Args:
         path: the file, ``*.html``.

@@ -1,4 +1,4 @@
-"""The section of a search's candidates, with their simulated and measured values."""
+"""Section with the simulated and measured values of a search's candidates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from placeit.report.text import NOTHING, amount, in_one_unit
 
 __all__ = ["candidate_section"]
 
-_DRAWN = 30  # most candidates in the picture
+_MAX_DRAWN = 30  # maximum number of candidates in the plot
 _BLUE, _ORANGE = "#0f7fc4", "#c77f00"
 
 
 def candidate_section(recording: Recording) -> Section | None:
-    """Return a picture of the candidates with their intervals, and a table of all; None without a search."""
+    """Return a plot of the candidates with their intervals, and a table; None without a search."""
     found = candidates(recording.search)
     if not found:
         return None
@@ -30,12 +30,12 @@ def candidate_section(recording: Recording) -> Section | None:
     times = in_one_unit(value for row in found for value in (row.simulated, row.measured, row.high))
     written = times if unit == "s" else lambda value: amount(value, unit)
     parts: list[Picture | Table] = []
-    drawn = [row for row in found if row.measured is not None or row.simulated is not None][:_DRAWN]
+    drawn = [row for row in found if row.measured is not None or row.simulated is not None][:_MAX_DRAWN]
     if drawn:
         about = "; ".join(f"{row.name}: {written(row.measured)}" for row in drawn if row.measured is not None)
         parts.append(Picture(_picture(drawn, unit), about or "No candidate was measured."))
     titles = ["candidate", "placer", "ops by device", "segments", "simulated", "measured", "95 % interval", "race", "note"]
-    by_meter = any(row.joules is not None for row in found)  # meters decided then
+    by_meter = any(row.joules is not None for row in found)  # then the objective is measured by meters
     titles[7:7] = ["joules by the model"] if by_meter else []
     table = [
         (
@@ -62,13 +62,13 @@ def candidate_section(recording: Recording) -> Section | None:
 
 
 def _picture(shown: list[CandidateRow], unit: str) -> figure:
-    most = max(value for row in shown for value in (row.simulated, row.measured, row.high) if value is not None)
-    factor, named = (1e3, "ms") if unit == "s" and most < 2 else (1.0, unit)
+    largest = max(value for row in shown for value in (row.simulated, row.measured, row.high) if value is not None)
+    factor, named = (1e3, "ms") if unit == "s" and largest < 2 else (1.0, unit)
     names = [f"{row.name} *" if row.chosen else row.name for row in shown]
     picture = plot(
         frame_height=24 * len(shown) + 20,
         x_label=f"objective, {named}",
-        x_range=Range1d(start=0, end=most * factor * 1.05),
+        x_range=Range1d(start=0, end=largest * factor * 1.05),
         y_range=Range1d(start=-len(shown) + 0.4, end=0.6),
     )
     measured = [(i, row) for i, row in enumerate(shown) if row.measured is not None]

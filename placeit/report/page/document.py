@@ -1,4 +1,4 @@
-"""Put the sections of a page together."""
+"""Render a page from its sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common parts of the pictures of a page."""
+"""Common parts of the plots of a page."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _BUTTONS = {"Zoom in": "in", "Zoom out": "out", "Earlier": "back", "Later": "on"
 def plot(
     *, height: int | None = None, x_label: str = "", y_label: str = "", tools: Sequence[Any] = (), **options: Any
 ) -> figure:
-    """Return an empty picture as wide as the page, which zooms by Ctrl and the wheel, not by the wheel alone.
+    """Return an empty plot as wide as the page, which zooms with Ctrl and the mouse wheel, not with the wheel alone.
 
-    Without ``height``, give ``frame_height``: then a legend in several lines takes nothing from the frame.
+    Set ``frame_height`` instead of ``height`` if a legend of several lines must not make the frame smaller.
     """
     made = figure(
         height=height,
@@ -65,14 +65,14 @@ def plot(
 
 
 def hover(columns: Mapping[str, str], renderers: Sequence[Any]) -> HoverTool:
-    """Return a tool that shows columns of a source at the pointer, by title; a column may have a format (``us{0.0}``)."""
+    """Return a tool that shows columns of a source at the pointer, by title. A column can have a format (``us{0.0}``)."""
     parts = {title: column.partition("{") for title, column in columns.items()}
     shown = [(title, f"@{{{name}}}{brace}{form}") for title, (name, brace, form) in parts.items()]
     return HoverTool(tooltips=shown, renderers=list(renderers), visible=False)
 
 
 def rows(picture: figure, names: Sequence[str]) -> None:
-    """Name the lines of a picture from top to bottom; line ``i`` is at ``-i``."""
+    """Label the tracks of a plot from top to bottom; track ``i`` is at ``y = -i``."""
     picture.yaxis.ticker = FixedTicker(ticks=[-i for i in range(len(names))])
     labels: dict[Any, Any] = {-i: PlainText(text=name) for i, name in enumerate(names)}
     picture.yaxis.major_label_overrides = labels
@@ -82,7 +82,7 @@ def rows(picture: figure, names: Sequence[str]) -> None:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return a unit for an axis up to some seconds: how many of it are in a second, and its name."""
+    """Return the unit for an axis that ends at ``seconds``: its number per second, and its name."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 2:
             return factor, unit
@@ -90,7 +90,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
-    """Return buttons that zoom and move an axis, for people who use the keyboard."""
+    """Return buttons that zoom and move an axis, for use with the keyboard."""
     buttons = []
     for label, what in _BUTTONS.items():
         button = Button(label=label, width=84, height=30)
@@ -100,7 +100,7 @@ def zoom_buttons(x_range: Range1d, first: float, last: float) -> Row:
 
 
 def legend_below(picture: figure, items: Sequence[LegendItem] = ()) -> None:
-    """Put a legend below a picture, in lines as wide as the page: of the given items, or else of everything with a label."""
+    """Place a legend below a plot, wrapped to the width of the page. Without ``items``, it has all renderers with a label."""
     legend = Legend(items=list(items)) if items else picture.legend[0]
     legend.update(orientation="horizontal", location="center", margin=4, padding=0, spacing=8, stylesheets=[_LEGEND])
     legend.update(border_line_color=None, background_fill_color=None, label_text_font_size="12px")
@@ -108,14 +108,14 @@ def legend_below(picture: figure, items: Sequence[LegendItem] = ()) -> None:
 
 
 def plain_text(text: str, **options: Any) -> Div:
-    """Return a text without markup, in lines as wide as the page."""
+    """Return a text without markup, wrapped to the width of the page."""
     return Div(text=text, render_as_text=True, disable_math=True, **options)
 
 
 def stacked(pictures: Sequence[figure], label: str) -> GridPlot:
-    """Return pictures with one x axis above each other, with one toolbar; ``label`` names the axis.
+    """Stack plots with a common x axis and one toolbar; ``label`` names the axis.
 
-    Titles are texts above the pictures, which would cut them on narrow pages.
+    Titles are texts above the plots, since plots would truncate them on narrow pages.
     """
     pictures[-1].xaxis.axis_label = label
     pictures[-1].height += _LABEL

@@ -1,4 +1,4 @@
-"""Sections that are tables: links, environment, costs without a placement."""
+"""Sections with tables only: links, events, environment, and costs without a placement."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from placeit.report.text import NOTHING, amount, seconds, signed_seconds
 
 __all__ = ["costs", "environment", "events", "links"]
 
-_MAX_ROWS = 2000  # most rows of a table
+_MAX_ROWS = 2000  # maximum number of rows of a table
 
 
 def links(recording: Recording) -> Section | None:
-    """Return a table of the use of links, and their known properties; None without links."""
+    """Return a table of the used links, with their properties if known; None without used links."""
     used = {(use.src, use.dst): use for use in recording.link_use}
     known = {(link.src, link.dst): link for link in recording.links}
     if not used:
@@ -42,7 +42,7 @@ def links(recording: Recording) -> Section | None:
 
 
 def events(recording: Recording) -> Section | None:
-    """Return a table of the events of a server; None if none was recorded."""
+    """Return a table of the recorded events of a server; None without events."""
     if not recording.events:
         return None
     rows = [
@@ -53,7 +53,7 @@ def events(recording: Recording) -> Section | None:
 
 
 def environment(recording: Recording) -> Section:
-    """Return tables of model, devices, versions and machine."""
+    """Return tables of the devices, and of the model, versions and machine."""
     model = recording.model
     facts = {"model": model.path, "precision": model.precision, "ops": str(len(recording.graph.ops))}
     facts |= {"edges": str(len(recording.graph.edges)), "groups": str(len(recording.graph.groups))}

@@ -1,4 +1,4 @@
-"""The section of the front of latency and energy of a search."""
+"""Section with the Pareto front of latency and energy of a search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLUE = "#0f7fc4"
 
 
 def front_section(recording: Recording) -> Section | None:
-    """Return a picture of the front, and a table of its points; None if it was not searched for."""
+    """Return a plot of the front, and a table of its points; None if the search has no front."""
     found = front(recording.search)
     if not found:
         return None

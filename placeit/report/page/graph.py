@@ -1,4 +1,4 @@
-"""The section of the task graph and the table of its ops, which share their selection."""
+"""Section with the task graph and the table of its ops, which share one selection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from placeit.report.text import NOTHING, amount, in_one_unit, percent, seconds
 
 __all__ = ["graph"]
 
-_MAX_OPS, _MAX_KERNELS = 8_000, 10  # most ops on a page, and most kernels in a table
+_MAX_OPS, _MAX_KERNELS = 8_000, 10  # maximum number of ops on a page, and of kernels in a table
 _NONE = "no device"
 
 _SEARCH = """
@@ -97,7 +97,7 @@ _NOTHING = "Select an op, in the picture or in the table below, to see its detai
 
 
 def graph(recording: Recording) -> Section | None:
-    """Return a picture of the task graph, and a table of its ops by time; None without ops."""
+    """Return a plot of the task graph, and a table of its ops by time; None without ops."""
     if not recording.graph.ops:
         return None
     found = op_rows(recording)
@@ -224,7 +224,7 @@ def _numbers(values: list[float | None], factor: float = 1.0) -> NDArray[np.floa
 
 
 def _runs(source: ColumnDataSource) -> ColumnDataSource:
-    """Return lines in place of the marks of ops that follow each other on a device, for marks that would cover each other."""
+    """Return lines that replace the marks of consecutive ops on one device, when marks would overlap."""
     columns = (source.data["y"].tolist(), source.data["x"].tolist(), source.data["device"])
     ops = sorted(op for op in zip(*columns, strict=True) if not math.isnan(op[0]))
     first = [n for n, (y, x, device) in enumerate(ops) if n == 0 or ops[n - 1] != (y, x - 1, device)]
@@ -234,7 +234,7 @@ def _runs(source: ColumnDataSource) -> ColumnDataSource:
 
 
 def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64]], listed: list[OpRow]) -> list[Any]:
-    """Draw edges as one line with gaps, which is fast; edges between devices as another such line."""
+    """Draw all edges as one line with gaps, which is fast, and edges between devices as a second one."""
     drawn = []
     device = {row.op: row.device for row in listed if row.op is not None}
     for cut, color, width in ((False, GREY, 0.8), (True, BETWEEN, 1.6)):
@@ -250,7 +250,7 @@ def _edges(picture: figure, recording: Recording, lines: list[NDArray[np.float64
 
 
 def _bent(line: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an edge's line without the corners at which it goes straight on."""
+    """Return the line of an edge without the points at which its direction does not change."""
     steps = np.diff(line, axis=0)
     turns = steps[1:, 0] * steps[:-1, 1] != steps[:-1, 0] * steps[1:, 1]
     bent: NDArray[np.float64] = line[np.concatenate([[True], turns, [True]])]
@@ -297,11 +297,11 @@ def _table(source: ColumnDataSource) -> DataTable:
 
 
 def _spent(recording: Recording) -> list[Table]:
-    """Return tables of the kernels that take the most time, and of the time of each kind."""
-    most = kernels(recording)
-    if not most:
+    """Return tables of the kernels that take the most time, and of the times by kind."""
+    longest = kernels(recording)
+    if not longest:
         return []
-    written = in_one_unit([most[0].seconds])
+    written = in_one_unit([longest[0].seconds])
     rows = [
         (
             shortened(name_of(one.name), 80),
@@ -313,7 +313,7 @@ def _spent(recording: Recording) -> list[Table]:
             _of_peak(one.flops_per_s, "FLOP/s", one.flops_share),
             _of_peak(one.bytes_per_s, "B/s", one.bytes_share),
         )
-        for one in most[:_MAX_KERNELS]
+        for one in longest[:_MAX_KERNELS]
     ]
     titles = ("kernel, by its main op", "kind", "device", "ops", "time", "share", "FLOP/s (of peak)", "B/s (of peak)")
     spent = kinds(recording)

@@ -1,4 +1,4 @@
-"""The section of measurements for placers that learn from runs."""
+"""Section with the learning curves of placers that learn from measured runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["learning"]
 
 
 def learning(recording: Recording) -> Section | None:
-    """Return a picture of each placement that was measured for learning, and the best so far; None if none was."""
+    """Return a plot for each placer: measured placements, and the best so far; None without measurements for learning."""
     search = recording.search or {}
     curves = search.get("curves")
     unit = name_of(search.get("objective_unit") or "s")

@@ -1,4 +1,4 @@
-"""The section that compares simulated with measured times."""
+"""Section that compares simulated with measured times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["prediction"]
 
 
 def prediction(recording: Recording) -> Section | None:
-    """Return a comparison of simulated and measured times, of segments and of candidates; None without such pairs."""
+    """Return a comparison of simulated and measured times of segments and candidates; None if there is nothing to compare."""
     pictures: list[figure] = []
     texts: list[str] = []
     segments = [
@@ -58,9 +58,9 @@ def _error(what: str, pairs: list[tuple[float, float]]) -> str:
 
 
 def _scatter(rows: list[tuple[str, float, float, str, str, str]], title: str) -> figure:
-    most = max(max(x, y) for _, x, y, *_ in rows)
-    factor, unit = (1e3, "ms") if most >= 2e-3 else (1e6, "us")
-    low, high = min(min(x, y) for _, x, y, *_ in rows) * factor / 1.3, most * factor * 1.3
+    largest = max(max(x, y) for _, x, y, *_ in rows)
+    factor, unit = (1e3, "ms") if largest >= 2e-3 else (1e6, "us")
+    low, high = min(min(x, y) for _, x, y, *_ in rows) * factor / 1.3, largest * factor * 1.3
     picture = plot(
         height=360,
         title=title,

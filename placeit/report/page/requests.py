@@ -1,4 +1,4 @@
-"""The section of requests under load: their latencies from arrival, and how many were in the server at once."""
+"""Section with the latencies of requests under load, and the numbers of waiting requests and requests in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 
 
 def requests(recording: Recording) -> Section | None:
-    """Return a picture of the latency of each request, and of the queue; None if no two requests overlapped."""
+    """Return plots of the latency of each request and of the queue; None if no two requests overlapped."""
     found = sorted(recording.requests, key=lambda one: one.arrived_s)
     ends = np.array([one.ended_s for one in found])
     arrived = np.array([one.arrived_s for one in found])
@@ -53,7 +53,7 @@ def requests(recording: Recording) -> Section | None:
 
 
 def _steps(begins: NDArray[np.float64], ends: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return moments, and from each moment on the number of intervals that contain it."""
+    """Return the sorted ends of intervals, and the number of intervals that are open from each of them on."""
     moments = np.concatenate([begins, ends])
     change = np.concatenate([np.ones(len(begins)), -np.ones(len(ends))])
     order = np.lexsort((change, moments))  # an interval that ends at a moment does not overlap one that begins then

@@ -21,7 +21,7 @@ class Table:
         rows: cells of each row, one per column.
         numbers: positions of columns that hold numbers, which are aligned to the right.
         marked: positions of rows that are emphasised.
-        title: title of the table; empty if its section's title says enough.
+        title: title of the table; empty if the title of the section is sufficient.
     """
 
     columns: Sequence[str]
@@ -33,11 +33,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing by Bokeh.
+    """A Bokeh plot.
 
     Attributes:
         model: the Bokeh model.
-        about: description for people who do not see it.
+        about: alternative text, for screen readers.
     """
 
     model: UIElement
@@ -49,7 +49,7 @@ class Section:
     """A part of a page, with a heading.
 
     Attributes:
-        key: its address on the page.
+        key: its anchor on the page.
         title: its heading.
         texts: paragraphs at its beginning.
         parts: pictures and tables, in their order.

@@ -1,4 +1,4 @@
-"""The section of timelines: measured, of the best single device, and simulated, above each other on one axis."""
+"""Section with the timelines of the measured request, the best single device and the simulated request, on one axis."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from placeit.report.text import in_one_unit, seconds
 
 __all__ = ["timeline"]
 
-_HIGH = 26  # pixels of a line
-_MAX_BARS = 3_000  # most bars of one timeline
+_TRACK_PX = 26  # height of a track
+_MAX_BARS = 3_000  # maximum number of bars in a timeline
 
 
 def timeline(recording: Recording) -> Section | None:
-    """Return pictures of what ran when; None if nothing ran."""
+    """Return the timelines, and a table of the parts of the critical path; None if nothing ran."""
     shown = timelines(recording)
     if not shown:
         return None
@@ -67,18 +67,17 @@ def timeline(recording: Recording) -> Section | None:
 
 def _picture(shown: Timeline, axis: Range1d, factor: float, unit: str, recording: Recording) -> figure:
     picture = plot(
-        height=_HIGH * len(shown.tracks) + 52,
+        height=_TRACK_PX * len(shown.tracks) + 52,
         x_range=axis,
         y_range=Range1d(start=-len(shown.tracks) + 0.4, end=0.6),
         title=f"{shown.title}: {seconds(shown.seconds)}",
     )
     of: dict[str | None, list[Bar]] = {}
-    for bar in sorted(shown.bars, key=lambda bar: (bar.critical, bar.finish_s - bar.start_s))[
-        -_MAX_BARS:
-    ]:  # critical ones are drawn last
+    # critical bars are drawn last, above the others
+    for bar in sorted(shown.bars, key=lambda bar: (bar.critical, bar.finish_s - bar.start_s))[-_MAX_BARS:]:
         of.setdefault(bar.device, []).append(bar)
     found = looks(device_names(recording))
-    # a picture for each device, since Bokeh would make a pattern per bar if patterns differ within a picture
+    # a renderer for each device, since Bokeh would create a pattern for each bar if patterns differed within a renderer
     drawn = [_bars(picture, shown, bars, found.get(device or "", Look(GREY)), factor) for device, bars in of.items()]
     told = {"": "what", "of": "about", "on": "track", f"begun, {unit}": "left{0.000}", f"took, {unit}": "took{0.000}"}
     picture.add_tools(hover({**told, "request": "request"}, drawn))

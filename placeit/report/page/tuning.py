@@ -1,4 +1,4 @@
-"""The section of ``placeit tune``: latency against rate for each configuration of a server."""
+"""Section of ``placeit tune``: latency over rate for each configuration of a server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from placeit.report.text import NOTHING, rate, seconds
 
 __all__ = ["tuning_section"]
 
-_DRAWN = 8  # most configurations in the picture
+_MAX_DRAWN = 8  # maximum number of configurations in the plot
 
 
 @dataclass(frozen=True)
 class _Point:
-    """Latency of a configuration at a rate, seconds, with its 95 % interval; the latency itself if that is not known."""
+    """Latency of a configuration at a rate, in seconds, its 95 % interval (empty if unknown), and whether it kept the limit."""
 
     rate: float
     latency: float
@@ -33,7 +33,7 @@ class _Point:
 
 
 def tuning_section(recording: Recording) -> Section | None:
-    """Return a picture of latency against rate, and tables; None if no server was tuned."""
+    """Return a plot of latency over rate, and tables; None if no server was tuned."""
     found = recording.tuning or {}
     limit = found.get("limit")
     if not isinstance(limit, Mapping):
@@ -67,7 +67,7 @@ def tuning_section(recording: Recording) -> Section | None:
         f"Requests arrive at random times at each rate. The limit is {seconds(most)} for {name}; a configuration keeps it up "
         "to the highest rate at which its median over turns is within it, and the server keeps up."
     )
-    drawn = [(of, some) for of, _, some in rows if some][:_DRAWN]
+    drawn = [(of, some) for of, _, some in rows if some][:_MAX_DRAWN]
     parts: list[Picture | Table] = [Table(titles, table, frozenset({1, 2, 3, 4, 5}), marked)]
     if drawn:
         about = "; ".join(f"{of}: {', '.join(f'{rate(p.rate)} {seconds(p.latency)}' for p in some)}" for of, some in drawn)

@@ -1,4 +1,4 @@
-"""Sections of the time that devices spent in each state, and of the meters of devices and process during the runs."""
+"""Sections with the time that devices spent in each state, and with samples of meters during the runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from placeit.report.text import in_one_unit, seconds
 
 __all__ = ["samples", "utilization"]
 
-_HIGH = 34
+_TRACK_PX = 34  # height of a track
 
 
 def utilization(recording: Recording) -> Section | None:
-    """Return a picture of the states of each device, stacked; None if nothing ran."""
+    """Return a stacked bar for each device with the time in each state, and a table; None if nothing ran."""
     if not recording.states or recording.wall_s <= 0:
         return None
     names = [name_of(one.device) for one in recording.states]
     times = [states(one) for one in recording.states]
     shown = [state for state in STATES if any(one[state] > 0 for one in times)]
     picture = plot(
-        frame_height=_HIGH * len(names),
+        frame_height=_TRACK_PX * len(names),
         x_label="share of the time, %",
         x_range=Range1d(start=0, end=100),
         y_range=Range1d(start=-len(names) + 0.4, end=0.6),
@@ -78,7 +78,7 @@ def utilization(recording: Recording) -> Section | None:
 
 
 def samples(recording: Recording) -> Section | None:
-    """Return pictures of sampled values: processor and memory of the process, meters of devices; None without samples."""
+    """Return plots of the samples of CPU and memory of the process and of device meters; None without samples."""
     series = [one for one in recording.samples if one.time_s]
     if not series:
         return None
