@@ -237,7 +237,7 @@ def test_where_only_one_single_device_can_be_raced_it_is_not_chosen_before_the_w
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_takes(monkeypatch, 1e-9)
-    monkeypatch.setattr("placeit.optimizer.search.needed", lambda seconds, *_, **__: 0.0 if len(list(seconds)) < 2 else 1e9)
+    monkeypatch.setattr("placeit.optimizer.search.race_s", lambda seconds, *_, **__: 0.0 if len(list(seconds)) < 2 else 1e9)
     assert found_on_pair(cache).chosen.name == PLAIN
 
 
