@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -87,6 +87,11 @@ class Device:
         if self.address is None or not self.address.core_set:
             return ()
         return self.address.cores or self.all_cores
+
+    def driven_by(self, runtime: str) -> Device:
+        """Return the same hardware as a device of another kind, which its name states (``ort:CPU@0``)."""
+        address = replace(self.where, runtime=runtime)
+        return replace(self, name=str(address), kind=runtime, address=address)
 
     @property
     def emulated(self) -> bool:

@@ -86,7 +86,7 @@ def compiled_devices(cluster: Cluster) -> list[Device]:
     if not all_here(cluster):
         return []
     largest: dict[str, Device] = {}
-    for cores in [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]:
+    for cores in _core_sets(cluster):
         if cores.kind not in largest or len(cores.cores) > len(largest[cores.kind].cores):
             largest[cores.kind] = cores
     made = [kind.compiled(cores) for _, kind in kinds() for cores in largest.values()]
@@ -114,9 +114,13 @@ def in_throughput_mode(cluster: Cluster) -> Device | None:
     """
     if not all_here(cluster):
         return None
-    found = [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]
-    modes = (kind_of(device).throughput_mode(device) for device in found if len(device.cores) > 1)
+    modes = (kind_of(cores).throughput_mode(cores) for cores in _core_sets(cluster) if len(cores.cores) > 1)
     return max((mode for mode in modes if mode is not None), key=lambda mode: len(mode.cores), default=None)
+
+
+def _core_sets(cluster: Cluster) -> list[Device]:
+    """Return the plain devices of a cluster, and its core sets."""
+    return [*plain_devices(cluster), *(device for device in cluster.devices if device.core_set)]
 
 
 def all_here(cluster: Cluster) -> bool:

@@ -21,7 +21,6 @@ from placeit.optimizer.candidates import Alone, Candidate, value_of
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.devices.kinds import device_kind
 from placeit.workbench import Workbench
 
 __all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
@@ -56,12 +55,18 @@ def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     session = races.session
     for device in session.setup.compiled_devices if _is_compilable(session) else ():
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind != device.kind]
-        home, kind = session.alone(device), device_kind(device)
-        able = home.model.formats & set(kind.formats) and set(home.model.graph.names) <= set(kind.supported(home.model, device))
-        if able and problem.feasible[:, eager].all() and problem.param_bytes.sum() <= device.memory_bytes:
-            candidate = alone_on(home, device.name, plain=True)
-            races.enter(candidate, Alone(home, _busy(session)))
-            _skip_late(races, candidate, home, room)
+        if not problem.feasible[:, eager].all() or problem.param_bytes.sum() > device.memory_bytes:
+            continue
+        home, kind = session.alone(device), kind_of(device)
+        if not home.model.formats.intersection(kind.formats):
+            continue
+        candidate = alone_on(home, device.name, plain=True)
+        quick = not kind.compiles and home.runtime.compiler.expected_s(candidate.plans) <= room
+        if quick and (why := _refusal(home)) is not None:
+            _log.info("%s is not a candidate: %s", device.name, why)
+            continue
+        races.enter(candidate, Alone(home, _busy(session)))
+        _skip_late(races, candidate, home, room)
 
 
 def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:

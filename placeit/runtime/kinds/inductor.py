@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Device
@@ -54,8 +53,7 @@ class _InductorKind(TorchKind):
         """Return the device that compiles for a core set of PyTorch; None if there is no C++ compiler."""
         if cores.kind != self.compiles or _lacks_compiler():
             return None
-        address = replace(cores.where, runtime="inductor")
-        return replace(cores, name=str(address), kind=address.runtime, address=address)
+        return cores.driven_by("inductor")
 
 
 def _lacks_compiler() -> bool:

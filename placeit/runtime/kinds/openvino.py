@@ -100,15 +100,11 @@ class _OpenVinoKind(DrivenByOpenVino):
 
     def throughput_mode(self, cores: Device) -> Device | None:
         """Return a core set in OpenVINO's throughput mode, which divides it among streams."""
-        address = replace(cores.where, runtime="throughput")
-        return replace(cores, name=str(address), kind=address.runtime, address=address) if cores.core_set else None
+        return cores.driven_by("throughput") if cores.core_set else None
 
     def compiled(self, cores: Device) -> Device | None:
         """Return OpenVINO's device on a core set of PyTorch, whose models can be converted for it; None for other core sets."""
-        if cores.kind != "torch":
-            return None
-        address = replace(cores.where, runtime="openvino")
-        return replace(cores, name=str(address), kind=address.runtime, address=address)
+        return cores.driven_by("openvino") if cores.kind == "torch" else None
 
     def other_precision(self, device: Device, precision: str) -> str | None:
         """Return ``f32``, or a shorter precision that the hardware has; None if it has none."""
