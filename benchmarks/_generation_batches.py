@@ -160,10 +160,8 @@ def _plain(files: Files) -> Callable[[int, Sequence[Sequence[int]]], list[list[i
         request.reset_state()
         new, past, found = np.array(prompts[: len(prompts) // shares]), 0, []
         for _ in range(_TOKENS):
-            count, end = len(new), past + new.shape[1]
-            places, order = np.arange(past, end)[None].repeat(count, 0), np.arange(count, dtype=np.int32)
-            every = dict(zip(EVERY, (new, np.ones((count, end), np.int64), places, order), strict=True))
-            new, past = request.infer(every)["logits"][:, -1].argmax(-1)[:, None], end
+            inputs, past = step_inputs(EVERY, new, past), past + new.shape[1]
+            new = request.infer(inputs)["logits"][:, -1].argmax(-1)[:, None]
             found.append(new)
         return np.hstack(found).tolist()
 

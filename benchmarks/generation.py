@@ -16,7 +16,8 @@ besides its segments is divided by the hops between devices; over nodes these ar
 and back. In ``texts``, one text and eight at once take turns over two cores, and over two nodes, with half of the model on
 each; the steps of texts that wait at the same time are joined, and ``texts_per_step`` says how many there were in a step. In
 ``batches``, 8 and 16 texts on one core, and on two with half of the model on each, take turns with the continuous batching of
-``openvino_genai`` on as many cores. In ``prompt``, a prompt of 1,024 tokens is read on one core, and in chunks on two. In
+``openvino_genai`` on as many cores, and with plain OpenVINO, which has an equal share of the texts for each core in one batch
+on one core. In ``prompt``, a prompt of 1,024 tokens is read at once and in chunks on one core, and in chunks on two. In
 ``encoder``, BERT-base runs at random lengths, compared with the same model compiled for each length. In ``soak``, requests of
 random lengths arrive, some of sequences, and some sequences are dropped in the middle.
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from examples.decoder import Decoder, write_decoder
 from placeit import Inputs, PlaceitError, Placement, Session
@@ -36,11 +36,12 @@ Arrays = Mapping[str, NDArray[np.generic]]
 Step = Callable[[dict[str, NDArray[np.generic]]], Arrays]
 
 
-def step_inputs(names: Sequence[str], tokens: Sequence[int], past: int) -> dict[str, NDArray[np.generic]]:
-    """Return the inputs for some tokens of a text, after ``past`` others."""
-    end = past + len(tokens)
-    places = np.arange(past, end)[None]
-    every = zip(EVERY, (np.array([tokens]), np.ones((1, end), np.int64), places, np.zeros(1, np.int32)), strict=True)
+def step_inputs(names: Sequence[str], tokens: ArrayLike, past: int) -> dict[str, NDArray[np.generic]]:
+    """Return the inputs for some tokens of a text, or of several texts as rows, after ``past`` others in each."""
+    new = np.atleast_2d(tokens)
+    texts, end = len(new), past + new.shape[1]
+    places, order = np.tile(np.arange(past, end), (texts, 1)), np.arange(texts, dtype=np.int32)
+    every = zip(EVERY, (new, np.ones((texts, end), np.int64), places, order), strict=True)
     return {name: value for name, value in every if name in names}
 
 
