@@ -103,12 +103,13 @@ class _Good:
     Attributes:
         outcomes: ``right``, ``wrong``, and the reasons of requests without an answer.
         refused: how often a request was to be sent again later, which was done.
-        seconds: of each request that was answered.
+        seconds: of each request that was answered, by the protocol.
     """
 
     def __init__(self, server: _Server, given: np.ndarray[Any, Any], right: Sequence[bytes], crowd: _Crowd) -> None:
         self._server, self._right, self._pause_s = server, right, crowd.pause_s
-        self.outcomes, self.seconds, self.refused = Counter[str](), list[float](), 0
+        self.outcomes, self.refused = Counter[str](), 0
+        self.seconds: dict[str, list[float]] = {"http": [], "rpc": []}
         self._over = threading.Event()
         tensor = {"name": "x0", "shape": given.shape, "datatype": "FP32", "parameters": {"binary_data_size": given.nbytes}}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -116,8 +117,8 @@ class _Good:
         request = Messages().ModelInferRequest(model_name=MODEL, raw_input_contents=[given.tobytes()])
         request.inputs.add(name="x0", datatype="FP32", shape=given.shape)
         self._request = request.SerializeToString()
-        ways = [self._http] * crowd.http + [self._rpc] * crowd.rpc
-        self._threads = [threading.Thread(target=self._ask, args=(way,)) for way in ways]
+        ways = [("http", self._http)] * crowd.http + [("rpc", self._rpc)] * crowd.rpc
+        self._threads = [threading.Thread(target=self._ask, args=way) for way in ways]
 
     def __enter__(self) -> Self:
         self._server.forget_peak()
@@ -131,14 +132,14 @@ class _Good:
         for thread in self._threads:
             thread.join()
 
-    def _ask(self, way: Callable[[], contextlib.AbstractContextManager[Callable[[], bytes]]]) -> None:
+    def _ask(self, protocol: str, way: Callable[[], contextlib.AbstractContextManager[Callable[[], bytes]]]) -> None:
         with way() as ask:
             while not self._over.wait(2 * self._pause_s * random.random()):
                 begin = time.perf_counter()
                 answer = self._answer(ask)
                 if answer is None:
                     continue
-                self.seconds.append(time.perf_counter() - begin)
+                self.seconds[protocol].append(time.perf_counter() - begin)
                 self.outcomes["right" if answer.endswith(tuple(self._right)) else "wrong"] += 1
 
     def _answer(self, ask: Callable[[], bytes]) -> bytes | None:
@@ -182,10 +183,10 @@ class _Good:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             yield lambda: messages.ModelInferResponse.FromString(call(self._request, timeout=60)).raw_output_contents[0]
 
-    @property
-    def p99(self) -> float:
-        """99th percentile of the seconds until an answer; NaN without answers."""
-        return float(np.quantile(self.seconds, 0.99)) if self.seconds else math.nan
+    def p99(self, *protocols: str) -> float:
+        """Return the 99th percentile of the seconds until an answer, over all or some protocols; NaN without answers."""
+        seconds = [one for protocol in protocols or self.seconds for one in self.seconds[protocol]]
+        return float(np.quantile(seconds, 0.99)) if seconds else math.nan
 
     def told(self, report: Report, what: str, most: float) -> None:
         """Add the outcomes to a report.
@@ -202,7 +203,8 @@ class _Good:
             what=what,
             requests=asked,
             clients=len(self._threads),
-            p99_ms=1e3 * self.p99,
+            p99_ms=1e3 * self.p99(),
+            **{f"p99_{protocol}_ms": 1e3 * self.p99(protocol) for protocol in self.seconds},
             grown_mb=grown / 1e6,
             peak_mb=peak / 1e6,
         )
@@ -278,9 +280,10 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
         with _Good(server, given, right, _MANY) as before:
             time.sleep(min(60.0, seconds / 2))
         before.told(report, "no attacks", _GROWTH_BYTES)
+        attacker.start()
+        ours.recv()
         with _Good(server, given, right, _MANY) as good:
-            attacker.start()
-            ours.recv()
+            ours.send("begin")
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0:
                 time.sleep(min(10.0, left))
@@ -289,7 +292,7 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
             made = ours.recv()
             attacker.join()
         good.told(report, "attacks", _GROWTH_BYTES)
-        report.claim("p99 during attacks over p99 without them", good.p99 / before.p99, "", at_most=_SLOWER)
+        report.claim("p99 during attacks over p99 without them", good.p99() / before.p99(), "", at_most=_SLOWER)
         report.row(what="number of attacks", **made)
         stack.pop_all()
         report.claim("exit code of the server", server.close(), "", at_most=0)

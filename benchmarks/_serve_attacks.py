@@ -183,7 +183,10 @@ ATTACKS: dict[str, Attack] = {
 
 
 def attack(connection: Connection, port: int, rpc: int, model: str, max_bytes: int) -> None:
-    """Attack a server in all ways at once, from when a message is sent until one arrives; then send how often each was made."""
+    """Attack a server in all ways at once, from the first message that arrives to the second; send the number of each attack.
+
+    A message is sent when the attacks, which are large, have been written.
+    """
     target = Target(port, rpc, model, max_bytes)
 
     def repeat(name: str, made: Attack) -> None:
@@ -194,9 +197,10 @@ def attack(connection: Connection, port: int, rpc: int, model: str, max_bytes: i
             target.over.wait(_PAUSE_S)
 
     threads = [threading.Thread(target=repeat, args=one) for one in ATTACKS.items()]
+    connection.send("ready")
+    connection.recv()
     for thread in threads:
         thread.start()
-    connection.send("begun")
     connection.recv()
     target.over.set()
     for thread in threads:

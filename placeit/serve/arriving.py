@@ -94,12 +94,17 @@ class Room:
         self._arriving.pop(arrival, None)
         _reschedule(arrival, None)
 
-    def answered(self, arrival: Arrival, size: int, drop: Callable[[], object]) -> None:
-        """Record that the answer of a request, which has arrived, is being sent; ``drop`` ends that if it has to give way.
+    def answered(self, arrival: Arrival, size: int, drop: Callable[[], object] | None = None) -> None:
+        """Record that the answer of a request, which has arrived, is being sent.
 
         The answer takes more room than there is if it has to: requests that arrive later then wait until it has been sent.
+
+        Args:
+            arrival: of the request.
+            size: bytes of its answer.
+            drop: ends the sending if the answer has to give way; None if the limit of ``arrival`` does.
         """
-        arrival.drop = drop
+        arrival.drop = drop or arrival.drop
         self._sized(arrival, size)
 
     def taken_at_once(self, size: int) -> Arrival | None:

@@ -38,6 +38,7 @@ __all__ = ["NetworkServer", "Options"]
 
 _KEEP_ALIVE_S = 75  # seconds; longer than clients keep an idle connection
 _BACKLOG = 2048
+_ACCEPTS = 16  # most connections that are accepted between two rounds of the event loop
 _OTHER_FILES = 256  # most open files of a process besides connections
 _CONNECTIONS = 1024  # of each protocol, if files allow; each takes 8 kB (HTTP) or 17 kB (gRPC) while nothing is sent
 _ROOM_BYTES = 16 << 20  # of requests and their answers, if the largest request does not take more
@@ -287,6 +288,8 @@ class _Http(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and then tell that the server is up."""
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_BACKLOG)
         self.up.set()
 
 
@@ -305,7 +308,7 @@ def _configured(app: Any, options: Options) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        backlog=_BACKLOG,
+        backlog=_ACCEPTS,  # asyncio accepts as many connections at a time as the backlog that it sets
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(options.timeout_s),
         ssl_certfile=certificate,

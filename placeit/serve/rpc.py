@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from placeit.serve.arriving import Room
+from placeit.serve.arriving import SMALL_BYTES, Room
 from placeit.serve.client_sequences import Asked
 from placeit.serve.refusal import RefusedError, check_token, invalid, told
 from placeit.serve.repository import Repository, known
@@ -34,6 +35,7 @@ __all__ = ["make_server"]
 _HEALTH: Final = ("ServerLive", "ServerReady")
 _SLOW_S: Final = 0.1  # seconds after which a request reserves room for the largest one, as its size is not known
 _CHECK_S: Final = 0.02  # seconds between two checks for such requests
+_CHECKED: Final = 64  # calls of a check, so that others do not wait for thousands that send nothing
 _MAX_SLOW: Final = 4  # requests of any size that may arrive slowly at once
 _MAX_PENDING: Final = 1 << 14  # calls that gRPC has received and not begun: by default, it drops some at random from 1,000 on
 _MAX_STREAMS: Final = 256  # most requests of a connection at a time
@@ -82,6 +84,8 @@ def make_server(
                     sent = await arrivals.read(context)
                 with room.kept(len(sent)):
                     found: bytes = await answer(await parsed(service, sent, kind), context)
+                if len(found) > SMALL_BYTES:
+                    _hold(room, len(found), timeout_s)
                 return found
             except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
                 _refuse(context, error)
@@ -145,29 +149,29 @@ class _Arrivals:
 
     def __init__(self, room: Room, size: int, timeout_s: float) -> None:
         self._room, self._size, self._timeout_s = room, size, timeout_s
-        self._pending: dict[asyncio.Task[Any], float] = {}  # tasks without room, and when each began, oldest first
+        self._pending: dict[asyncio.Task[Any], float] = {}  # tasks of calls without room, and when each began, oldest first
         self._slow: dict[asyncio.Task[Any], asyncio.Task[None]] = {}
         self._refused: dict[asyncio.Task[Any], RefusedError] = {}
         self._scheduled = False
 
     async def read(self, context: Any) -> bytes:
         """Return the request of a call. Raises RefusedError if the call has none, it is late, or there is no room for it."""
-        loop = asyncio.get_running_loop()
-        reading = loop.create_task(context.read())
-        self._pending[reading] = loop.time()
+        loop, task = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())
+        self._pending[task] = loop.time()
         if not self._scheduled:
             self._scheduled = True
             loop.call_later(_CHECK_S, self._check, loop.time() + _CHECK_S)
         try:
-            sent = await reading
+            sent = await context.read()
         except asyncio.CancelledError:
-            if reading in self._refused:
-                raise self._refused[reading] from None
+            if task in self._refused:
+                task.uncancel()
+                raise self._refused[task] from None
             raise
         finally:
-            self._pending.pop(reading, None)
-            self._refused.pop(reading, None)
-            if slow := self._slow.pop(reading, None):
+            self._pending.pop(task, None)
+            self._refused.pop(task, None)
+            if slow := self._slow.pop(task, None):
                 slow.cancel()
         if sent is grpc.aio.EOF:
             raise invalid("This call has no request.")
@@ -179,31 +183,45 @@ class _Arrivals:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now < due + _SLOW_S:
-            for reading, since in [*self._pending.items()]:
+            for task, since in [*itertools.islice(self._pending.items(), _CHECKED)]:
                 if now < since + _SLOW_S:
                     break
-                del self._pending[reading]
+                del self._pending[task]
                 if self._room.is_full:
-                    self._end(reading, self._room.full())
+                    self._end(task, self._room.full())
                 else:
-                    self._slow[reading] = loop.create_task(self._wait(reading))
+                    self._slow[task] = loop.create_task(self._wait(task))
         self._scheduled = bool(self._pending)
         if self._scheduled:
             loop.call_later(_CHECK_S, self._check, now + _CHECK_S)
 
-    async def _wait(self, reading: asyncio.Task[Any]) -> None:
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
         """Hold room for a call until its request has arrived; end the call if there is no room."""
         try:
             async with self._room.arrival(self._timeout_s) as one:
                 await self._room.reserve(one, self._size)
                 await asyncio.Future[None]()
         except RefusedError as error:
-            if reading in self._slow:
-                self._end(reading, error)
+            if task in self._slow:
+                self._end(task, error)
 
-    def _end(self, reading: asyncio.Task[Any], error: RefusedError) -> None:
-        self._refused[reading] = error
-        reading.cancel()
+    def _end(self, task: asyncio.Task[Any], error: RefusedError) -> None:
+        self._refused[task] = error
+        task.cancel()
+
+
+def _hold(room: Room, size: int, timeout_s: float) -> None:
+    """Have the answer of the current call take room until gRPC has sent it; end the call if its client does not receive it."""
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+    sending = room.begin()
+    room.answered(sending, size, task.cancel)
+    timer = asyncio.get_running_loop().call_later(timeout_s, task.cancel)
+
+    def sent(_: object) -> None:
+        timer.cancel()
+        room.end(sending)
+
+    task.add_done_callback(sent)
 
 
 def _refuse(context: Any, error: Exception) -> None:

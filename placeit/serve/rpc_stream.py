@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from placeit.serve.arriving import Room
+from placeit.serve.arriving import SMALL_BYTES, Room
 from placeit.serve.refusal import RefusedError, Status, told
 from placeit.serve.rpc_messages import Received, encoded
 from placeit.serve.service import Service, about_to_end
@@ -161,12 +161,18 @@ class _Stream:
 
     async def _write(self, answer: bytes) -> None:
         """Send a response. Raises RefusedError if the client has gone, or does not receive it in time."""
-        await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response
+        room = self._streams.room
+        sending = room.begin()
+        room.answered(sending, len(answer) if len(answer) > SMALL_BYTES else 0)
         try:
-            async with asyncio.timeout(self._streams.timeout_s):
+            async with asyncio.timeout(None) as sending.limit:
+                await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response
+                sending.limit.reschedule(asyncio.get_running_loop().time() + self._streams.timeout_s)
                 await self._context.write(answer)
         except TimeoutError:
             raise RefusedError(Status.SLOW, "The client of this stream has not received its answers in time.") from None
         except grpc.aio.InternalError:
             raise RefusedError(Status.GONE, "The client has gone.") from None
+        finally:
+            room.end(sending)
         self._writing.release()

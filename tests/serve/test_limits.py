@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -364,17 +364,55 @@ def test_calls_of_which_a_part_is_missing_give_way_to_others(network: Callable[.
             assert found
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_answers_of_calls_that_are_not_received_take_room_and_give_way(
+    network: Callable[..., NetworkServer], tmp_path: Path, cache: Cache, method: str
+) -> None:
+    width = 1 << 18
+    graph = helper.make_graph(
+        [helper.make_node("Expand", ["x", "shape"], ["y"])],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, width])],
+        [numpy_helper.from_array(np.array([1, width]), "shape")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "wide.onnx")
+    asking = messages.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(4)])
+    asking.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    sent = asking.SerializeToString()
+    with contextlib.ExitStack() as stack:
+        session, placement = stack.enter_context(open_on_a_core(tmp_path / "wide.onnx", cache))
+        other = stack.enter_context(session.serve(placement))
+        beside = ServedModel("wide", other, session.model.inputs, session.model.outputs)
+        made = network(beside=beside, room_bytes=8 << 20, max_bytes=1 << 20)
+        client = stack.enter_context(_http2(made, window=0))
+        message = struct.pack(">BI", 0, len(sent)) + sent
+        for number in range(1, 65, 2):
+            client.sendall(_frame(1, 4, number, _head_of(method)) + _frame(0, 1, number, message))
+        until(lambda: made._room._left < 0)
+        until(lambda: call(made, INFER, GOOD + " " * 40_000)[0] == 200)
+        answered(made)
+
+
 def _half_sent(made: NetworkServer) -> socket.socket:
     """Open a connection of HTTP/2 by hand, and send a call of which the last byte of its message is missing."""
-    client = socket.create_connection(("127.0.0.1", made.grpc_port), timeout=60)
-    head = {":method": "POST", ":scheme": "http", ":path": "/inference.GRPCInferenceService/ModelInfer", ":authority": "x"}
-    head |= {"te": "trailers", "content-type": "application/grpc"}
-    fields = b"".join(b"\0" + bytes([len(n)]) + n.encode() + bytes([len(v)]) + v.encode() for n, v in head.items())
-    message = struct.pack(">BI", 0, 1000) + bytes(999)
-    client.sendall(
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, fields) + _frame(0, 0, 1, message)
-    )
+    client = _http2(made)
+    client.sendall(_frame(1, 4, 1, _head_of("ModelInfer")) + _frame(0, 0, 1, struct.pack(">BI", 0, 1000) + bytes(999)))
     return client
+
+
+def _http2(made: NetworkServer, window: int = 65_535) -> socket.socket:
+    """Open a connection of HTTP/2 by hand, whose client takes some bytes of each answer."""
+    client = socket.create_connection(("127.0.0.1", made.grpc_port), timeout=60)
+    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window)))
+    return client
+
+
+def _head_of(method: str) -> bytes:
+    """Return the head of a call of a method, in literal fields of HPACK (RFC 7541, section 6.2.2)."""
+    head = {":method": "POST", ":scheme": "http", ":path": f"/inference.GRPCInferenceService/{method}", ":authority": "x"}
+    head |= {"te": "trailers", "content-type": "application/grpc"}
+    return b"".join(b"\0" + bytes([len(n)]) + n.encode() + bytes([len(v)]) + v.encode() for n, v in head.items())
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
