@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <optional>
@@ -51,12 +52,13 @@ void bind_request_queue(nb::module_& module) {
     // it is not stored in the Python object: threads without the interpreter's lock may be the last ones to refer to it
     nb::class_<Submission>(module, "Submission", "A request of a queue.")
         .def(nb::new_([](const nb::typed<nb::sequence, nb::object>& inputs, const nb::typed<nb::sequence, nb::object>& outputs,
-                         double deadline) {
+                         double deadline, std::int64_t priority) {
                  if (std::isnan(deadline)) throw nb::value_error("'deadline' must not be NaN.");
-                 return std::make_shared<Submission>(Tensors{memory(inputs, false), memory(outputs, true)}, deadline);
+                 return std::make_shared<Submission>(Tensors{memory(inputs, false), memory(outputs, true)}, deadline, priority);
              }),
-             "inputs"_a, "outputs"_a, "deadline"_a,
-             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged.")
+             "inputs"_a, "outputs"_a, "deadline"_a, "priority"_a = 0,
+             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged. 'priority': requests "
+             "of a lower number begin first.")
         .def_prop_ro("state", [](const Submission& one) { return one.state.load(); })
         .def_prop_ro("acknowledged", [](const Submission& one) { return one.acknowledged.load(); })
         .def_ro("replica", &Submission::replica)

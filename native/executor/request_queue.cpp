@@ -105,8 +105,9 @@ bool RequestQueue::put(const One& request) {
         throw std::invalid_argument("A request has other inputs and outputs than the model.");
     }
     request->queue = this;
-    waiting_.push_back(request);
-    request->place = std::prev(waiting_.end());
+    auto behind = waiting_.end();
+    while (behind != waiting_.begin() && (*std::prev(behind))->priority > request->priority) --behind;
+    request->place = waiting_.insert(behind, request);
     if (request->deadline < Executor::never) deadlines_.emplace(std::pair(request->deadline, request.get()), request);
     request->state = State::waiting;
     ++waiting_count_;

@@ -46,11 +46,13 @@ enum class State : std::int32_t {
 /// A request. Its memory stays where it is until it is acknowledged. Members that are not atomic are under the mutex of the
 /// queue until the request is over, and do not change after that.
 struct Submission : std::enable_shared_from_this<Submission> {
-    Submission(Tensors memory, double until) : tensors(std::move(memory)), deadline(until) {}
+    Submission(Tensors memory, double until, std::int64_t level = 0)
+        : tensors(std::move(memory)), priority(level), deadline(until) {}
 
     bool over() const { return state >= State::ended; }
 
     const Tensors tensors;
+    const std::int64_t priority;              // requests of a lower number begin first
     double deadline;                          // in seconds of the clock: when it has to begin at the latest
     std::atomic<const void*> queue{nullptr};  // the queue that it was put into
     std::atomic<State> state{State::outside};

@@ -186,6 +186,15 @@ class NetworkOptions:
             help="Let clients pass tensors in shared memory of this machine (/dev/shm), as Triton's clients do.",
         ),
     ] = False
+    priority_levels: Annotated[
+        int,
+        typer.Option(
+            "--priority-levels",
+            metavar="N",
+            min=0,
+            help="Let clients ask for a priority of 1, which goes first, to N, which is the default; 0: all have the same one.",
+        ),
+    ] = 0
     max_request_bytes: Annotated[
         int, typer.Option("--max-request-bytes", metavar="N", min=1, max=(2 << 30) - 1, help="Most bytes of a request.")
     ] = 64 << 20
@@ -241,6 +250,7 @@ class NetworkOptions:
             timeout_s=self.client_timeout,
             allowed_hosts=tuple(self.allow_host or ()),
             shared_memory=self.shared_memory,
+            priority_levels=self.priority_levels,
         )
 
 

@@ -14,7 +14,7 @@ from placeit.serve.served_model import ServedModel
 from placeit.serve.service import APART_BYTES
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json
-from placeit.serve.wanted import Wanted, check_priority
+from placeit.serve.wanted import Wanted, priority_of
 from placeit.serving.answers import Outputs
 
 __all__ = ["InferRequest", "read", "read_raw", "written"]
@@ -56,6 +56,7 @@ class _Head:
         outputs: the outputs to return.
         timeout_s: seconds in which it has to be answered; None for as long as it takes.
         sequence: its sequence; None if it belongs to no sequence.
+        priority: that the client asks for; 0 for none.
         answers: the JSON of answers by the types and shapes of outputs, if these are all sent as bytes.
     """
 
@@ -64,6 +65,7 @@ class _Head:
     outputs: Sequence[Wanted]
     timeout_s: float | None = None
     sequence: Asked | None = None
+    priority: int = 0
     answers: dict[object, bytes] = field(default_factory=dict)
 
     @property
@@ -139,7 +141,6 @@ def _head(model: ServedModel, text: bytes) -> _Head:
     parameters = _parameters(asked)
     if asked.get("id") is not None:
         _field(asked, "id", str)
-    check_priority(parameters)
     timeout = _number(parameters.get("timeout", 0))
     if timeout is None:
         raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
@@ -151,7 +152,7 @@ def _head(model: ServedModel, text: bytes) -> _Head:
     model.named_once("output", [_field(one, "name", str) for one in wanted])
     outputs = [Wanted.of(one["name"], _parameters(one), binary=binary) for one in wanted]
     timeout_s, sequence = min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters, asked.get("id") or "")
-    return _Head(asked.get("id"), sent, outputs, timeout_s, sequence)
+    return _Head(asked.get("id"), sent, outputs, timeout_s, sequence, priority_of(parameters))
 
 
 def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:

@@ -65,6 +65,8 @@ class Options:
             fewer if the limit of this process on open files is lower.
         shared_memory: whether clients may pass tensors in shared memory of this machine, which they name: they can then read
             and write what this process can read and write there.
+        priority_levels: number of priorities that requests may have, of which 1 goes first; 0 if all have the same one. A
+            request that asks for none, or for one that does not exist, has the last one.
         tracer_provider: OpenTelemetry's provider of tracers, for spans of requests; None for the one of this process, if it has
             one.
     """
@@ -80,6 +82,7 @@ class Options:
     allowed_hosts: tuple[str, ...] = ()
     connections: int | None = None
     shared_memory: bool = False
+    priority_levels: int = 0
     tracer_provider: Any = None
 
     @property
@@ -127,7 +130,13 @@ class NetworkServer:
         absent = repository.absent if repository is not None and repository.changes else None
         kept = [] if repository is None else repository.models
         traces = traces_of(options.tracer_provider)
-        self._service = Service([*models, *kept], absent, shared_memory=options.shared_memory, traces=traces)
+        self._service = Service(
+            [*models, *kept],
+            absent,
+            shared_memory=options.shared_memory,
+            priority_levels=options.priority_levels,
+            traces=traces,
+        )
         most = math.inf if absent is not None else self._service.max_bytes
         self._rpc_bytes = int(min(options.max_bytes, most))  # gRPC may keep this much of each call
         served = self._service.models

@@ -27,7 +27,7 @@ from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
 from placeit.serve.tracing import headers_of
-from placeit.serve.wanted import Wanted, check_priority, work
+from placeit.serve.wanted import Wanted, priority_of, work
 from placeit.serving.answers import Outputs
 
 __all__ = ["make_server"]
@@ -350,12 +350,12 @@ class _Answers:
             size = max(sent.typed, APART_BYTES if borrowed else 0)
             copied = sum(map(len, sent.raw))
             inputs = await self._service.by_size(size, _inputs, call.model, sent, self._service.regions, copied=copied)
-            check_priority(_plain(request.parameters))
+            priority = priority_of(_plain(request.parameters))
             wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
             wanted = wanted or [Wanted(name) for name in call.model.outputs]
             call.model.named_once("output", [one.name for one in wanted])
             left = min((one for one in times if one is not None), default=None)
-            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request))
+            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request), priority=priority)
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )

@@ -57,6 +57,7 @@ class Service:
         models: the models to serve, with different names or versions.
         absent: reasons why other models are not loaded, by name and version.
         shared_memory: whether clients may pass tensors in shared memory.
+        priority_levels: number of priorities that requests may have; 0 if all have the same one.
         traces: writes the spans of requests; None for no spans.
 
     Attributes:
@@ -71,10 +72,11 @@ class Service:
         absent: Mapping[tuple[str, str], str] | None = None,
         *,
         shared_memory: bool = False,
+        priority_levels: int = 0,
         traces: Traces | None = None,
     ) -> None:
         self.regions = Regions(allowed=shared_memory)
-        self._traces = traces
+        self._traces, self._levels = traces, priority_levels
         self.models = Models()
         for model in models:
             if self.models.find(model.name, model.version) is not None:
@@ -198,6 +200,7 @@ class Service:
         timeout_s: float | None = None,
         on_leave: OnLeave | None = None,
         sequence: Asked | None = None,
+        priority: int = 0,
     ) -> Outputs:
         """Run the model of a request.
 
@@ -208,6 +211,7 @@ class Service:
             on_leave: has a function called once the client has disconnected, and returns one that undoes this; None if this
                 call is cancelled then.
             sequence: its sequence; None if it belongs to no sequence.
+            priority: that the client asks for, from 1, which is the first; any other means the last of the levels.
 
         Raises:
             RefusedError: there are no outputs, or not in time. A request that has not begun by then does not run.
@@ -217,7 +221,8 @@ class Service:
             call.submitted = time.perf_counter()
             submit = partial(_submit, inputs, until)
             if sequence is None:
-                call.answer = submit(call.model.server)
+                level = priority if 0 < priority <= self._levels else self._levels
+                call.answer = submit(call.model.server, priority=level)
             else:
                 call.answer = await self._sequences(call, sequence).submit(sequence, inputs, submit)
             outputs = await self._outputs(call, call.answer, until, on_leave)
@@ -299,13 +304,13 @@ def _left(until: float) -> float | None:
     return None if until == math.inf else max(0.0, until - time.perf_counter())
 
 
-def _submit(inputs: Arrays, until: float, server: Server | Sequence) -> Answer:
-    """Submit a request that has to begin by a time of ``time.perf_counter``. Raises RefusedError."""
+def _submit(inputs: Arrays, until: float, server: Server | Sequence, **options: Any) -> Answer:
+    """Submit a request that has to begin by a time of ``time.perf_counter``, with further options. Raises RefusedError."""
     left = _left(until)
     if left == 0:
         raise _late()
     try:
-        return server.submit(inputs, wait=False, start_within_s=left)
+        return server.submit(inputs, wait=False, start_within_s=left, **options)
     except PlaceitError as error:
         raise refusal_of(error, closed=True) from error
 

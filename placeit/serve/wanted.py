@@ -12,7 +12,7 @@ from placeit.serve.refusal import invalid
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, to_bytes
 
-__all__ = ["Wanted", "check_priority", "work"]
+__all__ = ["Wanted", "priority_of", "work"]
 
 _CLASSES: Final = 10_000  # most classes of an output, as each becomes a text
 
@@ -86,8 +86,9 @@ def _classes(value: Array, most: int) -> Array:
     return np.array([form.format(flat[at], at).encode() for at in last.tolist()], np.object_)
 
 
-def check_priority(parameters: Mapping[str, object]) -> None:
-    """Raise RefusedError if the parameter ``priority`` of a request is not a whole number. All requests have one priority."""
+def priority_of(parameters: Mapping[str, object]) -> int:
+    """Return the parameter ``priority`` of a request, 0 if it has none. Raises RefusedError if it is not a whole number."""
     given = parameters.get("priority", 0)
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
         raise invalid("The parameter 'priority' has to be a whole number of at least 0.")
+    return given

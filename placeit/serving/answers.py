@@ -85,6 +85,7 @@ class Pending:
 
     inputs: Arrays
     deadline: float
+    priority: int = 0  # requests of a lower number begin first, of no sequence
     line: Line | None = None  # its sequence; None if it belongs to no sequence
     position: int = 0  # its number among the requests of its sequence, from 1
     resets: int = 0  # how often its sequence had been reset when it was submitted

@@ -41,6 +41,7 @@ class NewRequest:
         line: the sequence that it belongs to; None if it belongs to no sequence.
         behind: whether it may wait for earlier requests of its sequence.
         on: where its outputs are wanted.
+        priority: requests of a lower number begin first.
     """
 
     inputs: Arrays
@@ -51,6 +52,7 @@ class NewRequest:
     line: Line | None = None
     behind: bool = True
     on: Literal["host", "device"] = "host"
+    priority: int = 0
 
 
 class Queueing(Answering):
@@ -82,7 +84,7 @@ class Queueing(Answering):
         now = perf_counter()
         deadline = math.inf if new.start_within_s is None else now + new.start_within_s
         checked = self._checked(new.inputs) if new.line is None else checked_inputs(new.inputs, self._inputs)
-        request = Pending(checked, deadline, on=new.on)
+        request = Pending(checked, deadline, new.priority, on=new.on)
         if new.arrived is not None:
             if not new.arrived <= now:
                 raise UsageError(f"A request has arrived before it is submitted; got {new.arrived}, and it is {now} now.")
@@ -155,7 +157,7 @@ class Queueing(Answering):
         inputs = [np.ascontiguousarray(given[name]) for name in self._inputs]
         request.inputs = dict(zip(self._inputs, inputs, strict=True))
         request.outputs = {name: np.empty(spec.shape, spec.dtype) for name, spec in self._outputs.items()}
-        submission = _core.Submission(inputs, [*request.outputs.values()], request.deadline)
+        submission = _core.Submission(inputs, [*request.outputs.values()], request.deadline, request.priority)
         request.submission = submission
         request.future.attach(self.queued, submission, functools.partial(self._wait_for, request))
         self._submitted[submission] = request

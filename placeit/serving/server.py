@@ -106,6 +106,7 @@ class Server(Replacing, Watched):
         timeout: float | None = None,
         arrived: float | None = None,
         on: Literal["host", "device"] = "host",
+        priority: int = 0,
     ) -> Answer:
         """Submit a run of the model, from its initial state.
 
@@ -122,6 +123,7 @@ class Server(Replacing, Watched):
             arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
             on: where outputs are returned: NumPy arrays on the ``host``, or, for outputs that a GPU computes and if streams
                 drive all devices, arrays on the ``device``.
+            priority: of the requests that wait, those of the lowest number begin first.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.
@@ -130,7 +132,7 @@ class Server(Replacing, Watched):
             DeadlineError: the queue is full until the deadline of the request.
             ExecutionError: the server is closed, or nothing can run any more.
         """
-        return self.enqueue(NewRequest(inputs, start_within_s, wait, timeout, arrived, on=on))
+        return self.enqueue(NewRequest(inputs, start_within_s, wait, timeout, arrived, on=on, priority=priority))
 
     def sequence(self, *, recompute: bool = False) -> Sequence:
         """Open a sequence of requests, each of which continues from the model's state that the previous request left.

@@ -7,6 +7,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from placeit.serving.answers import Pending
 from placeit.serving.line import Line
@@ -19,8 +20,8 @@ _SPARE = 16  # deadlines of requests that have left, below which their heap is n
 class Waiting:
     """The waiting requests of a server, in order, for each sequence and for all requests of no sequence.
 
-    Adding or removing a request takes constant time; a deadline takes time logarithmic in the number of deadlines. The caller
-    holds a lock. Futures may end on any thread, without the lock.
+    Adding or removing a request takes constant time; a deadline takes time logarithmic in the number of deadlines, and a
+    priority takes time linear in the number of requests that it goes before. The caller holds a lock. Futures may end on any thread, without the lock.
 
     Args:
         given_up: called when the future of a waiting request has ended, on the thread that has ended it.
@@ -61,11 +62,16 @@ class Waiting:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
-        """Add a request at the end."""
+        """Add a request behind all others, or before those of no sequence whose number of priority is higher."""
         request.future.add_done_callback(lambda _: self._note(request))
         if request.deadline < math.inf:
             heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         self._put(request)
+        if request.line is None:
+            others = self._requests[None]
+            after = [*takewhile(lambda one: one is request or one.priority > request.priority, reversed(others))]
+            for one in reversed(after[1:]):
+                others.move_to_end(one)
 
     def add_first(self, request: Pending) -> None:
         """Add a request that had begun at the front, and remove its deadline."""

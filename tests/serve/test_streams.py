@@ -179,6 +179,20 @@ def test_a_full_queue_is_said_and_a_stream_is_read_no_further_than_it_is_answere
             assert sorted(int(one.infer_response.id) for one in coming) == [*range(200)]
 
 
+@pytest.mark.parametrize(("levels", "order"), [(0, ["0", "1", "2"]), (2, ["2", "0", "1"])])
+def test_requests_of_a_higher_priority_begin_first_if_the_server_has_priorities(
+    network: Callable[..., NetworkServer], server: Server, levels: int, order: list[str]
+) -> None:
+    made, asked = network(priority_levels=levels), [request(number) for number in range(3)]
+    for one, priority in zip(asked[1:], (3, 1), strict=True):  # of which there is no 3, and 1 is the first
+        one.parameters["priority"].int64_param = priority
+    with stub_of(made) as stub:
+        with held(server):
+            coming = stub.ModelStreamInfer(iter(asked), timeout=60)
+            until(lambda: server.waiting == 3)
+        assert [one.infer_response.id for one in coming] == order
+
+
 def test_a_server_that_ends_answers_what_it_has_accepted_and_ends_streams(
     network: Callable[..., NetworkServer], server: Server, sending: Callable[..., Iterator[Any]]
 ) -> None:

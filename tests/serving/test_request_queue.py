@@ -48,10 +48,10 @@ def joined(bench: Callable[..., Bench]) -> Iterator[tuple[_core.RequestQueue, Ex
         yield queue, executor, number
 
 
-def submission(executor: Executor, deadline: float = math.inf) -> tuple[_core.Submission, list[Any]]:
+def submission(executor: Executor, deadline: float = math.inf, priority: int = 0) -> tuple[_core.Submission, list[Any]]:
     inputs = [np.arange(-2, 2, dtype=np.float32), np.full(4, 1)]
     outputs = [np.empty(spec.shape, spec.dtype) for spec in executor.output_specs.values()]
-    return _core.Submission(inputs, outputs, deadline), [inputs, outputs]
+    return _core.Submission(inputs, outputs, deadline, priority), [inputs, outputs]
 
 
 def test_a_queue_refuses_what_is_none_of_its_requests(joined: tuple[_core.RequestQueue, Executor, int]) -> None:
@@ -104,6 +104,15 @@ def test_what_waits_is_cancelled_expires_or_is_taken_out_in_order(joined: tuple[
     assert queue.withdraw() == [last]
     assert last.state == _core.State.outside
     assert not queue.cancel(last)
+
+
+def test_of_requests_that_wait_those_of_the_lowest_number_come_first(joined: tuple[_core.RequestQueue, Executor, int]) -> None:
+    queue, executor, _ = joined
+    kept = [submission(executor, priority=priority) for priority in (2, 1, 2, 0, 1)]
+    made = [one for one, _ in kept]
+    for one in made:
+        queue.put(one)
+    assert queue.withdraw() == [made[at] for at in (3, 1, 4, 0, 2)]
 
 
 def test_what_flies_on_a_replica_that_is_closed_begins_again_when_it_is_opened(

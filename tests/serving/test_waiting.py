@@ -160,3 +160,14 @@ def test_submitting_to_a_server_costs_the_same_however_many_wait(
             assert many < few + 500  # it may have had to end another one that came too late
         server.close(drain=False, timeout=0)
         go_on.set()
+
+
+def test_requests_of_a_lower_number_wait_before_others() -> None:
+    waiting = Waiting(lambda: None, Counter())
+    made = [Pending({}, math.inf, priority) for priority in (2, 1, 2, 0, 1)]
+    for one in made:
+        waiting.add(one)
+    assert [*waiting.ordinary()] == [made[at] for at in (3, 1, 4, 0, 2)]
+    waiting.remove(made[3])
+    waiting.add_first(made[3])
+    assert waiting.first() is made[3]
