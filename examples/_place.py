@@ -3,12 +3,24 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import Budget, Candidates, Comparison, Optimized, Placement, RunReport, Session, compare
+from placeit import (
+    Budget,
+    Candidates,
+    Comparison,
+    Optimized,
+    Placement,
+    RunReport,
+    Session,
+    compare,
+    read_cluster,
+    write_cluster,
+)
 from placeit.cli.optimize import policy_placer
 from placeit.core.extras import installed
 from placeit.core.units import percentage
@@ -27,8 +39,8 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
         "--devices",
-        default=str(Path(__file__).with_name("cluster.yaml")),
-        help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, examples/cluster.yaml)",
+        help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, those of examples/cluster.yaml, "
+        "of which the faster one has too little memory for the whole model)",
     )
     options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
     options.add_argument("--budget", type=float, default=150, help="seconds of the search, with learning (default: 150)")
@@ -40,6 +52,20 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     return options
 
 
+def boards(model: Path, folder: Path) -> str:
+    """Write a cluster file of two unequal boards, the faster one with memory for 60 % of a model, and 8 MiB for tensors.
+
+    Returns:
+        The path of the file.
+    """
+    cluster = read_cluster(Path(__file__).with_name("cluster.yaml"))
+    fast, *others = cluster.devices
+    small = replace(fast, memory_bytes=int(0.6 * model.stat().st_size) + (8 << 20))
+    path = folder / "cluster.yaml"
+    write_cluster(replace(cluster, devices=(small, *others)), path)
+    return str(path)
+
+
 def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], options: argparse.Namespace) -> RunReport:
     """Find the fastest placement of a model by measuring, with a policy that learns; race the ways to find one; run it."""
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +74,7 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
         for file in options.folder.glob(f"{journal.name}*"):
             file.unlink()
     placers = [*(options.placer or DEFAULT_PLACERS), ZERO_SHOT, policy_placer(options.policy, journal)]
-    with Session(model, options.devices, inputs=inputs) as session:
+    with Session(model, options.devices or boards(model, options.folder), inputs=inputs) as session:
         found = session.optimize(
             budget=Budget(options.budget, journal), candidates=Candidates(placers), seed=options.seed, progress=_progress
         )
