@@ -31,9 +31,9 @@ def table() -> str:
     lines += [f"- [{number}] The error says: *{reason}*." for reason, number in sorted(reasons.items(), key=lambda one: one[1])]
     stand_ins = "; ".join(f"{kind.label}: {kind.stands_in}" for kind in KINDS if kind.stands_in)
     lines += ["", f"*Emulated* cells have passed with a stand-in for the hardware. {stand_ins}."]
-    lines += ["*Precision*: sessions compute in the precision that is asked for; one that a device lacks is a one-line error."]
+    lines += ["*Precision*: sessions compute in the requested precision; a precision that a device lacks is a one-line error."]
     lines += ["ONNX Runtime computes in the types of the model, so an f32 model in f32 only; an NPU computes in f16 only."]
-    lines += ["Nodes with an NPU or an NVIDIA GPU have not been tried: the error says that the node of the tests has none."]
+    lines += ["Nodes with an NPU or an NVIDIA GPU have not been tested: the error says that the node of the tests has none."]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8"
 def test_the_examples_of_the_page_work(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asking, in_python = (
-        re.search(rf"```{language}\n(.*?)```", PAGE.partition("## Asking")[2], re.DOTALL) for language in ("sh", "python")
+        re.search(rf"```{language}\n(.*?)```", PAGE.partition("## Requests")[2], re.DOTALL) for language in ("sh", "python")
     )
     assert asking is not None
     assert in_python is not None
