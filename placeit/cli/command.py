@@ -228,7 +228,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return "error: There is not enough memory for this model here: try a smaller --batch.", PlaceitError.exit_code
         case OSError():
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-            return f"error: {what}. See where it was_interrupted with --debug.", PlaceitError.exit_code
+            return f"error: {what}. Run the command again with --debug to see where it happened.", PlaceitError.exit_code
         case _:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return f"error: This is a bug in placeit ({what}). Please report it, with what --debug shows.", BUG
