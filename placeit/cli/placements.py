@@ -231,11 +231,11 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
 
 def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
     """Return the whole model, to run as one segment on a device, or on each of several devices."""
-    from placeit.backends import check_suffix
+    from placeit.backends import check_path
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import discover
 
-    check_suffix(options.model)
+    check_path(options.model)
     if options.devices is None and options.ray_address is None:
         raise UsageError("Give --placement; or 'placeit run' takes --devices alone, to benchmark the model, as in -d CPU.")
     named = reach_nodes(options.devices, options.ray_address, options.compress, options.patience)

@@ -185,14 +185,14 @@ def _named(given: str) -> tuple[Path, str]:
 
 def _bundle(path: Path, name: str, version: str, rematch: str | None, running: RunOptions, ray_address: str | None) -> Opened:
     """Open a bundle, check it by its samples, and serve it."""
-    from placeit.backends import check_suffix
+    from placeit.backends import check_path
     from placeit.backends.bundle.files import is_bundle
     from placeit.backends.bundle.model import open_bundle
     from placeit.serve.served_model import ServedModel
     from placeit.serve.sources import Opened
 
     if not is_bundle(path):
-        check_suffix(path)
+        check_path(path)
         raise UsageError(
             f"{path} is not a bundle: give the placement of a model with --placement, or --devices to run it whole on, or "
             "'placeit build' a bundle."
