@@ -19,7 +19,7 @@ from placeit.optimizer.improving import refine
 from placeit.optimizer.ledger import COMPILING, MEASURING
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.races import too_late
-from placeit.optimizer.search import ROUNDS, Search
+from placeit.optimizer.search import FEWEST_BESIDE, ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.wholes import compiles_splits
 
@@ -202,6 +202,7 @@ def measure(search: Search) -> None:
         known = [one for one in search.ranked if one in racing]
         singles = [one for one in (*known, *racing) if one.placer == "single"]
         anchor = search.anchor_of(singles, next((one for one in known if one.cost is not None), None), racing[0])
-        search.race(racing, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=anchor)
+        share = max(search.spare(), 0.0) / max(search.left(), TRIFLE_S)  # runs on a busy machine take longer than expected
+        search.race(racing, what, rounds=rounds, share=share, min_rounds=min(rounds, FEWEST_BESIDE), anchor=anchor)
         if search.ranked:
             return

@@ -31,13 +31,13 @@ from placeit.placers.feasibility import fits, repair
 from placeit.planning.segments import Plan
 from placeit.profiler.support import refused_ops, refuses_ops, warn_of_refused
 
-__all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
+__all__ = ["FEWEST_BESIDE", "ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
 ROUNDS, SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
+FEWEST_BESIDE = 3  # least runs beside a candidate of known cost that give a candidate a cost
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again if no split can be faster
 _FAR_BEHIND = 1.05  # times the best single device, from which on a placement over several is far behind
-_FEWEST_BESIDE = 3  # runs beside a candidate of known cost, from which on measurements of an earlier search count
 _KEPT_ROUNDS = 12  # rounds of the deciding race that time is reserved for
 
 
@@ -174,7 +174,7 @@ class Search(Races):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
             name = (self.find(known.devices) or self.enter_plan(known.name, known.placer, plan)).name
-            if len(known.samples) >= (FEWEST if known.cost is None else _FEWEST_BESIDE):
+            if len(known.samples) >= (FEWEST if known.cost is None else FEWEST_BESIDE):
                 self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
