@@ -45,17 +45,18 @@ def enter_replicas(search: Search) -> None:
     search.say("dividing devices into replicas", 0.0)
     with search.ledger.on(Item(REPLICAS, placer=True)):
         deadline = clock.now() + max(0.0, search.left()) * _SHARE
-        splits: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        plans: dict[tuple[int, ...], Plan | None] = {}
         found: dict[frozenset[tuple[int, ...]], Candidate] = {}
         for groups in sorted(_divisions(devices), key=len, reverse=True):  # replicas on single devices first
+            if found and is_over(deadline):
+                break
             for group in groups:
-                if group not in splits:
-                    splits[group] = _split(search, group, deadline)
-            able = [group for group in groups if splits[group] is not None]
+                if group not in plans:
+                    plans[group] = _split(search, group, deadline)
+            able = {group: plan for group in groups if (plan := plans[group]) is not None}
             key = frozenset(able)
             if 1 < len(able) <= (search.objective.in_flight or len(able)) and key not in found:
-                placements = [placement for group in able if (placement := splits[group]) is not None]
-                found[key] = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
+                found[key] = _candidate(search, [*able.values()])
         best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MAX_ENTERED]
         earlier = _recall(search)
         for candidate in best:
@@ -126,18 +127,20 @@ def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
     yield from (groups for groups in ways(devices) if len(groups) > 1)
 
 
-def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[np.int32] | None:
-    """Return a placement of the whole model on a group of devices, split contiguously; None if it does not fit."""
+def _split(search: Search, group: tuple[int, ...], deadline: float) -> Plan | None:
+    """Return a plan of the whole model on a group of devices, split contiguously; None if it does not fit."""
     problem = search.problem
     if len(group) == 1:
-        return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
+        whole = np.full(len(problem), group[0], np.int32)
+        return search.segmenter.plan(whole) if group[0] in problem.single_devices else None
     inside = _restricted(problem, group)
     if inside is None or search.session.costs.shared or search.indivisible or is_over(deadline):
         return None
     try:
-        return Dp(_ORDERS).place(inside, ThroughputCost(inside), seed=search.seed, evaluations=None, deadline=deadline)
+        split = Dp(_ORDERS).place(inside, ThroughputCost(inside), seed=search.seed, evaluations=None, deadline=deadline)
     except InfeasibleError:
         return None
+    return search.segmenter.plan(split)
 
 
 def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
