@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -61,15 +62,9 @@ def diff(
         found = difference(session, *placements, names=names)
         if measure:
             raced = compare(
-                session,
-                named,
-                runs=runs,
-                duration=length.duration,
-                warmup=length.warmup,
-                seed=seed,
-                progress=progress,
+                session, named, runs=runs, duration=length.duration, warmup=length.warmup, seed=seed, progress=progress
             )
-            found = found.raced(raced)
+            found = replace(found, measured=raced)
     code = FAILED if any(found.failed.values()) else 0
     code = INTERRUPTED if found.measured is not None and found.measured.interrupted else code
     return Output(found.to_dict(), partial(explained.difference, found=found), code, answer=explained.effect(found))

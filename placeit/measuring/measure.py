@@ -230,7 +230,7 @@ class Race:
 
     @property
     def _undisturbed_suffice(self) -> bool:
-        """True if rounds were repeated, and the others are enough for the interval of each candidate that is still in the race."""
+        """True if rounds were repeated, and the others suffice for the interval of each candidate still in the race."""
         return bool(self._repeated) and all(len(self._undisturbed_samples(name)) >= FEWEST for name in self._running)
 
     def _run_round(self) -> None:

@@ -1,4 +1,4 @@
-"""Decide, before any split is profiled or compiled, whether no split can be faster than the whole CPU."""
+"""Show by a lower bound, before splits are profiled or compiled, that no split can be faster than the whole CPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from placeit.workbench import Workbench
 __all__ = ["MARGIN", "Excluded", "excluded"]
 
 MARGIN = 0.1  # share of the bound, for a gain that it ignores: a part of the model may fit caches that the whole does not
-_RUNS = 7  # runs of a plain device, after two warm-up runs
-_BLOCKS = 3  # blocks of runs on each device, which tell by how much its costs are too high
+_RUNS = 7  # timed runs of a plain device, after two warm-up runs
+_BLOCKS = 3  # blocks of runs on each device, by which the error of its costs is measured
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Excluded:
 
     Attributes:
         name: the plain device that is faster than every split.
-        bound_s: least seconds of any split, by the least times of the whole model on the devices, less the margin.
+        bound_s: lower bound of the seconds of any split, less the margin.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Excluded:
 
 
 def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
-    """Return why no split can be faster than a plain device; None if some split may be, or if that is unknown.
+    """Return the proof that no split can be faster than a plain device; None if there is no proof.
 
     The bound's own error is measured on each device: the sum of the groups' times, over the time that the whole model takes
     when it runs there alone. If the bound is too high by more than its margin on some device, it proves nothing; otherwise the

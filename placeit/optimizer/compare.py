@@ -1,4 +1,4 @@
-"""Compare placements with each other and with every single device, in one race."""
+"""Race placements against each other and against every single device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.core.views import Shown
 from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP, check_length
 from placeit.measuring.statistics import Ratio
-from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
+from placeit.optimizer.candidates import Candidate, OtherDevices, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
@@ -94,7 +94,7 @@ class Comparison(Shown):
         return {name: compared(single[name], mine) for name in self.singles}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dict, as ``placeit compare --json`` prints it; names are files there."""
+        """Return the result as a dict, as ``placeit compare --json`` prints it, where names are paths of files."""
 
         def row(candidate: Candidate) -> dict[str, Any]:
             measured, error = candidate.measured, candidate.output_error
@@ -239,7 +239,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
     room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
     enter_compiled(races, problem, room)
     for name, other in alone.items():
-        races.enter(alone_on(other, name), Alone(other, np.ones(len(session.cluster))))
+        races.enter(alone_on(other, name), OtherDevices(other, np.ones(len(session.cluster))))
     for name, (plan, *others) in plans.items():
         replicas = others if steady else []
         served = replicated(segmenter, [plan, *replicas]) if replicas else [plan]

@@ -16,7 +16,7 @@ from placeit.optimizer.search import SELECTION_ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.wholes import enter_twin
 
-__all__ = ["Decide", "affordable", "confirm", "guests", "selected", "settled"]
+__all__ = ["Decide", "affordable", "confirm", "decided", "guests", "selected"]
 
 _SELECTION_SHARE = 0.5  # share of the time left for the race of the finalists
 
@@ -43,13 +43,13 @@ def confirm(search: Search) -> Decision:
     if not search.session.cluster.executable:
         return Decision()
     with search.ledger.on(DECIDING):
-        while (decision := settled(search, *selected(search))) is None:
+        while (decision := decided(search, *selected(search))) is None:
             pass
     return decision
 
 
 def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
-    """Return the best single device and the best placement over several, after a race of the finalists if time allows.
+    """Race the finalists if time allows, and return the best single device and the best placement over several.
 
     The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twin`).
     """
@@ -79,12 +79,12 @@ def _better(split: Candidate, other: Candidate) -> bool:
     return ratio is not None and ratio.faster
 
 
-def settled(search: Search, single: Candidate | None, split: Candidate | None) -> Decision | None:
-    """Decide between the two by a separate race; None if one of them failed in it.
+def decided(search: Search, single: Candidate | None, split: Candidate | None) -> Decision | None:
+    """Decide between a single device and a split by a separate race; return None if one of them failed in it.
 
     The number of rounds is fixed before the race, and the result is looked at only once, at its end.
     """
-    if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
+    if single is None or split is None or value_of(single) == 0:  # no split can be better than zero
         splits = (one for one in search.standing if one.placer != "single")
         waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
         winner = single or split

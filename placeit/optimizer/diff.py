@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,8 @@ class Difference:
         first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
         return compared(first, second)
 
-    def raced(self, measured: Comparison) -> Difference:
-        """Return a copy that has the result of a race of both placements."""
-        return replace(self, measured=measured)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dict, as ``placeit diff --json`` prints it; names are files there."""
+        """Return the result as a dict, as ``placeit diff --json`` prints it, where names are paths of files."""
         measured, ratio = None, self.speedup
         if self.measured is not None:
             rows = {one.name: one for one in self.measured.candidates}

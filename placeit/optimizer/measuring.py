@@ -191,7 +191,7 @@ def time_singles(search: Search) -> None:
         value = summed_up(name, [search.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
         modelled = value if search.objective.has_model else None
         state = Ran(summed_up(name, [seconds], [0]), value, modelled=modelled)
-        search.become(name, state, "measured", "run once, since there is no time for a race")
+        search.set_state(name, state, "measured", "run once, since there is no time for a race")
 
 
 def measure(search: Search) -> None:

@@ -45,7 +45,7 @@ class OutputChecks:
                 return False
             before = book.known[name].output_error
             worst = found if before is None else before.worse(found)
-            book.learn_of(name, output_error=worst)
+            book.update_facts(name, output_error=worst)
             if (why := worst.wrong(book.home(name).tolerance)) is not None:
                 book.fail(name, why)
         return book.known[name].failed is None

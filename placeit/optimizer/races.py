@@ -19,7 +19,7 @@ from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.measure import FAILURES, WARMUP, Race
 from placeit.measuring.statistics import FEWEST, Measurement, faster
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.candidates import Candidate, RaceResult
 from placeit.optimizer.deployed import ReferenceRun
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.output_checks import OutputChecks
@@ -134,7 +134,7 @@ class Races(Runs):
                     try:
                         with self.ledger.on(COMPILING):
                             deployed = stack.enter_context(self.deploy(candidate))
-                        self.learn_of(candidate.name, refused=deployed.refused)
+                        self.update_facts(candidate.name, refused=deployed.refused)
                     except FAILURES as error:
                         lacking = isinstance(error, MemoryError | DeviceError) and not refuses_ops(error)
                         if may_wait and lacking:  # there may be room without the others
@@ -222,10 +222,10 @@ class Races(Runs):
                 if before is not None:  # an anchor may not run in this race
                     state = replace(state, cost=before.cost, steady=before.steady, final=before.final)
                 state = replace(state, segment_s=segments.get(name))
-                self.become(name, state, "measured", f"{len(measurement.samples)} rounds: {what}")
+                self.set_state(name, state, "measured", f"{len(measurement.samples)} rounds: {what}")
                 learned.append(name)
             rounds_run = max((len(result.samples) for result in results.values()), default=0)
-            self.races.append(Raced(what, rounds_run, results, race.disturbed, race.left_out))
+            self.races.append(RaceResult(what, rounds_run, results, race.disturbed, race.left_out))
             self.story.tell("race ends", None, f"{what}: {rounds_run} rounds")
         for name in race.running if self.twice else ():
             self.checks.passed(name, runners[name].deployed, after=True)
@@ -241,7 +241,7 @@ class Races(Runs):
         joules = runner.metered(measurement, counted) if self.objective.by_meters else None
         by = value if joules is None else joules
         if isinstance(runner.deployed, ReferenceRun) and self.known[name].reference is not None:
-            self.learn_of(name, used=runner.deployed.used)
+            self.update_facts(name, used=runner.deployed.used)
         modelled = value if self.objective.has_model else None
         return by, Ran(measurement, by, joules, modelled, inner_s=runner.within(counted), race=len(self.races))
 

@@ -17,7 +17,7 @@ from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
 from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidate_state import Proposed, Skipped
-from placeit.optimizer.candidates import Alone, Beside, Candidate, known_value
+from placeit.optimizer.candidates import Beside, Candidate, OtherDevices, known_value
 from placeit.optimizer.races import Races
 from placeit.optimizer.throughput_mode import MODE
 from placeit.optimizer.wholes import alone_on
@@ -57,7 +57,7 @@ def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
     return found
 
 
-def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def _references(races: Races, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
     session, steady = races.session, races.objective.steady
     converted = isinstance(session.model, ConvertsOps)
     if session.pins or converted or not races.objective.is_measured or not all_here(session.cluster):
@@ -67,14 +67,14 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
     if len(devices) < 2 and not (steady and (single or _worth_alone(races, devices))):
         return []
     proposed = {one.placer for one in races.candidates}
-    found: list[tuple[Candidate, Alone]] = []
+    found: list[tuple[Candidate, OtherDevices]] = []
     for mode in own_modes(devices, whole, steady=steady, single=single):
         if mode.target == "CPU" and (MODE in proposed or not _worth_alone(races, devices)):  # it is a candidate already
             continue
         home = session.alone(Device(mode.target))
         state = Proposed() if mode.same is None else Skipped(mode.same)
         candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, state=state)
-        found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))
+        found.append((candidate, OtherDevices(home, np.zeros(len(session.cluster)))))
     return found
 
 

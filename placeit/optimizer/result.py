@@ -23,7 +23,7 @@ from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP
 from placeit.measuring.run_report import RunReport
 from placeit.measuring.statistics import Ratio
-from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
+from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, RaceResult, interval
 from placeit.optimizer.capacity import Service
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.placed_module import Execution, placed_module
@@ -141,7 +141,7 @@ class Optimized(Drawn):
     groups: int
     objective: Objective
     candidates: tuple[Candidate, ...]
-    races: tuple[Raced, ...]
+    races: tuple[RaceResult, ...]
     unplanned: tuple[Unplanned, ...]
     precisions: tuple[Beside, ...]
     without_precisions: tuple[str, ...]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.statistics import Measurement, summed_up
-from placeit.optimizer.candidates import Alone
+from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.deployed import Deployed
 from placeit.simulator.objectives.base import Objective
 
@@ -23,7 +23,7 @@ class Runner:
     Args:
         deployed: the candidate's executors.
         objective: objective that runs are valued by.
-        alone: the candidate's devices, if they are not devices of the cluster.
+        other_devices: the candidate's devices, if they are not devices of the cluster.
         meters: energy meters that are read while requests run one after the other for as long as that takes; None for one run
             at a time.
 
@@ -36,9 +36,13 @@ class Runner:
     """
 
     def __init__(
-        self, deployed: Deployed, objective: Objective, alone: Alone | None = None, meters: EnergyMeters | None = None
+        self,
+        deployed: Deployed,
+        objective: Objective,
+        other_devices: OtherDevices | None = None,
+        meters: EnergyMeters | None = None,
     ) -> None:
-        self.deployed, self.objective, self.alone, self._meters = deployed, objective, alone, meters
+        self.deployed, self.objective, self.other_devices, self._meters = deployed, objective, other_devices, meters
         self.values: list[float] = []
         self.joules: list[float | None] = []
         self.inner: list[float | None] = []
@@ -71,7 +75,7 @@ class Runner:
             else:
                 moving += span.seconds
         seconds = np.array(list(busy.values()))
-        return seconds if self.alone is None else seconds @ np.atleast_2d(self.alone.busy), moving
+        return seconds if self.other_devices is None else seconds @ np.atleast_2d(self.other_devices.busy), moving
 
     def valued(self, measured: Measurement, counted: Sequence[range]) -> Measurement:
         """Return the objective of the measured runs, given the runs that each sample is of (:meth:`Race.counted`)."""

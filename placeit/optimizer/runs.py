@@ -21,7 +21,7 @@ from placeit.measuring.pace import Pace
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer.book import Book
 from placeit.optimizer.candidate_state import Proposed, Ran
-from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.candidates import Candidate, RaceResult
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -84,7 +84,7 @@ class Runs(Book):
         self.objective = objective.measured_with(self.meters)
         self.pace = None if objective.rate is None else Pace(objective.rate)
         self.watch: Watching | None = None
-        self.races: list[Raced] = []
+        self.races: list[RaceResult] = []
         self.journal: Journal | None = None
         self.ledger = options.ledger
         options.session.compiling.progress = options.progress
@@ -231,8 +231,8 @@ class Runs(Book):
             segment_s=known.segment_s,
             earlier=True,
         )
-        self.learn_of(name, plan=plan, replicas=replicas, output_error=known.output_error)
-        self.become(name, found, "measured", "by an earlier search")
+        self.update_facts(name, plan=plan, replicas=replicas, output_error=known.output_error)
+        self.set_state(name, found, "measured", "by an earlier search")
         if (why := known.output_error.wrong(self.home(name).tolerance)) is not None:
             self.fail(name, f"Ran by an earlier search: {why}")
 
@@ -264,4 +264,4 @@ class Runs(Book):
             if one.runs is not None and one.modelled is not None:
                 self.revise(name, replace(one.runs, value=one.modelled, cost=None), "by the power model: a meter was lost")
             elif one.runs is not None:
-                self.become(name, Proposed(), "undone", "only meters have valued it, and one of them was lost")
+                self.set_state(name, Proposed(), "undone", "only meters have valued it, and one of them was lost")

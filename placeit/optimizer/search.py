@@ -200,7 +200,7 @@ class Search(Races):
         for name, groups in placements.items():
             self.add(name, "start", groups.copy)
             if (candidate := self.find(groups)) is not None:
-                self.learn_of(candidate.name, given=True)
+                self.update_facts(candidate.name, given=True)
 
     @property
     def indivisible(self) -> bool:

@@ -16,7 +16,7 @@ from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
 from placeit.devices.plain import all_here
 from placeit.optimizer.candidate_state import Failed, Proposed
-from placeit.optimizer.candidates import Alone
+from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
 from placeit.optimizer.wholes import alone_on
@@ -153,8 +153,8 @@ def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], oth
             why = None if inside else f"It is on {device.name}, which is not among the devices {', '.join(cluster.names)}."
             busy = np.array([float(not mine.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
             state = Proposed() if why is None else Failed(why)
-            known = search.enter(replace(alone_on(home, search.free_name(name)), state=state), Alone(home, busy)).name
-        search.learn_of(known, given=True)
+            known = search.enter(replace(alone_on(home, search.free_name(name)), state=state), OtherDevices(home, busy)).name
+        search.update_facts(known, given=True)
 
 
 @contextlib.contextmanager

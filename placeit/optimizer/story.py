@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from placeit.core import clock
-from placeit.optimizer.candidate_state import Told
+from placeit.optimizer.candidate_state import StateDict
 
 __all__ = ["Event", "OnEvent", "Story", "What", "events_of", "happen", "replay"]
 
@@ -50,7 +50,7 @@ class Event:
     what: What
     candidate: str | None = None
     reason: str | None = None
-    state: Told | None = None
+    state: StateDict | None = None
     simulated_value: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Story:
         what: What,
         candidate: str | None = None,
         reason: str | None = None,
-        state: Told | None = None,
+        state: StateDict | None = None,
         simulated_value: float | None = None,
     ) -> None:
         """Add an event that happens now."""
@@ -100,16 +100,16 @@ class Story:
         self.tell("stage begins")
 
 
-def happen(states: Mapping[str, Told], event: Event) -> Mapping[str, Told]:
+def happen(states: Mapping[str, StateDict], event: Event) -> Mapping[str, StateDict]:
     """Return the states of all candidates after an event, given the states before it."""
     if event.candidate is None or event.state is None:
         return states
     return {**states, event.candidate: event.state}
 
 
-def replay(events: Iterable[Event]) -> Mapping[str, Told]:
+def replay(events: Iterable[Event]) -> Mapping[str, StateDict]:
     """Return the states of all candidates, by name, after the events of a search."""
-    start: Mapping[str, Told] = {}
+    start: Mapping[str, StateDict] = {}
     return functools.reduce(happen, events, start)
 
 

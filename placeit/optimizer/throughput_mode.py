@@ -9,7 +9,7 @@ import numpy as np
 from placeit.core.problem import Problem
 from placeit.devices.kinds import driven_by_openvino
 from placeit.devices.plain import in_throughput_mode
-from placeit.optimizer.candidates import Alone, Candidate
+from placeit.optimizer.candidates import Candidate, OtherDevices
 from placeit.optimizer.wholes import alone_on
 from placeit.workbench import Workbench
 
@@ -19,7 +19,7 @@ MODE = "throughput mode"
 """Name of the placer of this candidate."""
 
 
-def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Alone] | None:
+def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, OtherDevices] | None:
     """Return the candidate: the session's cores, divided among streams by OpenVINO itself.
 
     None if the session has pins, or if the cores cannot run all ops or may not hold all weights.
@@ -31,4 +31,4 @@ def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Al
     if not problem.feasible[:, like].all():
         return None
     candidate = alone_on(session.alone(device), f"{replace(device.where, runtime='')} in {MODE}", placer=MODE)
-    return candidate, Alone(session.alone(device), np.zeros(len(session.cluster)))
+    return candidate, OtherDevices(session.alone(device), np.zeros(len(session.cluster)))

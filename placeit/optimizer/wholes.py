@@ -17,7 +17,7 @@ from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
 from placeit.devices.kinds import kind_of
 from placeit.measuring.measure import FAILURES
-from placeit.optimizer.candidates import Alone, Candidate, value_of
+from placeit.optimizer.candidates import Candidate, OtherDevices, value_of
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
@@ -30,10 +30,10 @@ _COPIES = 2  # copies of the weights that free memory must hold before plain ONN
 _log = logging.getLogger("placeit")
 
 
-def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
     """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
     devices, busy = session.cluster.devices, _busy(session)
-    found: list[tuple[Candidate, Alone]] = []
+    found: list[tuple[Candidate, OtherDevices]] = []
     for plain in () if session.pins else session.setup.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
         able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
@@ -46,7 +46,7 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
             if plain.plain and (why := _refusal(home)) is not None:
                 _log.info("Plain ONNX Runtime is not a candidate: %s", why)
                 continue
-            found.append((alone_on(home, name, plain=True), Alone(home, busy)))
+            found.append((alone_on(home, name, plain=True), OtherDevices(home, busy)))
     return found
 
 
@@ -65,7 +65,7 @@ def enter_compiled(races: Races, problem: Problem, room: float) -> None:
         if quick and (why := _refusal(home)) is not None:
             _log.info("%s is not a candidate: %s", device.name, why)
             continue
-        races.enter(candidate, Alone(home, _busy(session)))
+        races.enter(candidate, OtherDevices(home, _busy(session)))
         _skip_late(races, candidate, home, room)
 
 
@@ -86,7 +86,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
     plan = replace(split.plan, problem=replace(split.plan.problem, device_names=twins.names))
     name = f"{split.name}, compiled"
     twin = Candidate(name, split.placer, plan, home.placing, None, None, twin=split.name, start=split.name)
-    races.enter(twin, Alone(home, np.eye(len(twins))))
+    races.enter(twin, OtherDevices(home, np.eye(len(twins))))
     if not _skip_late(races, twin, home, room):
         return None
     try:
@@ -135,8 +135,8 @@ def _refusal(home: Workbench) -> str | None:
 
 
 def in_other_precision(
-    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
-) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
+    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, OtherDevices]
+) -> tuple[list[tuple[Candidate, OtherDevices]], list[str]]:
     """Return candidates in another precision: the plain devices, or every single device if there are no plain ones.
 
     Args:
@@ -147,7 +147,7 @@ def in_other_precision(
     Returns:
         The candidates to measure in addition, and a sentence for each device that has no other precision.
     """
-    others: list[tuple[Candidate, Alone]] = []
+    others: list[tuple[Candidate, OtherDevices]] = []
     missing: list[str] = []
     singles = [one for one in singles if one.name not in homes or not homes[one.name].is_onnxruntime]
     for single in [one for one in singles if one.plain] or singles:
@@ -160,7 +160,7 @@ def in_other_precision(
             continue
         there = session.alone(device, precision=precision)
         other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
-        others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
+        others.append((other, OtherDevices(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
     return others, missing
 
 

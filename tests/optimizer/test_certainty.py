@@ -172,7 +172,7 @@ def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured
             search.begin_with({"split": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})
             for name, seconds in measured.items():
                 measured = summed_up(name, [seconds], [0])
-                search.become(name, Ran(measured, measured), "measured")
+                search.set_state(name, Ran(measured, measured), "measured")
             return search.bound_s
 
         bound, (first, second) = printed(), PAIR
