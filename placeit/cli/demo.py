@@ -1,4 +1,4 @@
-"""``placeit demo``: find a placement of a small generated model, for a first try."""
+"""``placeit demo``: find a placement of a small generated model, as a first try."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def demo(
     options = CheckedOptions(model=model, devices=str(boards))
     # one placer and a search from its placement: more would take longer to compile than a first try should last
     found = optimize(placer=["heft"], budget=budget, output=placement, options=options, terminal=terminal)
-    stand = "As this process may use one CPU core only, two boards are simulated"
+    where = "As this process may use one CPU core only, two boards are simulated"
     if len(cores) > 1:
-        stand = f"CPU cores {cores[0]} and {cores[1]} of this machine, slowed, stand for two boards"
+        where = f"CPU cores {cores[0]} and {cores[1]} of this machine, slowed, stand for two boards"
 
     def show(console: Console) -> None:
         made = f"The model is made up: {_BLOCKS} blocks of {len(_BRANCHES)} branches, with random weights."
-        text.paragraph(console, f"{made} {stand}, with an emulated network between them. The files of both are in {folder}.")
+        text.paragraph(console, f"{made} {where}, with an emulated network between them. The files of both are in {folder}.")
         console.print()
         found.show(console)
         console.print()
@@ -115,13 +115,13 @@ def demo_model() -> ModelProto:
 
     x = convolution("stem", "image", 3, 3)
     for block in range(1, _BLOCKS + 1):
-        ends = []
+        branch_ends = []
         for branch, kernels in enumerate(_BRANCHES, 1):
-            end = x
+            x_branch = x
             for layer, kernel in enumerate(kernels, 1):
-                end = convolution(f"block{block}_branch{branch}_{layer}", end, _CHANNELS, kernel)
-            ends.append(end)
-        joined = add("Concat", f"block{block}_concat", *ends, axis=1)
+                x_branch = convolution(f"block{block}_branch{branch}_{layer}", x_branch, _CHANNELS, kernel)
+            branch_ends.append(x_branch)
+        joined = add("Concat", f"block{block}_concat", *branch_ends, axis=1)
         x = convolution(f"block{block}", joined, _CHANNELS * len(_BRANCHES), 1)
     add("GlobalAveragePool", "features", x)
 

@@ -1,4 +1,4 @@
-"""``placeit export``: write a placement as an OpenVINO IR, or a whole model in another format, for use without placeit."""
+"""``placeit export``: write a placement as an OpenVINO IR, or a model in another format, for use without placeit."""
 
 from __future__ import annotations
 

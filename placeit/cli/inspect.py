@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "inspect"]
 
-_FEW = 2  # most states that are all shown
+_MAX_STATES = 2  # most states that are all shown
 
 EXAMPLES = """\b
 Examples:
@@ -126,6 +126,6 @@ def _tensors(specs: Sequence[TensorSpec]) -> str:
 
 def _states(specs: Sequence[TensorSpec]) -> str:
     """Return a list of a model's states, as text; of many, only the first and the last."""
-    if len(specs) <= _FEW:
+    if len(specs) <= _MAX_STATES:
         return _tensors(specs)
     return f"{len(specs)} tensors, {_tensors(specs[:1])} to {_tensors(specs[-1:])}"

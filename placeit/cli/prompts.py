@@ -70,7 +70,7 @@ class PromptOptions:
 
 
 def _prompts(text: str, name: str, *, json_lines: bool) -> list[str]:
-    """Return the prompts in a text: its lines, or what they hold if the first one is JSON. Raises UsageError."""
+    """Return the prompts in a text: its lines, or the JSON values of the lines if the first line is JSON. Raises UsageError."""
     every = enumerate(text.removeprefix("\ufeff").split("\n"), 1)
     lines = {number: line.removesuffix("\r") for number, line in every if line.strip()}
     if not lines:

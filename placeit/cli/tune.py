@@ -11,7 +11,7 @@ import typer
 from placeit.cli.command import FAILED
 from placeit.cli.options import CheckedOptions, Precision, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import known, open_session
+from placeit.cli.placements import open_session, profile_if_needed
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
@@ -110,12 +110,19 @@ def tune(
     path = output or options.model.with_name(f"{options.model.name}.tuned.json")
     check_outputs(path, record, inputs=[*options.files(), *files])
     with terminal.progress() as progress, open_session(options, files, by_segments=True) as (session, placements):
-        for one in placements:
-            known(session, one, progress)
-        given = {str(file): one for file, one in zip(files, placements, strict=True)}
-        others = [one.value for one in also or ()]
+        for placed in placements:
+            profile_if_needed(session, placed, progress)
+        named = {str(file): placed for file, placed in zip(files, placements, strict=True)}
+        precisions = [placed.value for placed in also or ()]
         found = tuned(
-            session, limit, rate=rate, placements=given or None, precisions=others, budget=budget, seed=seed, progress=progress
+            session,
+            limit,
+            rate=rate,
+            placements=named or None,
+            precisions=precisions,
+            budget=budget,
+            seed=seed,
+            progress=progress,
         )
         recorded = None if record is None else replace(session.recording(), tuning=found.to_dict())
     chosen = found.chosen
@@ -160,14 +167,19 @@ def _show(console: Console, found: Tuned) -> None:
     rows = []
     for one in found.configurations:
         settings = one.placement.serving
-        how = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
-        at = one.best if found.rate is None else one.at(found.rate)
+        settings_cells = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
+        point = one.best if found.rate is None else one.at(found.rate)
         error = "" if one.error is None else percentage(one.error, "+.0%")
         capacity = [text.rate(one.predicted), text.rate(one.capacity or None), error]
-        rows.append([one.of, *how, *capacity, *cells(at), one.failed or ""])
+        rows.append([one.of, *settings_cells, *capacity, *cells(point), one.failed or ""])
     rate = "rate in limit" if found.rate is None else "rate"
     heads = ["placement", "in flight", "batch", "predicted", "capacity", "error", rate, percentile, "95 % interval", "failed"]
-    text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])
+    text.table(
+        console,
+        heads,
+        rows,
+        spare=["failed"] if all(one.failed is None for one in found.configurations) else [],
+    )
     text.paragraph(console, "Rates are of requests per second; ways without one did not keep the limit, or were left out.")
     if found.error is not None:
         text.paragraph(console, f"Predicted capacities differ from measured ones by {percentage(found.error)} in the median.")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeit.cli.command import FAILED, was_given
-from placeit.cli.nodes import reach_nodes
 from placeit.cli.options import CheckedOptions, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
@@ -67,7 +66,7 @@ def optimize_workload(
     with terminal.progress() as progress:
         found = optimize_workload(
             workload,
-            reach_nodes(options.devices, options.ray_address, options.compress, options.patience),
+            options.reach(),
             budget=budget,
             seed=seed,
             start=before,
@@ -85,26 +84,26 @@ def optimize_workload(
     return Output({"schema": "placeit.workload/1", **found.to_dict(), **written}, shown, code, files, answer)
 
 
-def only_rate(given: Sequence[str] | None) -> float | None:
-    """Return the rate of a single model. Raises UsageError."""
-    if not given:
+def only_rate(rates: Sequence[str] | None) -> float | None:
+    """Parse ``--rate`` for a single model. Raises UsageError."""
+    if not rates:
         return None
     try:
-        (rate,) = map(float, given)
+        (rate,) = map(float, rates)
     except ValueError:
-        raise UsageError(f"--rate is {', '.join(given)}: give one number of requests per second.") from None
+        raise UsageError(f"--rate is {', '.join(rates)}: give one number of requests per second.") from None
     return rate
 
 
-def _rates(given: Sequence[str], known: Sequence[str]) -> dict[str, float]:
-    """Return rates by the names of models, such as the known ones. Raises UsageError."""
+def _rates(rates_given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Parse ``--rate`` for a workload: rates by the names of its models. Raises UsageError."""
     rates = {}
-    for one in given:
-        name, equals, rate = one.rpartition("=")
+    for text_ in rates_given:
+        name, equals, rate = text_.rpartition("=")
         try:
             rates[name] = float(rate if equals else "")
         except ValueError:
-            raise UsageError(f"--rate is '{one}': give NAME=PER_SECOND, such as {known[0]}=20.") from None
+            raise UsageError(f"--rate is '{text_}': give NAME=PER_SECOND, such as {names[0]}=20.") from None
     return rates
 
 
@@ -129,7 +128,7 @@ def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | No
 
 
 def _show_interference(console: Console, found: PlacedWorkload) -> None:
-    """Print how models slowed each other, if that was measured."""
+    """Print by how much models slowed each other, if that was measured."""
     if not found.interference.pairs:
         return
     rows = [
