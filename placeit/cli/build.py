@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.options import CheckedOptions
-from placeit.cli.placements import PlacementOption, naming, open_session, profile_if_needed
+from placeit.cli.placements import PlacementOption, open_session, profile_if_needed
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.units import about_bytes
 from placeit.report import text
 

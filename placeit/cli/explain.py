@@ -10,9 +10,9 @@ import typer
 
 from placeit.cli.command import was_given
 from placeit.cli.options import SessionOptions
-from placeit.cli.placements import PLACEMENT, naming, open_session
+from placeit.cli.placements import PLACEMENT, open_session
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.report import explained
 
 __all__ = ["EXAMPLES", "explain"]

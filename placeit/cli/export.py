@@ -9,10 +9,10 @@ import typer
 
 from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
-from placeit.cli.placements import naming, read_placement
+from placeit.cli.placements import read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import parse_pairs
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.report import text
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import typer
 from placeit.cli.command import was_given, write_result
 from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions, Logits
-from placeit.cli.placements import RematchOption, find_target, naming, profile_if_needed
+from placeit.cli.placements import RematchOption, find_target, profile_if_needed
 from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import StateMemoryError, UsageError
+from placeit.core.errors import StateMemoryError, UsageError, naming
 from placeit.core.extras import need
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report.text import NOTHING, facts, rate, shortened

@@ -15,7 +15,7 @@ from placeit.cli.command import was_given
 from placeit.cli.nodes import Compress
 from placeit.cli.options import CheckedOptions, Logits, Precision, SessionOptions
 from placeit.cli.values import parse_pairs
-from placeit.core.errors import DeviceError, PlacementError, UsageError
+from placeit.core.errors import DeviceError, PlacementError, UsageError, naming
 
 if TYPE_CHECKING:
     from placeit.application import Application
@@ -32,7 +32,6 @@ __all__ = [
     "RematchOption",
     "Target",
     "find_target",
-    "naming",
     "open_application",
     "open_session",
     "profile_if_needed",
@@ -145,17 +144,6 @@ def _differs(file: Path, option: str, stored: str, value: str) -> bool:
         return False
     _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, value)
     return True
-
-
-@contextlib.contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Add the placement file to errors that are raised in the block."""
-    try:
-        yield
-    except PlacementError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise PlacementError(f"{path}: {error}") from error
 
 
 def profile_if_needed(session: Session, chosen: Placement, progress: Progress | None, *, costs: bool = False) -> Workbench:

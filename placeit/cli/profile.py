@@ -13,10 +13,10 @@ import typer
 from placeit.cli.command import FAILED, was_given
 from placeit.cli.options import LengthOptions, SessionOptions
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import naming, open_session
+from placeit.cli.placements import open_session
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, costs_as_text, runs_as_text

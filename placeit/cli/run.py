@@ -16,11 +16,11 @@ from placeit.cli.command import FAILED
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import PLACEMENT, RematchOption, Target, find_target, naming, profile_if_needed
+from placeit.cli.placements import PLACEMENT, RematchOption, Target, find_target, profile_if_needed
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
 from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, runs_as_text

@@ -15,11 +15,11 @@ import typer
 
 from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
-from placeit.cli.placements import RematchOption, find_target, naming, open_application, profile_if_needed
+from placeit.cli.placements import RematchOption, find_target, open_application, profile_if_needed
 from placeit.cli.server_options import NetworkOptions, RepositoryOptions, RunOptions
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.workload import is_workload
-from placeit.core.errors import ModelError, PlaceitError, UsageError
+from placeit.core.errors import ModelError, PlaceitError, UsageError, naming
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.memory import return_freed_memory

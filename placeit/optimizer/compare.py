@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from placeit.core.cluster import Cluster
-from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.errors import ExecutionError, UsageError, naming
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
@@ -27,7 +27,6 @@ from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
 from placeit.optimizer.wholes import alone_on, enter_compiled, plain_candidates
-from placeit.planning.segments import Plan, Segmenter
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.programs import searching
@@ -158,7 +157,7 @@ def compare(
         objective: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency, only the first
             replica of a placement runs.
         runs: number of rounds. In each round every candidate runs once, or for a while if a run takes less than 50 ms.
-        duration: seconds for the rounds, instead of their number: as many rounds as fit, at least one.
+        duration: seconds for the rounds, instead of their number; at least one round is run.
         warmup: least number of runs of each candidate before the rounds; they do not count.
         rate: requests per second at which runs are started, for latency; None to start each when the previous one has ended.
         seed: seed of the order within each round.
@@ -220,14 +219,17 @@ def compare(
 
 
 def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
-    """Enter each placement and every single device that can hold the model; return the problem that they solve."""
+    """Enter each placement, and every single device that can hold the model, as candidates; return the placement problem."""
     session = races.session
     segmenter, steady = races.segmenter_of(session.costs), races.objective.steady
     problem = segmenter.problem()
     names = session.cluster.names
     homes = {name: session.home_of(placement) for name, placement in placements.items()}
     plans = {names[d]: [segmenter.plan(np.full(len(problem), d, np.int32))] for d in problem.single_devices}
-    plans |= {name: _planned(session, segmenter, name, one) for name, one in placements.items() if homes[name] is session}
+    for name, placement in placements.items():
+        if homes[name] is session:
+            with naming(name):
+                plans[name] = [session.plan_of(one, segmenter) for one in placement.every]
     alone = {name: home for name, home in homes.items() if home is not session}
     if not plans and not alone:
         raise UsageError(
@@ -264,11 +266,3 @@ def check_compared(objective: str, rate: float | None = None) -> None:
         if not kind.paced:
             able = objectives_that(lambda one: one.paced)
             raise UsageError(f"A rate is the pace at which {able} is measured: leave it out for '{objective}'.")
-
-
-def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
-    """Return the plans of a placement and its replicas; errors name the placement."""
-    try:
-        return [session.plan_of(one, segmenter) for one in placement.every]
-    except PlacementError as error:
-        raise PlacementError(f"{name}: {error}") from error

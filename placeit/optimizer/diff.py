@@ -1,4 +1,4 @@
-"""Compare two placements, and simulate each move from one to the other."""
+"""List how two placements differ, and simulate each move from one to the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.measuring.incumbent import compared
@@ -136,7 +136,10 @@ def diff(session: Workbench, first: Placement, second: Placement, *, names: tupl
         PlacementError: a placement does not fit the model, the devices or their memory; names the placement.
     """
     check_differing(session, dict(zip(names, (first, second), strict=True)))
-    before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
+    with naming(names[0]):
+        before = Trials(session, first)
+    with naming(names[1]):
+        after = Trials(session, second)
     grouping, devices = session.grouping, session.cluster.names
     changed = np.flatnonzero(before.groups != after.groups).tolist()
     moved = []
@@ -166,11 +169,3 @@ def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> 
         if session.home_of(placement) is not session:
             where = ", ".join(set(placement.as_dict().values()))
             raise UsageError(f"{name} has the whole model on {where}, without groups: race it with `placeit compare`.")
-
-
-def _named(session: Workbench, name: str, placement: Placement) -> Trials:
-    """Return the trials of a placement; errors name the placement."""
-    try:
-        return Trials(session, placement)
-    except PlacementError as error:
-        raise PlacementError(f"{name}: {error}") from error

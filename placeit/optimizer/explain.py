@@ -1,4 +1,4 @@
-"""Explain why a placement has ops where they are, by the costs that a session knows."""
+"""Explain the devices of ops in a placement by the costs of a session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROPOSED = {
     "search": "the search among plans found it",
     "replicas": "the search for replicas found it",
 }
-"""Reasons for placements that no placer proposed, by the word that a result has in place of a placer's name."""
+"""Reasons for placements that no placer proposed, by the text that stands for the placer in a result."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Decision:
-    """The reason for a group's device, as far as the placement tells it.
+    """A reason for a group's device, as far as the placement file contains it.
 
     Attributes:
         by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),
             ``placer``, or ``unknown``.
-        why: in words.
+        why: the reason, as text for users.
     """
 
     by: str
@@ -288,7 +288,7 @@ def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.f
 
 
 def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
-    """Return the transfers of tensors that a group makes, or that it reads on its device."""
+    """Return the transfers of tensors that a group computes, or that it reads on its device."""
     grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
     graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
     found = []
@@ -304,7 +304,7 @@ def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
 
 
 def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
-    """Return the tensors of a group that cross the border of its segment, also to a segment on the same device."""
+    """Return the tensors of a group that cross the border of its segment, even to a segment on the same device."""
     graph, of = segmenter.graph, plan.segment_of
     per_byte = float(segmenter.cut_per_byte[group, plan.placement[of[group]]])
     crossing = of[graph.edges[:, 0]] != of[graph.edges[:, 1]]
@@ -360,7 +360,7 @@ def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decisio
 
 
 def _full(trials: Trials, result: Mapping[str, Any], group: int) -> set[str]:
-    """Return the devices that have no room for a group under the memory limits of the search."""
+    """Return the devices that lack room for a group under the memory limits of the search."""
     limits, weights = result.get("memory_limits"), trials.problem.param_bytes
     full = set()
     for d, name in enumerate(trials.session.cluster.names):

@@ -1,4 +1,4 @@
-"""Search for placements that no other dominates in two values: Pareto local search after searches by weighted sums."""
+"""Search for the Pareto front of two values: Pareto local search after searches by weighted sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
 
 
 class _Archive:
-    """The valued placements that no other valued placement dominates, and the evaluations that are left."""
+    """The non-dominated placements found so far, and the number of evaluations that are left."""
 
     def __init__(self, values_of: TwoValues, evaluations: int, deadline: float | None) -> None:
         self._values_of, self.left, self._deadline = values_of, evaluations, deadline
@@ -62,7 +62,7 @@ class _Archive:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value placements, keep those that no other dominates, and return the values."""
+        """Value placements, keep the non-dominated ones, and return all values."""
         found = self._values_of(rows)
         self.left -= len(rows)
         rows = np.concatenate([self.rows.reshape(-1, rows.shape[1]), rows])
@@ -80,7 +80,7 @@ class _Archive:
 def explore(
     problem: Problem, values_of: TwoValues, starts: NDArray[np.int32], *, seed: int, evaluations: int, deadline: float | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Find placements that no other dominates, sorted by their first value.
+    """Find non-dominated placements, sorted by their first value.
 
     If there are no more placements than evaluations, all are valued. Otherwise, local searches minimise weighted sums of the
     two values. Then all moves of one op are tried from each placement of the front, until the front has no untried placement

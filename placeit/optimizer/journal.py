@@ -31,7 +31,7 @@ __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
 _LOG = logging.getLogger("placeit")
 _FORMAT, _VERSION = "placeit-search", 2
-_MAX_BYTES = 1 << 23  # bytes of an automatically kept journal, beyond which it is started anew
+_MAX_BYTES = 1 << 23  # size of an automatically kept journal, beyond which it is replaced by an empty one
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
@@ -88,10 +88,10 @@ class Known:
 
 
 class Journal:
-    """A file with a line of JSON for each measured placement, after a first line with the conditions that all of them hold for.
+    """A file of measurements: a first line with the conditions that they hold for, then a line of JSON for each placement.
 
-    Each line reaches the disk before the search goes on, so a search can be ended in any way at any moment. An incomplete last
-    line is dropped.
+    Each line is synced to disk before the search goes on, so a search can be killed at any moment. An incomplete last line is
+    dropped.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -201,7 +201,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Error:
-    """What a line of the file holds of an output error."""
+    """The output error in a line of the file."""
 
     max_abs: Seconds
     max_rel: Seconds
@@ -224,7 +224,7 @@ class _Line(_Placed):
 
 
 def _known(found: _Line, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
-    """Return a line as measurements. Raises RecordError if it contradicts itself, or does not fit the groups and devices."""
+    """Return the measurements in a line. Raises RecordError if they are inconsistent, or do not fit groups and devices."""
     first, *others = (_placed(one, edges, shape) for one in (found, *found.replicas))
     used = [d for one in (first, *others) for d in set(one.devices.tolist())]
     if len(set(used)) < len(used):
@@ -309,7 +309,7 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
 
 
 class _Kept(Journal):
-    """A journal that is kept without a request by the user: if it cannot be written, the search goes on."""
+    """A journal that the user did not ask for: if it cannot be written, the search goes on without it."""
 
     _works = True
 

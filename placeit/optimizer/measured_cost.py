@@ -1,4 +1,4 @@
-"""A cost function that measures its values: called like a simulated one, for any placer and any training."""
+"""A cost function whose values are measured: it is called like a simulated one, by placers and trainings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["MeasuredCost", "Winner"]
 
 
 _AT_ONCE = 8  # plans that are open at the same time, the anchor included
-_RIVALS = 3  # most plans in one of the further races for plans that look better than the incumbent
-_MORE = 2  # factor by which such a race has more rounds than a first one
+_RIVALS = 3  # maximum number of plans in a second race, for plans that look better than the incumbent
+_MORE = 2  # rounds of a second race, as a multiple of the rounds of a first one
 _GROWN = 1.1  # growth of the number of races after which costs are calibrated again
 
 
@@ -116,7 +116,7 @@ class MeasuredCost:
         self._measured = 0  # plans that this process has measured
         self._asked = Asked(self._races, self._segmenter, self._problem)
         self._outcomes = Outcomes(self._races)
-        self._sound: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
+        self._confirmed: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
         self._estimator = 0, self._segmenter  # number of races that costs are calibrated by, and a segmenter with these costs
         if journal is not None:
             journal = journal if isinstance(journal, Journal) else open_journal(Path(journal), session, wanted)
@@ -244,7 +244,7 @@ class MeasuredCost:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
                 name = self._asked.enter(plan, known.placer)
                 self._races.recall(name, known, plan)
-                self._sound.add(name)
+                self._confirmed.add(name)
                 self._outcomes.conclude(name)
 
     def _expected(self, name: str) -> float:
@@ -284,9 +284,9 @@ class MeasuredCost:
         return self._outcomes[name].value
 
     def _best(self) -> Candidate | None:
-        """Return the incumbent: the best candidate in ``_sound`` if one of them still runs, else the best of all."""
+        """Return the incumbent: the best confirmed candidate if there is one, else the best of all."""
         able = self._valued()
-        return next((one for one in able if one.name in self._sound), able[0] if able else None)
+        return next((one for one in able if one.name in self._confirmed), able[0] if able else None)
 
     def _valued(self) -> list[Candidate]:
         """Return the candidates whose values compare across races, best first."""
@@ -309,19 +309,19 @@ class MeasuredCost:
         self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placement{'s' * (len(names) > 1)}", again=False)
         self._measured += len(names)
         first = anchor if races.known[anchor.name].cost is not None else self._best()
-        if not self._sound and first is not None:
-            self._sound.add(first.name)
+        if not self._confirmed and first is not None:
+            self._confirmed.add(first.name)
 
     def _challenge(self) -> None:
         """Race the candidates that look better than the incumbent again: the best of many is partly lucky."""
         while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
-            fresh = self._outcomes.keys() - self._sound
+            fresh = self._outcomes.keys() - self._confirmed
             rivals = [one for one in self._valued() if one.name in fresh and is_worth_trying(value_of(one), best.cost)]
             rivals = rivals[: self._affordable([one.name for one in rivals[:_RIVALS]])]
             if not rivals:
                 return
             self._race([*rivals, best], self._anchor(best), _MORE * self._rounds, "measuring what looks better once more")
-            self._sound |= {one.name for one in rivals}
+            self._confirmed |= {one.name for one in rivals}
 
     def _race(
         self,

@@ -1,4 +1,4 @@
-"""The stage that measures: turns of races of promising candidates, with corrected costs and new candidates between them."""
+"""The stage that measures candidates: races in turns, with corrected costs and new candidates between turns."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _TURNS = 3  # most turns of measuring and searching again
 _TURN_SHARE = 0.35  # share of the time left for a turn
 _EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose themselves what is measured
 _AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
-_MUCH_SHARE = 0.1  # share of the time left, from which on compiling a candidate has to be worth it
+_MUCH_SHARE = 0.1  # share of the time left, above which only candidates expected to be best are compiled
 
 
 class Measure(Stage):
-    """Measure the most promising candidates, in turns; then placers that choose themselves what is measured do so."""
+    """Measure the most promising candidates in turns; then run the placers that choose themselves what is measured."""
 
     name = "measure"
     reads = ("search",)
@@ -90,7 +90,7 @@ def worth_another_turn(search: Search) -> bool:
 
 
 def rivals(search: Search) -> list[Candidate]:
-    """Return the candidates that splits have to beat: on the cluster's devices, if the best split is compiled at the end."""
+    """Return the candidates that splits are compared with; if the best split is compiled later, eager ones only."""
     return [one for one in search.standing if search.is_placed(one) or not compiles_splits(search.session)]
 
 
@@ -154,7 +154,7 @@ def within(search: Search, room: float, fresh: Sequence[Candidate], beside: Sequ
 
 
 def time_plain(search: Search) -> None:
-    """Run plain devices once if there is no time to race all single devices: nothing else tells how long they take."""
+    """Run plain devices once if there is no time to race all single devices, since their times are not known otherwise."""
     fresh = search.fresh_singles
     if search.race_s(fresh, ROUNDS) > max(search.left() * _TURN_SHARE, TRIFLE_S):
         for candidate in fresh:

@@ -1,4 +1,4 @@
-"""Place several models in a row, as one application graph: choose the devices of each.
+"""Choose the devices of several models that run one after the other, as one application graph.
 
 An op of the graph is a share of a stage's requests. Its seconds on a device are the mean time that one item of the source
 causes there: the time of a request, times the requests that an item leads to. So the capacity of a placement is the bound of
@@ -37,7 +37,7 @@ _WORTH = 0.98  # share of the seconds per item that a stage on several devices m
 
 @dataclass(frozen=True, eq=False)
 class ModelStage:
-    """A model among several in a row: it splits an item into requests, and joins their outputs to the item for the next model.
+    """One of several models in a row. It splits an item into requests, and joins their outputs to the item for the next model.
 
     Attributes:
         name: name of the stage.
@@ -108,7 +108,7 @@ class PlacedStages:
             yield {one.name: stack.enter_context(_server(one.session, placements[one.name], queue)) for one in self.stages}
 
     def run(self, servers: Mapping[str, Server], item: Any) -> Any:
-        """Take an item through all stages, on the servers of :meth:`open`, and return the item after the last one.
+        """Run an item through all stages, on the servers of :meth:`open`, and return the result of the last stage.
 
         Any number of threads may do so at once: ``ThreadPoolExecutor(16).map`` has 16 items in flight, and keeps their order.
         """
@@ -163,7 +163,7 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
 
 
 def _whole(session: Workbench, names: Sequence[str]) -> Placement:
-    """Return the whole model on each of some devices, in one segment; nothing has to be profiled for that."""
+    """Return a placement of the whole model as one segment, with a replica on each of the devices; it needs no costs."""
     groups = len(session.grouping.groups)
     first, *others = (
         replace(one, segments=np.zeros(len(one), np.int32))

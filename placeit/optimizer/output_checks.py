@@ -1,4 +1,4 @@
-"""Check that a candidate's outputs are right: the worst of all checks is kept, and wrong outputs make it fail."""
+"""Check the outputs of candidates: the largest error is recorded, and wrong outputs make a candidate fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OutputChecks:
     """The checks of a search's candidates against the whole model.
 
     Args:
-        book: the candidates; what checks find is recorded there.
+        book: the candidates, in which errors are recorded.
     """
 
     def __init__(self, book: Book) -> None:

@@ -26,7 +26,7 @@ from placeit.simulator.objectives.energy import Energy
 __all__ = ["FRONT", "Pareto", "Point", "find_front"]
 
 FRONT = "front"
-"""Name of the placer of placements that only the search for the front found."""
+"""Placer name of placements that only the search for the front found."""
 _EVALUATIONS = 10_000  # placements that are simulated
 _EXPLORING_SHARE = 0.4  # share of the time left for simulation; the rest is for a race
 _ROUNDS = 12  # rounds of that race
@@ -139,7 +139,7 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 
 
 def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
-    """Enter the answer and the single devices in the race of the front, whatever their simulated values; then placements."""
+    """Enter the answer, the single devices and the placements of the front as candidates of a race."""
     known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
     beside = [chosen, *(one for one in search.standing if one.placer == "single")]
     entered: dict[str, Candidate] = {}

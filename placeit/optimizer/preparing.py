@@ -1,4 +1,4 @@
-"""The stages before a search has candidates: starting placements, costs, and bounds."""
+"""The stages before candidates are entered: starting placements, costs, and bounds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Profile(Stage):
 
 
 class Bound(Stage):
-    """Find out whether no split can be the answer, and how much devices read from a memory that they share."""
+    """Find out whether a bound excludes all splits, and how much devices read from a memory that they share."""
 
     name = "bound"
     reads = ("deadline",)

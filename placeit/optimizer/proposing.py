@@ -1,4 +1,4 @@
-"""The stages that find candidates: known placements are entered, and placers are asked for more."""
+"""The stages that collect candidates: known placements, and proposals of placers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Enter(Stage):
-    """Enter the placements that are known: earlier measurements, single devices, plain devices, starting placements."""
+    """Enter known placements: measurements of earlier searches, single devices, plain devices, starting placements."""
 
     name = "enter"
     reads = ("starts", "on_cores", "deadline", "enough", "excluded", "memory")
@@ -42,7 +42,7 @@ class Enter(Stage):
     may_be_interrupted = False
 
     def run(self, state: SearchState) -> None:
-        """Make the search and enter what is known. Raises PlacementError if a starting placement does not fit."""
+        """Create the search and enter known placements. Raises PlacementError if a starting placement does not fit."""
         session, goal = state.session, state.goal
         given = fitted(session, state.starts, goal.objective)
         until = state.deadline if goal.energy is None else state.deadline - goal.budget.seconds * _FRONT_SHARE

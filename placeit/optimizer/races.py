@@ -1,4 +1,4 @@
-"""Races between placements, with their outputs checked, and the measurements that they give."""
+"""Run races between candidates, check their outputs, and record their measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # unsteady: a ratio that changes b
 
 
 class Races(Runs):
-    """Races on a session's devices, and the measurements of candidates that they give.
+    """Races between candidates on a session's devices.
 
     Args:
         session, objective, deadline, seed, progress, ledger, story: as for :class:`Runs`.
@@ -67,7 +67,7 @@ class Races(Runs):
         return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
 
     def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates, and the ones in another precision that race whenever these do."""
+        """Return the candidates, and single devices in another precision that race whenever these candidates do."""
         names = {candidate.name for candidate in candidates}
         return [*candidates, *(other for other in self.known.values() if other.failed is None and other.of in names)]
 
@@ -181,15 +181,12 @@ class Races(Runs):
                 self.fail(name, error)
             deployed.close()
 
-        def rest(name: str) -> None:
-            runners[name].deployed.rest()
-
         race = Race(
             runners,
             seed=self.seed + len(self.races) + 1,
             warmup=self.warmup,
             leave=leave,
-            rest=rest,
+            rest=lambda name: runners[name].deployed.rest(),
             pace=self.pace,
             watch=self.watch,
         )
@@ -246,7 +243,7 @@ class Races(Runs):
         return by, Ran(measurement, by, joules, modelled, inner_s=runner.within(counted), race=len(self.races))
 
     def _withdraw(self, race: Race, runners: Mapping[str, Runner], rounds: int, share: float) -> None:
-        """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
+        """Remove references from a race, the slowest first, until there is time for all rounds, by the runs so far."""
         guests = [name for name in race.running if self.known[name].reference is not None]
         for name in sorted(guests, key=lambda name: -runners[name].took):
             if rounds * sum(block_s(runners[one].took, period=self.period) for one in race.running) <= max(
@@ -258,7 +255,7 @@ class Races(Runs):
             self.skip(name, f"a run took {runners[name].took:.3g} s, and there was no time left for {rounds} rounds")
 
     def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
-        """Value candidates by their ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
+        """Value candidates by their ratio to the anchor in the same rounds, which cancels drift of the machine."""
         if anchor not in found and not any(one.cost is not None for one in self.known.values()):
             anchor = min(found, key=lambda name: found[name].median, default=anchor)
         beside = found.get(anchor)

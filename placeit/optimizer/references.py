@@ -1,4 +1,4 @@
-"""References: OpenVINO's own ways to run a model on a session's devices. They race beside the answer, but are no placements."""
+"""References: OpenVINO's own ways to run a model on several devices, which race beside the answer but cannot be chosen."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from placeit.optimizer.wholes import alone_on
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 
 REFERENCE = "reference"
-"""Name of the placer of references."""
+"""Placer name of references."""
 
 
 def enter_references(races: Races, problem: Problem) -> list[Candidate]:
     """Enter the references on the session's devices, unless they are entered already; return the ones that are worth a run.
 
-    There are none with pins, which OpenVINO does not know; for a PyTorch model, whose segments only it gets; if a device
-    or a link is emulated, described or on another node; for objectives that are not measured directly; and for latency on one
-    device. A device takes part if its memory, within the limit that was set for it, holds all weights.
+    There are no references with pins, which OpenVINO does not support; for a PyTorch model, of which OpenVINO gets only
+    segments; if a device or a link is emulated, described or on another node; for objectives that are not measured directly;
+    and for latency on one device. A device takes part if its memory, within its limit, holds all weights.
 
     Args:
         races: the races to enter them in. Single devices must be entered already: they tell which device is the fastest.
@@ -85,7 +85,7 @@ def _has_batch_of_one(model: Model) -> bool:
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
-    """Return whether references are worth a run on a single device: it is no core set, or the cluster does not have it."""
+    """Return whether references on a single device are worth a run: it is no core set, or not in the cluster."""
     return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
 
 

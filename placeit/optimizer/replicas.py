@@ -27,6 +27,7 @@ from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
+"""Placer name of candidates with replicas."""
 _MAX_DEVICES, _MAX_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
 _ORDERS, _SHARE = 8, 0.1  # orders of which the split of a group is the best; share of the time left for all groups
 
@@ -89,7 +90,7 @@ def _recall(search: Search) -> dict[frozenset[bytes], str]:
 
 
 def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
-    """Return the key of replicas: the devices of the groups in each."""
+    """Return a key that equal sets of replicas share: the devices of the groups in each."""
     return frozenset(plan.group_devices.tobytes() for plan in plans)
 
 

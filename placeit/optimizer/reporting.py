@@ -1,4 +1,4 @@
-"""The stage that reports: the answer and its reason, and the front of latency and energy."""
+"""The stage that makes the result: the answer, the reason for it, and the front of latency and energy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from placeit.runtime.compiling import Compiled
 
 __all__ = ["Report", "optimized"]
 
-_CORRELATED = 5  # fewest placements whose correlation means anything
+_MIN_CORRELATED = 5  # minimum number of placements for a correlation
 
 
 class Report(Stage):
@@ -119,8 +119,8 @@ def optimized(
         if not pairs or session.costs.shared
         else {
             "mape": mape(predicted, actual),
-            "pearson": pearson(predicted, actual) if len(pairs) >= _CORRELATED else None,
-            "spearman": spearman(predicted, actual) if len(pairs) >= _CORRELATED else None,
+            "pearson": pearson(predicted, actual) if len(pairs) >= _MIN_CORRELATED else None,
+            "spearman": spearman(predicted, actual) if len(pairs) >= _MIN_CORRELATED else None,
         },
         asked_s=asked,
         spent_s=sum(one.seconds for one in spent),

@@ -40,7 +40,7 @@ from placeit.workbench.prepared import Prepared
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
 _RUNS, _REQUESTS = 30, 100  # of a recording: single runs, and requests with several in flight
-_SHOWN = 10  # candidates in a repr, so that it has at most 14 lines
+_SHOWN = 10  # maximum number of candidates in a repr
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Run candidates: open their executors, and know what a run takes and which measurements are kept."""
+"""Open the executors of candidates, estimate the seconds of their runs, and keep their measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COPIES = 2  # copies of the weights that free memory must hold before another p
 
 @dataclass(frozen=True, eq=False)
 class RunOptions:
-    """What is run, by which objective, and for how long.
+    """Options of a search: the session, the objective, and the deadline.
 
     Attributes:
         session: a model on its devices.
@@ -66,7 +66,7 @@ class RunOptions:
 
 
 class Runs(Book):
-    """Runs of candidates on a session's devices by an objective, until a deadline.
+    """Candidates, and their runs on a session's devices, by an objective and until a deadline.
 
     Attributes:
         races: the races that have been run.
@@ -92,7 +92,7 @@ class Runs(Book):
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plan of each candidate, and this plan by the session's costs
 
     def watch_machine(self) -> None:
-        """Repeat rounds, from now on, that other work on the machine disturbs."""
+        """From now on, repeat rounds that other work on the machine disturbs."""
         self.watch = self.session.policy.watch()
 
     @property
@@ -196,7 +196,7 @@ class Runs(Book):
         return self.deadline - clock.now()
 
     def has_room(self) -> bool:
-        """Return whether this machine has memory for another copy of the model's weights, and as much again for all else."""
+        """Return whether this machine has free memory for two more copies of the model's weights."""
         return free_bytes() > _COPIES * float(self.session.grouping.groups.bytes_once.sum())
 
     def keep(self, names: Sequence[str]) -> None:
@@ -238,9 +238,7 @@ class Runs(Book):
 
     def calibrated(self) -> Costs:
         """Return the session's costs, corrected by the measured times of segments that ran beside each other."""
-        segmenter = self.segmenter_of(
-            self.session.costs
-        )  # a candidate's own plan may have been priced with costs that are corrected already
+        segmenter = self.segmenter_of(self.session.costs)  # plans of candidates may have corrected costs already
         runs = []
         for name, one in self.known.items():
             if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or not self.is_placed(one):

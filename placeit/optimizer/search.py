@@ -1,4 +1,4 @@
-"""The candidates of a search with all that is known of them, and the time that races of them take."""
+"""The state of a search: candidates, plans and proposals, and estimates of the time that races take."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proposal(NamedTuple):
         placer: the placer that proposed it.
         candidate: name of the candidate.
         fresh: whether it was not a candidate before.
-        same: whether it is the placement that the placer was told to start from.
+        same: whether it is the placement that the placer started from.
         measured: the objective, as the placer itself has measured it; None if it has not.
     """
 
@@ -60,7 +60,7 @@ class Proposal(NamedTuple):
 
 
 class Search(Races):
-    """Candidates, their plans and their races, as the stages of :func:`placeit.optimizer.optimize.find` find them."""
+    """Candidates with their plans and races, which the stages of :func:`placeit.optimizer.optimize.find` add to."""
 
     def __init__(self, options: RunOptions) -> None:
         super().__init__(options)

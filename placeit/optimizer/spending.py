@@ -1,4 +1,4 @@
-"""Report the time that each step and each placer of a search took, and the results of each placer."""
+"""Report the time of each step and each placer of a search, and the results of each placer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting placements of a search."""
+"""Read starting placements of a search, fit them to the session, and enter them as candidates."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
 
 
 def on_eager_devices(session: Workbench, placement: Placement) -> Placement:
-    """Return a placement on compiled twins of the session's devices as one on the devices themselves; another one as it is.
+    """Move a placement from compiled twins of the session's devices to the devices themselves; return others unchanged.
 
     Such a placement is usually the answer of an earlier search, which compiles the segments of its best split.
     """

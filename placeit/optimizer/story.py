@@ -1,4 +1,4 @@
-"""The story of a search: what happened to its candidates, when, in which stage and why."""
+"""The story of a search: its events, with the time, the stage and the reason of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ What: TypeAlias = Literal[
     "interrupted",
     "chosen",
 ]
-"""What an event of a search is called."""
+"""Kinds of events."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Event:
         at_s: seconds since the search was asked for.
         stage: name of the stage that was under way.
         what: what happened.
-        candidate: name of the candidate that it happened to; None if it concerns the whole search.
+        candidate: name of the candidate that it is about; None if it is about the whole search.
         reason: why, or with which result; None if ``what`` says all.
         state: state of the candidate from then on; None if it does not change.
-        simulated_value: of a candidate that is proposed: its objective as simulated; None if it is not known.
+        simulated_value: for a proposed candidate: its simulated objective; None if it is not known.
     """
 
     at_s: float

@@ -1,4 +1,4 @@
-"""Simulate a placement, and others that differ from it by a move, by the costs that a session knows."""
+"""Simulate a placement, and moves of its groups to other devices, by the costs of a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Move", "Trials"]
 
 @dataclass(frozen=True)
 class Move:
-    """The simulated effect of moving something to another device.
+    """The simulated effect of moving a group or a segment to another device.
 
     Attributes:
         what: ``group`` or ``segment``.
@@ -37,7 +37,7 @@ class Move:
 
 
 class Trials:
-    """A placement, and placements that differ from it by a move.
+    """A placement whose moves are simulated.
 
     Attributes:
         session: the model on the devices.

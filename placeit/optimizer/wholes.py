@@ -1,4 +1,4 @@
-"""Candidates on devices outside the cluster: plain, compiling, in another precision; and splits with compiled segments."""
+"""Candidates on devices outside the cluster: plain, compiling or in another precision; and splits with compiled segments."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from placeit.workbench import Workbench
 
 __all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
 
-_BEHIND = 1.5  # times the best eager single device, from which on an eager split is not compiled
-_COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
+_BEHIND = 1.5  # eager splits that take more than this many times the best eager single device are not compiled
+_COPIES = 2  # copies of the weights that must fit into free memory before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
 
