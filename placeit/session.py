@@ -1,4 +1,4 @@
-"""Sessions, which profile, optimise, run and serve a model on a cluster; and a search in one call."""
+"""The class :class:`Session`, which profiles, optimises, runs and serves a model, and the function :func:`optimize`."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Session(Workbench):
         progress: Progress | None = None,
         on_event: OnEvent | None = None,
     ) -> Optimized:
-        """Find the placement that is best by an objective, by measuring: :func:`placeit.optimize` in an open session.
+        """Find the best placement by an objective, by measuring, as :func:`placeit.optimize` does.
 
         The session can be used afterwards, also for another search; without a cache, each search measures costs anew.
 
@@ -188,7 +188,7 @@ class Session(Workbench):
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        from placeit.workbench import running, serving  # late, as all imports below: programs that load bundles wait for few
+        from placeit.workbench import running, serving  # not at the top, so that programs that load bundles start faster
 
         placement = Placement.of(placement)
         if traffic is None:
@@ -245,7 +245,8 @@ class Session(Workbench):
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
-        from placeit.workbench.serving import adapting, executors, joining, refining, steps
+        from placeit.serving.stepping import Steps
+        from placeit.workbench.serving import adapting, executors, joining, refining
 
         placement = Placement.of(placement)
         state_bytes = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
@@ -271,7 +272,8 @@ class Session(Workbench):
             return refining(self, replicas, limits, in_flight=in_flight, priority=priority, **options)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, priority=priority, **options)
-        return Server(executors(replicas, in_flight, priority), joining=join, steps=steps(self), **options)
+        steps = Steps.of(self.model, self.tolerance)
+        return Server(executors(replicas, in_flight, priority), joining=join, steps=steps, **options)
 
     def sequence(
         self,
@@ -392,7 +394,7 @@ def optimize(
     cache: Cache | Literal["default"] | None = "default",
     policy: Policy = Policy(),
 ) -> Optimized:
-    """Find the placement of a model that is best by an objective, by measuring.
+    """Find the best placement of a model by an objective, by measuring.
 
     Args:
         model: a model, the path of one, or a PyTorch module.

@@ -39,8 +39,8 @@ __all__ = ["Configuration", "Tuned", "tune"]
 _SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
 _SEARCH_SHARE = 0.4  # share of the budget for the search for placements
-_MAX_PLACEMENTS = 3  # of a search that are tried
-_MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; that are then offered requests
+_MAX_PLACEMENTS = 3  # placements of the search that are tried
+_MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; configurations that get requests
 _STOP_FACTOR = 2.0  # no higher rate is tried in a turn once the latency exceeds the limit by this factor
 _SATURATION_SHARE = 0.15  # share of the remaining time in which capacities are measured
 _TURN_S = (0.02, 2.0)  # minimum and maximum seconds of requests at one rate in one turn
@@ -220,19 +220,19 @@ def tune(
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     begin = clock.now()
     if placements is None:
-        placements = _found(session, _SEARCH_SHARE * seconds, seed, progress)
+        placements = _search_placements(session, _SEARCH_SHARE * seconds, seed, progress)
     else:
         for name, placement in placements.items():
             if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
                 raise ExecutionError(f"{name}: {wrong}")
     with ExitStack() as stack:
         hosts = HostCosts(session.model.sample_inputs())
-        trials = _opened(session, placements, limit, hosts, stack, checked=True)
+        trials = _start_servers(session, placements, limit, hosts, stack, checked=True)
         for precision in dict.fromkeys(precisions):
             if precision != session.precision:
                 other = stack.enter_context(_in_precision(session, precision))
                 other.profile()
-                trials += _opened(other, placements, limit, hosts, stack, checked=False)
+                trials += _start_servers(other, placements, limit, hosts, stack, checked=False)
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
     if all(one.failed is not None for one in done):
@@ -252,7 +252,7 @@ def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[
     return (one.failed is not None, not at.kept, limit.at(at) if at.kept else -highest, -one.capacity)
 
 
-def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
+def _search_placements(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
     """Search for placements by throughput, and return the best of them by name, and the best single device."""
     found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
     if found.interrupted:  # what it found would still be measured
@@ -278,7 +278,7 @@ class _Trial:
 
     @property
     def turns(self) -> int:
-        """Number of turns at its lowest rate."""
+        """Number of turns, which is the number at the lowest rate."""
         return max((len(one) for one in self.served.values()), default=0)
 
     def summed_up(self, limit: LatencyLimit) -> Configuration:
@@ -298,10 +298,10 @@ def _in_precision(session: Session, precision: str) -> Session:
     return Session(session.model, names, precision=precision, constraints=limits, cache=setup.cache, policy=setup.policy)
 
 
-def _opened(
+def _start_servers(
     session: Session, given: Mapping[str, Placement], limit: LatencyLimit, hosts: HostCosts, stack: ExitStack, *, checked: bool
 ) -> list[_Trial]:
-    """Start the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
+    """Start a server for each configuration; the stack closes them."""
     trials: list[_Trial] = []
     for name, placement in given.items():
         of = name if checked else f"{name} in {session.precision}"
@@ -309,13 +309,13 @@ def _opened(
         try:
             wrong = None if checked else session.run(here, runs=1, warmup=0).failed
             failed = [_Trial(of, of, here, failed=wrong)]
-            trials += _servers(session, of, here, limit, hosts, stack) if wrong is None else failed
+            trials += _servers_of(session, of, here, limit, hosts, stack) if wrong is None else failed
         except PlaceitError as error:
             trials.append(_Trial(of, of, here, failed=str(error)))
     return trials
 
 
-def _servers(
+def _servers_of(
     session: Session, of: str, placement: Placement, limit: LatencyLimit, hosts: HostCosts, stack: ExitStack
 ) -> list[_Trial]:
     """Start the servers of a placement; the first of them measures the sizes of batches."""
@@ -336,7 +336,7 @@ def _servers(
     measured = opened(1, "auto")
     best = max(one.most for one in measured.batches)
     in_limit = {rows for one in measured.batches for rows, taken in one.seconds.items() if 2 * taken <= limit.seconds}
-    sizes = sorted({0, best, *([max(rows for rows in in_limit if rows <= best)] if best and in_limit else [])} - {1})
+    sizes = sorted({0, best, max((rows for rows in in_limit if rows <= best), default=0)} - {1})
     add(measured, best)
     for in_flight in (1, None):
         for rows in sizes:

@@ -1,4 +1,4 @@
-"""Find the devices of a bundle on this machine, and list how they differ."""
+"""Find the devices of a bundle on this machine, and list how they differ from the devices that it was built with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from placeit.devices.openvino import openvino_core
 __all__ = ["Devices", "Rematch", "differences", "matched"]
 
 Rematch: TypeAlias = Literal["auto"] | Mapping[str, str] | None
-"""Devices that replace the devices of a bundle: new names by old names, ``auto``, or None for devices with the old names."""
+"""Devices that replace the devices of a bundle: new names by old names, ``auto``, or None to keep all names."""
 
 Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
 """Where to look for devices: device names, a cluster file, a cluster, or None for this machine."""
@@ -83,7 +83,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
 
 
 def differences(manifest: Manifest, cluster: Cluster, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield how devices and versions differ from the ones that a bundle was built with, a line for each difference.
+    """Yield a line for each difference between devices and versions here and where a bundle was built.
 
     Args:
         manifest: of the bundle.

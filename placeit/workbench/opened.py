@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # seconds that threads have to end after an interrupt
-_MIN_SHARE = 1 / 4  # least share of the budget for profiling again after a device has refused an op
+_MIN_SHARE = 1 / 4  # minimum share of the budget for profiling again after a device has refused an op
 
 
 class Workbench:
@@ -93,7 +93,7 @@ class Workbench:
                 stack.callback(runtime.close)
 
     def hurry(self) -> None:
-        """Have :meth:`close` not wait for running segments, after an interrupt that was handled."""
+        """After an interrupt that was handled: make :meth:`close` not wait for running segments."""
         self._hurried = True
         disarm_watchdog()
 
@@ -113,7 +113,7 @@ class Workbench:
         return self._others[key]
 
     def again(self) -> Workbench:
-        """Return a new workbench with the same model, groups, devices and costs, for use when this one is closed."""
+        """Return a new workbench with the same model, groups, devices and costs, to be used after this one is closed."""
         other = Workbench(self._current_setup(), self._costs)
         other._runs_on = self._runs_on
         return other
@@ -231,7 +231,7 @@ class Workbench:
             self.placing = divided_by_support(self.placing, self.model, self.cluster)
 
     def recall(self) -> bool:
-        """Take the costs from the cache without profiling, if they are there; return whether they are.
+        """Load the costs from the cache, without profiling, and return whether they were there.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
@@ -244,7 +244,7 @@ class Workbench:
         return kept is not None
 
     def take(self, costs: Costs) -> Costs:
-        """Use costs from another source, and return them with pins applied. Raises InfeasibleError."""
+        """Set the costs, and return them with pins applied. Raises InfeasibleError."""
         self._runs_on = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
@@ -263,7 +263,7 @@ class Workbench:
 
     @property
     def planned_with(self) -> tuple[Costs | None, Placing]:
-        """Costs (None if they are not known) and groups, on which plans depend besides the placement."""
+        """The costs (None if they are not known) and the groups; plans depend on these and the placement."""
         return self._costs, self.placing
 
     @property
@@ -352,7 +352,7 @@ class Workbench:
 
     @property
     def reference(self) -> Reference:
-        """The uncut model, as its framework runs it: ``reference(inputs)`` returns its outputs by name."""
+        """The uncut model, run by its framework: ``reference(inputs)`` returns its outputs by name."""
         if self._reference is None:
             self._reference = Reference(self.model, self._whole_model_device, self.precision, self.tolerance)
         return self._reference

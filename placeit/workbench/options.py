@@ -81,11 +81,11 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Policy:
-    """Guards against measurements that mislead.
+    """Guards against misleading measurements.
 
     Attributes:
-        watch: returns a monitor that tells which blocks of a profile, and which rounds of a race, other work on the machine
-            disturbed; these are repeated. :class:`placeit.profiler.passes.Calm` finds none.
+        watch: returns a monitor that detects blocks of a profile, and rounds of a race, that other work on the machine
+            disturbs; these are repeated. :class:`placeit.profiler.passes.Calm` detects none.
         check_costs: whether a search first compares costs from the cache with a few runs of the whole model, and measures them
             again if they no longer hold.
         stop_early: whether a search considers no splits if a lower bound shows that none is faster than a plain device.

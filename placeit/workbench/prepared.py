@@ -1,4 +1,4 @@
-"""Placements made ready to run: their plans on the sessions that run them."""
+"""Prepared placements: a placement with its plan, and the session that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CACHED = 16  # prepared placements in a cache
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A placement that serves whole requests, on the session that runs it.
+    """A placement with its plan, ready to be run by a session.
 
     Attributes:
         placement: placement of the model's ops; its replicas are not prepared.

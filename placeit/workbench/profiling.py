@@ -1,4 +1,4 @@
-"""Where the costs of a model on a cluster come from: its devices, the cache, or estimates for described devices."""
+"""Get the costs of a model on a cluster: by measuring, from the cache, or by estimates for described devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for a server to try in place of its current one."""
+"""Find and compile plans that a server may try in place of its current one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.workbench.opened import Workbench
 
 __all__ = ["Proposals"]
 
-_WORTH = 0.98  # share of the incumbent's expected time, below which a plan is tried: requests pay for the comparison
+_WORTH = 0.98  # a plan is tried if its expected time is below this share of the incumbent's, as trials slow requests down
 _STEPS = 50  # of a search
 _SIMULATED = 8  # best plans by the bound of their throughput that are simulated with requests in flight
 
@@ -110,12 +110,12 @@ class Proposals:
         return plan.problem.device_names == self._session.cluster.names
 
     def starts_threads(self, plan: Plan) -> bool:
-        """Return whether compiling a plan may start threads that run it; a device of one core uses its own thread only."""
+        """Return whether compiling a plan may start threads, as for any device but a core set of one core."""
         devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
         return not all(device.core_set and len(device.cores) == 1 for device in devices)
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan, to be compared with the incumbent, and to serve in its place."""
+        """Compile a plan, and return its executor."""
         return to_serve(functools.partial(self._session.executor, priority=self._priority), plan, self.in_flight)
 
     def check(self, executor: PlanExecutor) -> None:

@@ -1,4 +1,4 @@
-"""Recordings of models, of prepared placements and of their runs."""
+"""Make recordings of models, of prepared placements and of their runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from placeit.devices.kinds import kind_of
 from placeit.devices.meters import Series
 from placeit.measuring.run_report import RunReport
 from placeit.profiler import recorded as r
-from placeit.profiler import recording as whole
 from placeit.profiler.op_times import OpTime
 from placeit.profiler.peaks import peak_of
+from placeit.profiler.recording import MAX_SPANS, Recording
 from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
@@ -39,18 +39,18 @@ __all__ = ["of_model", "of_plan", "of_run"]
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
-def of_model(session: Workbench) -> whole.Recording:
+def of_model(session: Workbench) -> Recording:
     """Return a recording of a model and its devices, without a run."""
-    return _about(session, ())
+    return _base_recording(session, ())
 
 
-def of_plan(placements: Sequence[Prepared]) -> whole.Recording:
+def of_plan(placements: Sequence[Prepared]) -> Recording:
     """Return a recording of a prepared placement and its replicas, which have not run."""
-    about = _about(placements[0].home, placements)
+    about = _base_recording(placements[0].home, placements)
     return replace(about, plan=_plan(placements, ()), predicted=_predicted(placements[0]))
 
 
-def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> whole.Recording:
+def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> Recording:
     """Return a recording of a run: its requests, segments and transfers, with their times and devices.
 
     Args:
@@ -65,7 +65,7 @@ def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = Tr
     plans = [report.plan] if isinstance(report, RunReport) else report.plans
     ran = [Prepared(one, session.home_of(one), plan) for one, plan in zip(report.placement.every, plans, strict=False)]
     done = _last(report.done)
-    about = _about(session, ran)
+    about = _base_recording(session, ran)
     clock = _Clock(done, gaps=isinstance(report, RateReport))
     plan = _plan(ran, done)
     moments = [[clock(t) for t in (one.arrived, max(one.arrived, one.begun), one.ended)] for one in done]
@@ -74,7 +74,7 @@ def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = Tr
     wall = max((one.ended_s for one in requests), default=0.0)
     conflicts = {device.name: device.conflicts for device in about.devices}
     timed = [one.home.op_times(one.plan) if ops else [] for one in ran]
-    of_ops = [row for k, some in enumerate(timed) for row in _ops(ran[k], _first(ran, k), some)]
+    of_ops = [row for k, some in enumerate(timed) for row in _ops(ran[k], _first_segment(ran, k), some)]
     used = {segment.device for segment in plan.segments} if of_ops else ()
     devices = {device.name: device for one in ran for device in one.home.cluster.devices}
     return replace(
@@ -131,9 +131,9 @@ class _Clock:
 
 
 def _last(done: Sequence[Done]) -> list[Done]:
-    """Return the last requests that fit into a recording, in the order in which they began."""
+    """Return the latest requests that fit into a recording, in the order in which they began."""
     kept: list[Done] = []
-    left = whole.MAX_SPANS
+    left = MAX_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
         left -= len(one.ran) + len(one.moved)
         if kept and left < 0:
@@ -142,12 +142,13 @@ def _last(done: Sequence[Done]) -> list[Done]:
     return kept[::-1]
 
 
-def _first(placements: Sequence[Prepared], k: int) -> int:
+def _first_segment(placements: Sequence[Prepared], k: int) -> int:
     """Return the position of a replica's first segment among the segments of all replicas."""
     return sum(len(one.plan.segments) for one in placements[:k])
 
 
-def _about(session: Workbench, placements: Sequence[Prepared]) -> whole.Recording:
+def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recording:
+    """Return a recording of the model and of the devices of a session and of prepared placements."""
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))
@@ -160,7 +161,7 @@ def _about(session: Workbench, placements: Sequence[Prepared]) -> whole.Recordin
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
-    return whole.Recording(
+    return Recording(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(devices.values()),
         environment=_environment(),
@@ -251,7 +252,7 @@ def _plan(placements: Sequence[Prepared], done: Sequence[Done]) -> r.RecordedPla
     segments: list[r.RecordedSegment] = []
     tensors: list[r.RecordedTensor] = []
     for k, one in enumerate(placements):
-        home, plan, first = one.home, one.plan, _first(placements, k)
+        home, plan, first = one.home, one.plan, _first_segment(placements, k)
         members: list[list[int]] = [[] for _ in plan.segments]
         for v, s in enumerate(one.segments.tolist()):
             members[s].append(v)

@@ -31,14 +31,14 @@ __all__ = ["Better", "ExpectedTimes", "Recovery"]
 _LOG = logging.getLogger("placeit")
 
 _DECISION_S, _STEPS = 0.5, 600  # seconds of a decision, and steps of its search
-_TRIAL_RUNS, _TRIAL_TIMEOUT_S = 5, 60.0  # runs of a new executor before it serves, and the timeout of all of them
-_MIN_PRICE_S = 1.0  # least seconds that a move is expected to take
+_TRIAL_RUNS, _TRIAL_TIMEOUT_S = 5, 60.0  # runs of a new executor before it serves, and their common timeout
+_MIN_PRICE_S = 1.0  # minimum seconds that a move is expected to take
 _TIMEOUT_S, _TIMEOUT_FACTOR = 30.0, 100.0  # a segment hangs if it takes more seconds, and more times its expected seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Better:
-    """A placement that may be better than the one that serves.
+    """A placement that may be better than the current one of a server.
 
     Attributes:
         plan: the plan that could run instead.
@@ -159,7 +159,7 @@ class Recovery:
         return self._runtime.pool.reopen()
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
-        """Run sample inputs on the plan on which a request has failed; if they fail as well, declare the device lost."""
+        """Run sample inputs on the plan of a failed request; if they fail as well, declare the device lost."""
         if executor.gone is not None or not error.device:
             return
         trial = functools.partial(self._try, executor.plan, executor.priority)
@@ -182,7 +182,7 @@ class Recovery:
         return max(_TIMEOUT_S, _TIMEOUT_FACTOR * seconds * self.slow.get(name, 1.0))
 
     def abandon(self, executor: PlanExecutor, name: str, seconds: float) -> None:
-        """Declare a device lost on which a segment of an executor has been running for some seconds."""
+        """Declare a device lost because a segment has been running there for ``seconds``."""
         if executor.gone is None:
             why = ExecutionError(f"a segment has been running there for {seconds:.0f} s, far longer than it should take.")
             executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan, executor.priority)))

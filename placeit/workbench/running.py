@@ -1,4 +1,4 @@
-"""Measure single requests on a prepared placement."""
+"""Run and measure single requests on a prepared placement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["given_to", "measure"]
 
 
 def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
-    """Check inputs and return them as the model takes them, or return the session's inputs for None. Raises UsageError."""
+    """Return checked inputs in the types of the model, or the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 

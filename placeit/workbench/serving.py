@@ -34,10 +34,10 @@ from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "adapting", "executors", "joining", "measure", "move", "refining", "steps"]
+__all__ = ["Watch", "adapting", "executors", "joining", "measure", "move", "refining"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
-"""Makes a context, given a server, in which requests arrive at the server."""
+"""Returns a context manager, given a server, in whose context requests arrive at the server."""
 
 
 def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None, priority: int = 0) -> list[PlanExecutor]:
@@ -68,13 +68,15 @@ def adapting(
     """
     recovery = Recovery(session.runtime, session.costs, in_flight)
     made = executors(placements, in_flight, priority)
-    server = Server(made, queue=queue, replace=recovery, state_memory=state_memory, steps=steps(session))
+    server = Server(
+        made, queue=queue, replace=recovery, state_memory=state_memory, steps=Steps.of(session.model, session.tolerance)
+    )
     server.attend(Adapter(server, recovery))
     return server
 
 
 def move(session: Workbench, server: Server, placement: Placement, *, in_flight: int | None, priority: int = 0) -> None:
-    """Have a server of a session run on another placement, without losing a request.
+    """Move a server of a session to another placement, without losing a request.
 
     The new segments are compiled beside the requests. New requests then run there; those in flight end where they began.
 
@@ -129,13 +131,8 @@ def refining(
     return server
 
 
-def steps(session: Workbench) -> Steps | None:
-    """Return the rules by which a server joins steps of texts; None if the model is no decoder with state."""
-    return Steps.of(session.model, session.tolerance)
-
-
 def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | str | None:
-    """Return the rules by which a server joins requests, or why it cannot; None if it is to join none.
+    """Return the rules by which a server joins requests; or why it cannot join any; or None if it should not.
 
     Args:
         session: has the model.
@@ -167,7 +164,7 @@ def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> 
 def measure(
     placements: abc.Sequence[Prepared], traffic: Traffic, *, warmup: int, inputs: Arrays | None, watch: Watch | None = None
 ) -> RateReport:
-    """Serve traffic by a placement and its replicas, and check the outputs of each before, and of the server after.
+    """Serve traffic on a placement and its replicas; check the outputs of each replica before, and of the server after.
 
     Args:
         placements: the prepared placement and its replicas.
