@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.server_options import read_token
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import ExecutionError, UsageError
@@ -81,7 +81,7 @@ def apply(
     counts = {outcome: sum(report["outcome"] == outcome for report in reports) for outcome in ("moved", "loaded", "unchanged")}
     answer = "; ".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count), *failed]).strip("; ")
     data = {"workload": str(plan), "server": to, "models": reports}
-    return Output(data, partial(_show, models=reports), FAILED if failed else 0, answer=answer)
+    return Output(data, partial(_show, models=reports), exit_code(failed=bool(failed)), answer=answer)
 
 
 def _is_address(url: str) -> bool:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED, Command, command
+from placeit.cli.command import Command, command, exit_code
 from placeit.cli.commands import settings
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import check_placers
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def run(
     files = []
     if output is not None:
         files.append(OutputFile(output, "the submission", lambda: write(output, [*earlier.values(), *found], rules)))
-    return Output(data, show, INTERRUPTED if interrupted else 0, files, answer if found else "; ".join(notes))
+    return Output(data, show, exit_code(interrupted=interrupted), files, answer if found else "; ".join(notes))
 
 
 def check(
@@ -213,7 +212,7 @@ def check(
             text.table(console, ("better", "value", "best known", "found by"), rows)
 
     data = {"version": VERSION, "placements": [asdict(row) for row in found]}
-    return Output(data, show, FAILED if wrong else 0, answer=answer)
+    return Output(data, show, exit_code(failed=bool(wrong)), answer=answer)
 
 
 def _ratio(value: float, best: float) -> float | None:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    **settings(),
-    name="cluster",
-    help="Start and end a local Ray cluster, whose nodes are all on this machine.",
-)
+app = typer.Typer(**settings(), name="cluster", help="Start and end a local Ray cluster, whose nodes are all on this machine.")
 
 _EXAMPLES = """\b
 Examples:

@@ -33,7 +33,7 @@ from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import LOST, printable
 
-__all__ = ["Command", "command", "command_line", "was_given", "write_result"]
+__all__ = ["Command", "command", "command_line", "exit_code", "was_given", "write_result"]
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
 _WORDS: ContextVar[tuple[str, ...]] = ContextVar("words of the command line", default=())
@@ -136,6 +136,11 @@ def write_result(text: str) -> None:
             write("\t".join(map(printable, text.split("\t"))))
     except BrokenPipeError:
         raise _ReaderGoneError from None
+
+
+def exit_code(*, interrupted: bool = False, failed: bool = False) -> int:
+    """Return the exit code of a command with a result, whose work was interrupted, or failed in part."""
+    return INTERRUPTED if interrupted else FAILED if failed else 0
 
 
 def command_line() -> str:

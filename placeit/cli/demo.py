@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.optimize import optimize
-from placeit.cli.options import CheckedOptions
+from placeit.cli.options import BudgetOption, CheckedOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import duration
 from placeit.core.errors import FileError
 from placeit.core.files import replacing, write_text
 from placeit.report import text
@@ -38,12 +37,7 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where to write the model, the boards and the placement.")
     ] = Path("placeit-demo"),
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
-        ),
-    ] = 40.0,
+    budget: BudgetOption = 40.0,
     terminal: Terminal,
 ) -> Output:
     """Find a placement of a small model on two boards.

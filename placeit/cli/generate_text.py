@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from placeit.cli.command import was_given, write_result
+from placeit.cli.command import exit_code, was_given, write_result
 from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions, Logits
 from placeit.cli.placements import RematchOption, find_target, profile_if_needed
@@ -21,7 +21,6 @@ from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import StateMemoryError, UsageError, naming
 from placeit.core.extras import need
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report.text import NOTHING, facts, rate, shortened
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def generate_text(
         "interrupted": interrupted,
     }
     show = _show_nothing if terminal.quiet else partial(_summary, data=data)
-    return Output(data, show, INTERRUPTED if interrupted else int(failed))
+    return Output(data, show, exit_code(interrupted=interrupted, failed=failed))
 
 
 def _draft(model: TextModel) -> dict[str, Any] | None:

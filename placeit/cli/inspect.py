@@ -45,11 +45,7 @@ def inspect(
 
     model = options.load_with_inputs()
     grouping = coarsen(
-        model.graph,
-        max_groups=options.max_groups,
-        keep_together=model.together,
-        pairs=model.pairs,
-        largest=LARGEST,
+        model.graph, max_groups=options.max_groups, keep_together=model.together, pairs=model.pairs, largest=LARGEST
     )
     counts = model.statistics()
     graph, grouped = model.graph, grouping.groups

@@ -65,8 +65,7 @@ class OnLoss(StrEnum):
 
 
 OnLossOption = Annotated[
-    OnLoss,
-    typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew."),
+    OnLoss, typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew.")
 ]
 
 RayOption = Annotated[

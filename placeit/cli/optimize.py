@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from placeit.cli.command import exit_code
 from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
@@ -18,7 +19,6 @@ from placeit.cli.values import check_placers, complete_agents, complete_placers,
 from placeit.cli.workload import is_workload, only_rate, optimize_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.files import own_descriptor
-from placeit.core.interrupts import INTERRUPTED
 from placeit.optimizer.portfolio import DEFAULT_PLACERS, MAX_POINTS
 from placeit.report import as_json, as_text
 
@@ -154,8 +154,7 @@ def optimize(
         ),
     ] = False,
     compare_precisions: Annotated[
-        bool,
-        typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
+        bool, typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32).")
     ] = False,
     pareto: Annotated[
         bool,
@@ -262,7 +261,7 @@ def optimize(
         command = next_command("explain" if any(device.described for device in cluster.devices) else "run", options, path)
     others = {"recording": record, "page": page}
     show = partial(as_text.optimized, found=found, path=path, others=others, points=points, command=command)
-    code = INTERRUPTED if interrupted else 0
+    code = exit_code(interrupted=interrupted)
     return Output(found.to_dict() | written, show, code, files, as_text.answer(found, path))
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchOption",
+    "BudgetOption",
     "CheckedOptions",
     "ContextOption",
     "DevicesOption",
@@ -78,8 +79,7 @@ ShapesOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
+    int | None, typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic.")
 ]
 ContextOption = Annotated[
     int | None,
@@ -128,6 +128,12 @@ InputsOption = Annotated[
     typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which also set open sizes; default: random."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
+BudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
 
 

@@ -23,8 +23,7 @@ class PromptOptions:
     HEADING: ClassVar = "Prompts"
 
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.", show_default=False),
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.", show_default=False)
     ] = None
     prompts_file: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
@@ -22,7 +22,6 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, runs_as_text
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def run(
 
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
-    code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
+    code = exit_code(interrupted=report.interrupted, failed=report.failed is not None)
     show = partial(runs_as_text.run, report=report, files=written)
     return Output(target.data | report.to_dict() | _file_fields(written), show, code, files, runs_as_text.ran(report))
 
@@ -239,11 +238,7 @@ def _check_load(reason: str, load: LoadOptions, length: LengthOptions, files: Ma
 
 
 def _under_load(
-    target: Target,
-    load: LoadOptions,
-    length: LengthOptions,
-    paths: Mapping[str, Path | None],
-    terminal: Terminal,
+    target: Target, load: LoadOptions, length: LengthOptions, paths: Mapping[str, Path | None], terminal: Terminal
 ) -> Output:
     """Run a target with several requests in flight."""
     from placeit.workbench.options import Traffic
@@ -257,7 +252,7 @@ def _under_load(
             report = session.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(session.recording(report, ops=ops), paths) if any(paths.values()) else []
-    code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
+    code = exit_code(interrupted=report.served.interrupted, failed=report.failed is not None)
     show = partial(runs_as_text.rate, report=report, files=paths)
     return Output(target.data | report.to_dict() | _file_fields(paths), show, code, files, runs_as_text.ran(report))
 

@@ -14,10 +14,9 @@ import typer
 
 from placeit.cli.command import command_line
 from placeit.cli.optimize import optimize
-from placeit.cli.options import CheckedOptions, ObjectiveOption
+from placeit.cli.options import BudgetOption, CheckedOptions, ObjectiveOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import duration
 from placeit.core.extras import install, installed
 from placeit.core.files import write_text
 from placeit.core.units import about_bytes
@@ -43,12 +42,7 @@ _COLUMNS = 120  # of a page without pictures
 def try_model(
     *,
     objective: ObjectiveOption = "latency",
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
-        ),
-    ] = 40.0,
+    budget: BudgetOption = 40.0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (.html); default: MODEL.try.html."),

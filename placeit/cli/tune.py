@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.options import CheckedOptions, Precision, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.placements import open_session, profile_if_needed
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
-from placeit.core.interrupts import INTERRUPTED
 from placeit.core.units import percentage
 from placeit.report import text
 
@@ -140,7 +139,7 @@ def tune(
         if record is not None:
             text.facts(console, {"recording": str(record), "page": ["placeit", "report", str(record)]})
 
-    code = INTERRUPTED if found.interrupted else FAILED if chosen is None else 0
+    code = exit_code(interrupted=found.interrupted, failed=chosen is None)
     data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
     data["recording_file"] = None if record is None else str(record)
     return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
@@ -149,11 +148,7 @@ def tune(
 def _show(console: Console, found: Tuned) -> None:
     text.facts(
         console,
-        {
-            "limit": str(found.limit),
-            "chosen": "nothing" if found.chosen is None else found.chosen.name,
-            "why": found.reason,
-        },
+        {"limit": str(found.limit), "chosen": "nothing" if found.chosen is None else found.chosen.name, "why": found.reason},
     )
     console.print()
     percentile = f"p{found.limit.percentile}"
@@ -174,12 +169,7 @@ def _show(console: Console, found: Tuned) -> None:
         rows.append([one.of, *settings_cells, *capacity, *cells(point), one.failed or ""])
     rate = "rate in limit" if found.rate is None else "rate"
     heads = ["placement", "in flight", "batch", "predicted", "capacity", "error", rate, percentile, "95 % interval", "failed"]
-    text.table(
-        console,
-        heads,
-        rows,
-        spare=["failed"] if all(one.failed is None for one in found.configurations) else [],
-    )
+    text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])
     text.paragraph(console, "Rates are of requests per second; ways without one did not keep the limit, or were left out.")
     if found.error is not None:
         text.paragraph(console, f"Predicted capacities differ from measured ones by {percentage(found.error)} in the median.")

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeit.cli.command import FAILED, was_given
+from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import CheckedOptions, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.core.units import percentage
 from placeit.report import text
 
@@ -77,7 +76,7 @@ def optimize_workload(
             cache=cost_cache(options.no_cache),
         )
     files = [] if found.chosen is None else [OutputFile(path, "the placed workload", partial(found.save, path))]
-    code = INTERRUPTED if found.interrupted else FAILED if found.chosen is None else 0
+    code = exit_code(interrupted=found.interrupted, failed=found.chosen is None)
     written = {"workload_file": None if found.chosen is None else str(path)}
     answer = f"{'nothing' if found.chosen is None else found.chosen.name}: {found.reason}"
     shown = partial(_show, found=found, path=path, devices=options.devices)

@@ -142,13 +142,8 @@ class Explained:
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict for JSON output."""
         return jsonable_dict(
-            {
-                name: value
-                for name, value in vars(self).items()
-                if name not in ("memory", "transfers", "cuts", "moves", "decided")
-            }
-            | {"memory": self.memory.to_dict()}
-            | {"transfers": [asdict(one) for one in self.transfers]}
+            vars(self)
+            | {"memory": self.memory.to_dict(), "transfers": [asdict(one) for one in self.transfers]}
             | {"cuts": [{name: getattr(one, name) for name in ("tensor", "way", "bytes", "seconds")} for one in self.cuts]}
             | {"moves": [asdict(one) for one in self.moves], "decided": [asdict(one) for one in self.decided]}
         )

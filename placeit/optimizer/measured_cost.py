@@ -222,7 +222,7 @@ class MeasuredCost:
             raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
         races = self._races
         names = [name for name, one in self._outcomes.items() if one.source == "measured"]
-        asked = sorted(names, key=lambda name: self._outcomes[name].value)[:few]
+        asked = sorted(names, key=self._value)[:few]
         if not asked:
             raise ExecutionError("Nothing has been measured, so nothing can be the best.")
         best = [races.known[name] for name in asked]

@@ -141,10 +141,8 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
     """Enter the answer, the single devices and the placements of the front as candidates of a race."""
     known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
-    beside = [chosen, *(one for one in search.standing if one.placer == "single")]
-    entered: dict[str, Candidate] = {}
-    for one in beside:
-        entered[one.name] = one
+    singles = (one for one in search.standing if one.placer == "single")
+    entered = {one.name: one for one in (chosen, *singles)}
     for number, row in enumerate(rows, 1):
         if (found := known.get(row.tobytes())) is None:
             plan = search.segmenter.plan(row)

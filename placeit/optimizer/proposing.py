@@ -20,7 +20,7 @@ from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import begin_with, fitted
-from placeit.optimizer.throughput_mode import throughput_mode
+from placeit.optimizer.wholes import throughput_mode
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.simulator.simulate import SimulatedCost

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import compared
-from placeit.optimizer.candidates import Beside, known_value
+from placeit.optimizer.candidates import Beside, Candidate, known_value, value_of
 from placeit.optimizer.capacity import service_of
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.ledger import FRONT, compiled_since
+from placeit.optimizer.ledger import COMPILING, DECIDING, FRONT, LOADING, MEASURING, PROFILING, REST, Item, compiled_since
 from placeit.optimizer.pareto import find_front
 from placeit.optimizer.placed_module import execution
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
-from placeit.optimizer.result import Optimized, Unplanned
+from placeit.optimizer.result import Optimized, Spent, Unplanned
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.spending import spending
 from placeit.profiler.prediction_error import mape, pearson, spearman
 from placeit.runtime.compiling import Compiled
 
 __all__ = ["Report", "optimized"]
+
+_STEPS = (LOADING, PROFILING), (COMPILING, MEASURING, DECIDING, FRONT, REST)  # steps before and after the placers
 
 _MIN_CORRELATED = 5  # minimum number of placements for a correlation
 
@@ -141,3 +143,45 @@ def optimized(
         _again=session.again,
         _execution=execution(home, chosen.plan),
     )
+
+
+def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:
+    """Return the time spent so far by steps and placers, in the order of the search."""
+    search.ledger.book()
+    seconds = search.ledger.seconds
+    before = _ancestors(search, chosen)
+    asked = [item for item in seconds if item.placer]
+    asked += [Item(name, placer=True) for name in search.notes if Item(name, placer=True) not in asked]
+    steps = [[Spent(item.what, False, seconds[item]) for item in some if item in seconds] for some in _STEPS]
+    placers = [_of_placer(search, item.what, seconds.get(item, 0.0), chosen, before) for item in asked]
+    return (*steps[0], *placers, *steps[1])
+
+
+def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, before: set[str]) -> Spent:
+    own = [one for one in search.proposals if one.placer == name]
+    candidates = [search.known[one.candidate] for one in own]
+    simulated = [one.simulated_value for one in candidates if one.simulated_value is not None]
+    measured = [value for one in candidates if math.isfinite(value := value_of(one))]
+    measured += [one.measured for one in own if one.measured is not None]
+    found = {one.candidate for one in own if not one.same and search.known[one.candidate].placer != "single"}
+    return Spent(
+        what=name,
+        placer=True,
+        seconds=seconds,
+        proposed=len(own),
+        new=sum(one.fresh for one in own),
+        simulated_value=min(simulated, default=None),
+        measured_value=min(measured, default=None),
+        role="answer" if chosen.name in found else "start" if before & found else None,
+        note=search.notes.get(name),
+    )
+
+
+def _ancestors(search: Search, chosen: Candidate) -> set[str]:
+    """Return the names of the candidates that the search for the answer started from, directly or indirectly."""
+    names: set[str] = set()
+    start = chosen.start
+    while start is not None and start not in names:
+        names.add(start)
+        start = search.known[start].start
+    return names

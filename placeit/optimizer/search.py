@@ -227,10 +227,7 @@ class Search(Races):
         singles, splits = self.finalists()
         select, decide = (
             self.race_s(self.with_others(some), rounds)
-            for rounds, some in (
-                (SELECTION_ROUNDS, [*singles, *splits]),
-                (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
-            )
+            for rounds, some in ((SELECTION_ROUNDS, [*singles, *splits]), (DECISION_ROUNDS, [*singles[:1], *splits[:1]]))
         )
         return select + decide
 

@@ -14,7 +14,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
-from placeit.devices.plain import all_here
+from placeit.devices.plain import all_here, compiled_twins
 from placeit.optimizer.candidate_state import Failed, Proposed
 from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.replicas import enter_given
@@ -94,7 +94,7 @@ def on_eager_devices(session: Workbench, placement: Placement) -> Placement:
 
     Such a placement is usually the answer of an earlier search, which compiles the segments of its best split.
     """
-    twins = session.setup.compiled_twins
+    twins = compiled_twins(session.cluster)
     eager = {} if twins is None else dict(zip(twins.names, session.cluster.names, strict=True))
     if not set(placement.device_names) <= eager.keys():
         return placement

@@ -1,4 +1,4 @@
-"""Candidates on devices outside the cluster: plain, compiling or in another precision; and splits with compiled segments."""
+"""Candidates on devices outside the cluster, such as the whole CPU, and splits with compiled segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
-from placeit.devices.kinds import kind_of
+from placeit.devices.kinds import driven_by_openvino, kind_of
+from placeit.devices.plain import compiled_devices, compiled_twins, in_throughput_mode
 from placeit.measuring.measure import FAILURES
 from placeit.optimizer.candidates import Candidate, OtherDevices, value_of
 from placeit.optimizer.ledger import COMPILING
@@ -23,8 +24,19 @@ from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
+__all__ = [
+    "MODE",
+    "alone_on",
+    "compiles_splits",
+    "enter_compiled",
+    "enter_twin",
+    "in_other_precision",
+    "plain_candidates",
+    "throughput_mode",
+]
 
+MODE = "throughput mode"
+"""Placer name of OpenVINO's throughput mode."""
 _BEHIND = 1.5  # eager splits that take more than this many times the best eager single device are not compiled
 _COPIES = 2  # copies of the weights that must fit into free memory before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
@@ -50,10 +62,26 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
     return found
 
 
+def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, OtherDevices] | None:
+    """Return the CPU in OpenVINO's throughput mode, which divides the session's cores among streams, as a candidate.
+
+    None if the session has pins, or if the cores cannot run all ops or may not hold all weights.
+    """
+    device = None if session.pins else in_throughput_mode(session.cluster)
+    if device is None or problem.param_bytes.sum() > device.memory_bytes:
+        return None
+    like = [d for d, one in enumerate(session.cluster.devices) if one.core_set and driven_by_openvino(one)]
+    if not problem.feasible[:, like].all():
+        return None
+    home = session.alone(device)
+    candidate = alone_on(home, f"{replace(device.where, runtime='')} in {MODE}", placer=MODE)
+    return candidate, OtherDevices(home, np.zeros(len(session.cluster)))
+
+
 def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
     session = races.session
-    for device in session.setup.compiled_devices if _is_compilable(session) else ():
+    for device in compiled_devices(session.cluster) if _is_compilable(session) else ():
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind != device.kind]
         if not problem.feasible[:, eager].all() or problem.param_bytes.sum() > device.memory_bytes:
             continue
@@ -80,7 +108,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
         return None
     alike = [value_of(one) for one in known if one.placer == "single" and races.is_placed(one)]
     behind = not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf)
-    if behind or (twins := session.setup.compiled_twins) is None:
+    if behind or (twins := compiled_twins(session.cluster)) is None:
         return None
     home = session.alone(twins)
     plan = replace(split.plan, problem=replace(split.plan.problem, device_names=twins.names))
@@ -103,7 +131,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
 
 def compiles_splits(session: Workbench) -> bool:
     """Return whether splits that run eagerly may race with their segments compiled, so that eager costs bound none."""
-    return _is_compilable(session) and session.setup.compiled_twins is not None
+    return _is_compilable(session) and compiled_twins(session.cluster) is not None
 
 
 def _is_compilable(session: Workbench) -> bool:

@@ -18,7 +18,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import compiled_devices, compiled_twins, plain_devices, whole_devices
+from placeit.devices.plain import compiled_twins, plain_devices, whole_devices
 from placeit.measuring.check import tolerance_of, tolerance_of_rounding
 from placeit.planning.placing import Placing
 from placeit.profiler.cache import Cache
@@ -150,20 +150,10 @@ class Setup:
         return plain_devices(self.cluster, onnx=self.opens_onnx)
 
     @property
-    def compiled_devices(self) -> list[Device]:
-        """Cores of the cluster that compile the whole model (:func:`placeit.devices.plain.compiled_devices`)."""
-        return compiled_devices(self.cluster)
-
-    @property
-    def compiled_twins(self) -> Cluster | None:
-        """The cluster with devices that compile in place of eager ones (:func:`placeit.devices.plain.compiled_twins`)."""
-        return compiled_twins(self.cluster)
-
-    @property
     def elsewhere(self) -> list[Cluster]:
         """Devices outside the cluster that a search may choose as well: whole devices, and compiled twins."""
         whole = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
-        return [*whole, *filter(None, [self.compiled_twins])]
+        return [*whole, *filter(None, [compiled_twins(self.cluster)])]
 
     @property
     def conditions(self) -> Conditions:
