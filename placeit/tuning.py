@@ -85,8 +85,8 @@ class Configuration:
     @property
     def best(self) -> OperatingPoint | None:
         """The point with the highest rate such that the limit is kept there and at all lower rates; None without one."""
-        kept = [*takewhile(lambda point: point.kept, self.points)]
-        return kept[-1] if kept else None
+        points_kept = [*takewhile(lambda point: point.kept, self.points)]
+        return points_kept[-1] if points_kept else None
 
     def at(self, rate: float) -> OperatingPoint | None:
         """Return the point at a rate; None if the rate was not measured."""
@@ -239,8 +239,8 @@ def tune(
         raise ExecutionError(" ".join(["No configuration can serve.", *(f"{one.name}: {one.failed}" for one in done)]))
     ranked = tuple(sorted(done, key=lambda one: _rank(one, limit, rate)))
     first = ranked[0]
-    kept = first.best if rate is None else first.at(rate)
-    chosen = first if kept is not None and kept.kept else None
+    point = first.best if rate is None else first.at(rate)
+    chosen = first if point is not None and point.kept else None
     return Tuned(str(session.model.path), limit, rate, ranked, max(one.turns for one in trials), chosen, interrupted)
 
 
@@ -305,13 +305,13 @@ def _start_servers(
     trials: list[_Trial] = []
     for name, placement in given.items():
         of = name if checked else f"{name} in {session.precision}"
-        here = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
+        placed = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
         try:
-            wrong = None if checked else session.run(here, runs=1, warmup=0).failed
-            failed = [_Trial(of, of, here, failed=wrong)]
-            trials += _servers_of(session, of, here, limit, hosts, stack) if wrong is None else failed
+            wrong = None if checked else session.run(placed, runs=1, warmup=0).failed
+            failed = [_Trial(of, of, placed, failed=wrong)]
+            trials += _servers_of(session, of, placed, limit, hosts, stack) if wrong is None else failed
         except PlaceitError as error:
-            trials.append(_Trial(of, of, here, failed=str(error)))
+            trials.append(_Trial(of, of, placed, failed=str(error)))
     return trials
 
 
@@ -368,20 +368,20 @@ class _Turns:
         """Measure at least six turns, and until a time of :func:`placeit.core.clock.now`; return whether Ctrl-C ended it."""
         begin = clock.now()
         opened = [trial for trial in self._trials if trial.server is not None]
-        able = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
-        window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
+        remaining = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
+        window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(remaining))), *_TURN_S))
         for turn in range(FEWEST):
-            if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
+            if not all(self._saturate(trial, window) for trial in self._shuffled(remaining)):
                 raise KeyboardInterrupt
             if turn == FEWEST // 2 - 1:
-                able = _best(able, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
+                remaining = _best(remaining, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
             self._report("saturating servers", (turn + 1) / FEWEST)
-        rates = {trial: self._rates(trial) for trial in able}
+        rates = {trial: self._rates(trial) for trial in remaining}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
         window = float(np.clip(left / (FEWEST * count), *_TURN_S))
         turns = max(FEWEST, int(left / (window * count)))
         for turn in range(turns):
-            for trial in self._shuffled(able):
+            for trial in self._shuffled(remaining):
                 if trial.failed is None and not self._climb(trial, rates[trial], window):
                     if turn == 0:
                         raise KeyboardInterrupt
@@ -439,10 +439,10 @@ class _Turns:
 
 def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], count: int) -> list[_Trial]:
     """Return the trials with the highest capacities, first the best with and without batches, with one and more in flight."""
-    able = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
+    ranked = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
     first: dict[tuple[bool, bool], _Trial] = {}
-    for one in able:
+    for one in ranked:
         settings = one.placement.serving
         assert settings is not None  # noqa: S101
         first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
-    return list(dict.fromkeys([*first.values(), *able]))[:count]
+    return list(dict.fromkeys([*first.values(), *ranked]))[:count]

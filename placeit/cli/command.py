@@ -76,8 +76,8 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # some versions of typer add this prefix of pydantic
             if " is not one of " in error.message:
-                given, *known = re.findall(r"'([^']*)'", error.message)
-                error.message = f"{error.message.rstrip('.')}{nearest(given, known)}."
+                value, *choices = re.findall(r"'([^']*)'", error.message)
+                error.message = f"{error.message.rstrip('.')}{nearest(value, choices)}."
             raise
 
 
@@ -269,9 +269,9 @@ def _stdout_for_the_result() -> Iterator[None]:
 @contextlib.contextmanager
 def _library_messages(terminal: Terminal) -> Iterator[None]:
     """Show warnings of placeit; show warnings of libraries only with ``--debug``."""
-    root, own = logging.getLogger(), logging.getLogger("placeit")
+    root, placeit_logger = logging.getLogger(), logging.getLogger("placeit")
     handler = _Handler(logging.ERROR if terminal.quiet else logging.WARNING)
-    target = root if terminal.debug else own
+    target = root if terminal.debug else placeit_logger
     silence = logging.NullHandler()  # without any handler, logging prints warnings by itself
     root.addHandler(silence)
     target.addHandler(handler)

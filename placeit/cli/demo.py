@@ -67,8 +67,8 @@ def demo(
         where = f"CPU cores {cores[0]} and {cores[1]} of this machine, slowed, stand for two boards"
 
     def show(console: Console) -> None:
-        made = f"The model is made up: {_BLOCKS} blocks of {len(_BRANCHES)} branches, with random weights."
-        text.paragraph(console, f"{made} {where}, with an emulated network between them. The files of both are in {folder}.")
+        intro = f"The model is made up: {_BLOCKS} blocks of {len(_BRANCHES)} branches, with random weights."
+        text.paragraph(console, f"{intro} {where}, with an emulated network between them. The files of both are in {folder}.")
         console.print()
         found.show(console)
         console.print()

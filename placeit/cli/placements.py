@@ -88,8 +88,8 @@ def open_session(
     options.reach(named)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
         found, onnx = discover(list(dict.fromkeys(several))), options.model.suffix.lower() == ".onnx"
-        whole = {device.name for device in whole_devices(found, onnx=onnx)}
-        named = [name for name in named if name not in whole]
+        plain_names = {device.name for device in whole_devices(found, onnx=onnx)}
+        named = [name for name in named if name not in plain_names]
     try:
         cluster = discover(named if options.devices is None and named else options.devices, precision=options.precision.value)
     except (DeviceError, UsageError) as error:
@@ -102,12 +102,12 @@ def open_session(
     with options.session(cluster, placements[0].graph_hash if placements else "") as session:
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                for placement_ in placement.every:
-                    session.home_of(placement).divide(placement_, by_segments=by_segments)
+                for one in placement.every:
+                    session.home_of(placement).divide(one, by_segments=by_segments)
         for path, placement in zip(files, placements, strict=True):
             with naming(path):
-                for placement_ in placement.every:
-                    session.home_of(placement).placing.groups_of(placement_)
+                for one in placement.every:
+                    session.home_of(placement).placing.groups_of(one)
         yield session, placements
 
 

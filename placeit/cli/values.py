@@ -66,8 +66,8 @@ def complete_devices(incomplete: str) -> list[str]:
     from placeit.devices.host import allowed_cores
 
     before, comma, last = incomplete.rpartition(",")
-    known = ["CPU", *(f"CPU@{core}" for core in allowed_cores()), *([] if comma else ["auto"])]
-    return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in before.split(",")]
+    names = ["CPU", *(f"CPU@{core}" for core in allowed_cores()), *([] if comma else ["auto"])]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in before.split(",")]
 
 
 def complete_placers(incomplete: str) -> list[str]:

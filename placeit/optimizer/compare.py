@@ -89,8 +89,8 @@ class Comparison(Shown):
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Return each single device's time over the candidate's time, by name; None where one of the two was not measured."""
-        mine, single = candidate.measured, {one.name: one.measured for one in self.candidates}
-        return {name: compared(single[name], mine) for name in self.singles}
+        own_times, times = candidate.measured, {one.name: one.measured for one in self.candidates}
+        return {name: compared(times[name], own_times) for name in self.singles}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dict, as ``placeit compare --json`` prints it, where names are paths of files."""
@@ -259,10 +259,10 @@ def check_compared(objective: str, rate: float | None = None) -> None:
     """Raise UsageError unless the objective is one that is measured directly, and the rate (if given) is valid for it."""
     kind = objective_kind(objective)
     if not kind.is_measured:
-        able = objectives_that(lambda one: one.is_measured)
-        raise UsageError(f"Placements are compared by {able}, which are measured; not '{objective}'.")
+        objectives = objectives_that(lambda one: one.is_measured)
+        raise UsageError(f"Placements are compared by {objectives}, which are measured; not '{objective}'.")
     if rate is not None:
         check_rate(rate)
         if not kind.paced:
-            able = objectives_that(lambda one: one.paced)
-            raise UsageError(f"A rate is the pace at which {able} is measured: leave it out for '{objective}'.")
+            objectives = objectives_that(lambda one: one.paced)
+            raise UsageError(f"A rate is the pace at which {objectives} is measured: leave it out for '{objective}'.")

@@ -65,10 +65,10 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         search.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
     elif twin is not None:
         search.skip(twin.name, "no time was left to race it", late=True)
-    now = [[search.known[one.name] for one in some] for some in (singles, splits)]
-    single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
+    updated = [[search.known[one.name] for one in group] for group in (singles, splits)]
+    single, split = (min((one for one in group if one.failed is None), key=value_of, default=None) for group in updated)
     if search.objective.steady and split is not None:  # the fewest segments of those as good within the interval
-        equal = [one for one in now[1] if one.failed is None and one.race == split.race and not _better(split, one)]
+        equal = [one for one in updated[1] if one.failed is None and one.race == split.race and not _better(split, one)]
         split = min([split, *equal], key=lambda one: (one.segments, value_of(one)))
     return single, split
 

@@ -165,13 +165,13 @@ class Deployed:
             return self.executors[0].time()
         for i, seconds in zip(self._pipelines, self._times(self._pipelines, [1] * len(self._pipelines)), strict=True):
             self._alone[i].append(seconds)
-        taken = self._times(range(len(self._lengths)), self._lengths)
-        each = [seconds / n for seconds, n in zip(taken, self._lengths, strict=True)]
+        run_seconds = self._times(range(len(self._lengths)), self._lengths)
+        per_request = [seconds / n for seconds, n in zip(run_seconds, self._lengths, strict=True)]
         for i in self._pipelines:
-            further = (taken[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
-            each[i] = further if further > 0 else each[i]
-        self._lengths = _as_long(self._min_lengths, each, self._max_lengths)
-        return 1.0 / sum(1.0 / seconds for seconds in each)
+            further = (run_seconds[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
+            per_request[i] = further if further > 0 else per_request[i]
+        self._lengths = _as_long(self._min_lengths, per_request, self._max_lengths)
+        return 1.0 / sum(1.0 / seconds for seconds in per_request)
 
     @property
     def uncounted(self) -> float:

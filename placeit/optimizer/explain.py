@@ -285,12 +285,12 @@ def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.f
 def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
     """Return the transfers of tensors that a group computes, or that it reads on its device."""
     grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
-    graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
+    graph, moves, device = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
     found = []
     for i in range(len(moves)):
         tensor, src, dst = plan.tensors[int(moves.tensor[i])], int(moves.src[i]), int(moves.dst[i])
         readers = [v for v in graph.edges[graph.edge_tensor == tensor, 1].tolist() if trials.groups[v] == dst]
-        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == here and group in readers else None
+        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == device and group in readers else None
         if way is not None:
             seconds = float(moves.finish[i] - moves.start[i])
             at = names[src], names[dst], tuple(graph.names[v] for v in readers)
@@ -319,19 +319,19 @@ def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move
     result = placement.result or {}
     if pinned := _pinned(trials, result, op):
         return pinned
-    able = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
-    if len(able) == 1:
+    able_devices = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
+    if len(able_devices) == 1:
         what = "there is no other device" if len(names) == 1 else "no other device can run its group"
         return (Decision("device", what),)
-    full = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
-    if len(able - full) <= 1:
+    full_devices = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
+    if len(able_devices - full_devices) <= 1:
         return (Decision("memory", "no other device that can run its group has room for it"),)
     chosen = result.get("chosen")
     placer = chosen.get("placer") if isinstance(chosen, dict) else None
     if not isinstance(chosen, dict) or not isinstance(placer, str):
         return (Decision("unknown", "the placement file does not say how it was found"),)
-    then, now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
-    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != now:
+    devices_then, devices_now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
+    if isinstance(devices_then, dict) and {device: ops for device, ops in devices_then.items() if ops} != devices_now:
         return (Decision("unknown", f"the placement was changed after '{placer}' had found it"),)
     others = len(trials.session.grouping.members(group)) - 1
     together = f", with its group of {others + 1} ops" if others else ""

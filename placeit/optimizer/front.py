@@ -33,8 +33,8 @@ def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
     order = np.lexsort((values[:, 1], values[:, 0]))
     second = values[order, 1]
     before = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]]) if len(order) else second
-    kept: NDArray[np.intp] = order[second < before]
-    return kept
+    indices: NDArray[np.intp] = order[second < before]
+    return indices
 
 
 def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
@@ -67,9 +67,9 @@ class _Archive:
         self.left -= len(rows)
         rows = np.concatenate([self.rows.reshape(-1, rows.shape[1]), rows])
         values = np.concatenate([self.values, found])
-        kept = non_dominated(values)
-        kept = kept[np.isfinite(values[kept]).all(axis=1)]
-        self.rows, self.values = rows[kept], values[kept]
+        indices = non_dominated(values)
+        indices = indices[np.isfinite(values[indices]).all(axis=1)]
+        self.rows, self.values = rows[indices], values[indices]
         return found
 
     def weighted(self, weights: NDArray[np.float64]) -> CostFunction:
@@ -103,10 +103,10 @@ def explore(
     front.offer(starts)
     choices = [np.flatnonzero(row) for row in problem.feasible]
     if math.prod(map(len, choices)) <= evaluations:
-        every = (np.array(row, np.int32) for row in itertools.product(*choices))
-        able = (row for row in every if fits(problem, row))
-        while (some := list(itertools.islice(able, _BATCH))) and not is_over(deadline):
-            front.offer(np.stack(some))
+        rows_of_all = (np.array(row, np.int32) for row in itertools.product(*choices))
+        feasible_rows = (row for row in rows_of_all if fits(problem, row))
+        while (batch := list(itertools.islice(feasible_rows, _BATCH))) and not is_over(deadline):
+            front.offer(np.stack(batch))
         return front.rows, front.values
     scale = np.maximum(front.values.min(axis=0), np.finfo(float).tiny)
     each = int(front.left * _SUMS_SHARE) // len(_WEIGHTS)

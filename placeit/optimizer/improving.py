@@ -45,8 +45,8 @@ def refine(search: Search) -> None:
     search.say("searching among plans", 0.0)
     placed = [one for one in search.standing if search.is_placed(one)]
     ranked = sorted(placed, key=lambda one: float(search.expected(one.groups[None])[0]))
-    given = [one for one in placed if one.given and one.measured is None]
-    for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
+    given_starts = [one for one in placed if one.given and one.measured is None]
+    for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given_starts])):
         improve = functools.partial(improved, search, one.groups, search.seed + i)
         search.searches += 1
         with search.ledger.on(Item(SEARCH, placer=True)):
@@ -58,12 +58,12 @@ def improved(search: Search, groups: NDArray[np.int32], seed: int) -> NDArray[np
     deadline = clock.now() + max(0.0, search.spare()) * _SHARE / _STARTS
     if search.objective.is_measured:
         return search.segmenter.search(groups, search.problem, steps=_STEPS, seed=seed, deadline=deadline)
-    rng, now = np.random.default_rng(seed), search.expected(groups[None])[0]
+    rng, value_now = np.random.default_rng(seed), search.expected(groups[None])[0]
     for _ in range(_PLANS):
         if is_over(deadline):
             break
         moved, v = groups.copy(), int(rng.integers(len(groups)))
         moved[v] = rng.choice(np.flatnonzero(search.problem.feasible[v]))
-        if fits(search.problem, moved) and (value := search.expected(moved[None])[0]) < now:
-            groups, now = moved, value
+        if fits(search.problem, moved) and (value := search.expected(moved[None])[0]) < value_now:
+            groups, value_now = moved, value
     return groups

@@ -81,10 +81,10 @@ class Known:
     ) -> Known:
         """Return the measurements of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
-        who, plan = (candidate.name, candidate.placer), candidate.plan
+        names, plan = (candidate.name, candidate.placer), candidate.plan
         segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
         replicas = [Placed(one.group_devices, one.segment_of) for one in candidate.replicas]
-        return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
+        return cls(*names, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
 
 
 class Journal:
@@ -144,10 +144,10 @@ class Journal:
             if not self.path.is_file():
                 raise FileError(f"Cannot go on from {self.path}: it is not a regular file.")
             with self.path.open("rb") as stream:
-                begun = stream.read(len(_BEGINNING))
+                beginning = stream.read(len(_BEGINNING))
         except OSError as error:
             raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
-        if not _BEGINNING.startswith(begun):
+        if not _BEGINNING.startswith(beginning):
             raise _foreign(self.path)
         return complete_lines(self.path)
 
@@ -258,8 +258,8 @@ def _placed(found: _Placed, edges: NDArray[np.int32], shape: tuple[int, int]) ->
         if not all(0 <= one < limit for one in numbers):
             raise RecordError(name, f"must be numbers below {limit}")
     place, of = np.array(found.devices, np.int32), np.array(found.segments, np.int32)
-    whole = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
-    if not whole or not (of[edges[:, 0]] <= of[edges[:, 1]]).all():
+    is_consistent = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
+    if not is_consistent or not (of[edges[:, 0]] <= of[edges[:, 1]]).all():
         raise RecordError("segments", "must be in an order in which they can run, each on one device")
     return Placed(place, of)
 

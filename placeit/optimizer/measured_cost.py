@@ -141,14 +141,14 @@ class MeasuredCost:
             waiting.sort(key=self._expected)
         while waiting:
             batch: list[str] = []
-            most = self._affordable(waiting)
-            while waiting and len(batch) < most:
+            limit = self._affordable(waiting)
+            while waiting and len(batch) < limit:
                 if not self._is_hopeless(name := waiting.pop(0)):
                     batch.append(name)
             if batch:
                 self._measure(batch)
                 self._challenge()
-            if most < 1:
+            if limit < 1:
                 self._outcomes |= {name: self._asked.left_out(self._races.known[name].groups) for name in waiting}
                 waiting = []
         return [
@@ -222,14 +222,14 @@ class MeasuredCost:
             raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
         races = self._races
         names = [name for name, one in self._outcomes.items() if one.source == "measured"]
-        asked = sorted(names, key=self._value)[:few]
-        if not asked:
+        best_names = sorted(names, key=self._value)[:few]
+        if not best_names:
             raise ExecutionError("Nothing has been measured, so nothing can be the best.")
-        best = [races.known[name] for name in asked]
+        best = [races.known[name] for name in best_names]
         found = self._race(best, best[0], rounds, "measuring the best once more", min_rounds=rounds)
         names = sorted((name for name in found if self._outcomes[name].source == "measured"), key=self._value)
         if not names:
-            reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in asked)
+            reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in best_names)
             raise ExecutionError(" ".join(["None of the best placements could be run once more.", *reasons]))
         first, won = names[0], races.known[names[0]]
         rivals = [name for name in names[1:] if len(np.intersect1d(found[name].rounds, found[first].rounds))]
@@ -249,8 +249,8 @@ class MeasuredCost:
 
     def _expected(self, name: str) -> float:
         """Return the objective of a candidate by calibrated costs; calibrate again if there were 10 % more races since."""
-        known, segmenter = self._estimator
-        if (races := len(self._races.races)) > known * _GROWN:
+        calibrated_races, segmenter = self._estimator
+        if (races := len(self._races.races)) > calibrated_races * _GROWN:
             segmenter = self._races.segmenter_of(self.calibrated())
             self._estimator = races, segmenter
         return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan)) * self._races.scale
@@ -276,8 +276,8 @@ class MeasuredCost:
             return 0
         seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
         # a first race checks outputs only before its runs
-        taken = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
-        total = np.cumsum(np.maximum(taken, average))
+        race_seconds = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
+        total = np.cumsum(np.maximum(race_seconds, average))
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
 
     def _value(self, name: str) -> float:
@@ -285,8 +285,8 @@ class MeasuredCost:
 
     def _best(self) -> Candidate | None:
         """Return the incumbent: the best confirmed candidate if there is one, else the best of all."""
-        able = self._valued()
-        return next((one for one in able if one.name in self._confirmed), able[0] if able else None)
+        valued = self._valued()
+        return next((one for one in valued if one.name in self._confirmed), valued[0] if valued else None)
 
     def _valued(self) -> list[Candidate]:
         """Return the candidates whose values compare across races, best first."""
@@ -299,8 +299,8 @@ class MeasuredCost:
         singles = sorted(
             (self._races.known[name] for name in names if name is not None), key=lambda one: one.plan.schedule.makespan
         )
-        able = [one for one in singles if one.cost is not None or not self._outcomes.is_known(one.name)]
-        return self._races.anchor_of(able, self._best(), otherwise)
+        usable = [one for one in singles if one.cost is not None or not self._outcomes.is_known(one.name)]
+        return self._races.anchor_of(usable, self._best(), otherwise)
 
     def _measure(self, names: Sequence[str]) -> None:
         """Race candidates beside the anchor, and record their outcomes."""

@@ -75,10 +75,10 @@ def improve(search: Search) -> None:
         if search.excluded is not None or not one_more or turn == _TURNS - 1 or search.indivisible:
             return
         search.learn()
-        known = len(search.known)
+        count = len(search.known)
         ask_all(search, search.placers, _AGAIN_SHARE, turn=turn + 2)
         refine(search)
-        if len(search.known) == known or not worth_another_turn(search):
+        if len(search.known) == count or not worth_another_turn(search):
             return
 
 
@@ -102,8 +102,8 @@ def promising(search: Search) -> list[Candidate]:
     for one in search.standing:
         if one.measured is None and one.placer != "single":
             # given placements are always measured
-            known = one.given or one.simulated_value is None
-            why = None if known else why_hopeless(known_value(one, scale), best, search.objective.worse)
+            is_always_measured = one.given or one.simulated_value is None
+            why = None if is_always_measured else why_hopeless(known_value(one, scale), best, search.objective.worse)
             one = search.reconsider(one.name) if why is None else search.skip(one.name, why)
             if why is None:
                 fresh.append(one)
@@ -199,9 +199,9 @@ def measure(search: Search) -> None:
     while (racing := promising(search)) and any(one.measured is None for one in racing):
         what = f"measuring {len(racing)} placement{'s' if len(racing) > 1 else ''}"
         rounds = search.rounds_within(max(search.spare() - search.compiling_s(racing), TRIFLE_S), racing)
-        known = [one for one in search.ranked if one in racing]
-        singles = [one for one in (*known, *racing) if one.placer == "single"]
-        anchor = search.anchor_of(singles, next((one for one in known if one.cost is not None), None), racing[0])
+        measured = [one for one in search.ranked if one in racing]
+        singles = [one for one in (*measured, *racing) if one.placer == "single"]
+        anchor = search.anchor_of(singles, next((one for one in measured if one.cost is not None), None), racing[0])
         share = max(search.spare(), 0.0) / max(search.left(), TRIFLE_S)  # runs on a busy machine take longer than expected
         search.race(racing, what, rounds=rounds, share=share, min_rounds=min(rounds, FEWEST_BESIDE), anchor=anchor)
         if search.ranked:

@@ -123,8 +123,8 @@ class Goal:
         self.candidates, self.seed, self.rate = candidates, seed, rate
         self.named = candidates.placers is not None
         placers = DEFAULT_PLACERS if candidates.placers is None else candidates.placers
-        every = [placers] if isinstance(placers, str) else placers
-        self.placers = placers_by_name(every)
+        listed = [placers] if isinstance(placers, str) else placers
+        self.placers = placers_by_name(listed)
         self.names = list(self.placers)
         self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
         self.asked = [name for name in self.names if name not in self.exploring]

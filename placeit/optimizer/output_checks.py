@@ -62,10 +62,10 @@ class OutputChecks:
         session = self._book.session
         gap = OutputDifference.between(session.reference.output_check().expected, other.reference.output_check().expected)
         if gap.wrong(session.tolerance) is not None:
-            said = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
+            difference = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
             _LOG.warning(
                 "OpenVINO and ONNX Runtime do not compute the same from %s: %s. Splits are compared with the runtime of their "
                 "devices; ONNX Runtime does what the file says also where integers take more than 32 bits.",
                 session.model.path,
-                said,
+                difference,
             )

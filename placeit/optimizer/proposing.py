@@ -119,19 +119,19 @@ def ask_all(search: Search, placers: Mapping[str, Placer], share: float = _ASKED
     if turn > 1 and ranked:
         measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
     cost = search.objective.cost(problem, SimulatedCost(problem))
-    for i, (placer, who) in enumerate(placers.items()):
-        kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
+    for i, (label, placer) in enumerate(placers.items()):
+        kind, name = label.partition(":")[0], label if turn == 1 else f"{label}, turn {turn}"
         search.say(f"asking {kind}", i / len(placers))
         deadline = clock.now() + max(0.0, search.spare()) * share / (len(placers) - i)
-        start = ranked[0].name if measured is not None and isinstance(who, RefiningPlacer) else None
-        asked = functools.partial(ask, who, problem, cost, seed=search.seed, deadline=deadline, measured=measured)
+        start = ranked[0].name if measured is not None and isinstance(placer, RefiningPlacer) else None
+        propose = functools.partial(ask, placer, problem, cost, seed=search.seed, deadline=deadline, measured=measured)
         with search.ledger.on(Item(kind, placer=True)):
-            search.add(name, kind, asked, start=start)
+            search.add(name, kind, propose, start=start)
         if name in search.unplanned and search.known:  # without any candidate, an error reports it
             why = search.unplanned[name][1]
-            _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
+            _LOG.warning("The placer '%s' gave no placement; the others continue: %s", label, why)
     if turn == 1:
-        search.placers = {name: who for name, who in placers.items() if name not in search.unplanned}
+        search.placers = {name: placer for name, placer in placers.items() if name not in search.unplanned}
 
 
 def check_asked(search: Search, placers: Sequence[str]) -> None:

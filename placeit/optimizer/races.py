@@ -63,8 +63,8 @@ class Races(Runs):
         too low, and so on. It is the anchor only if no single device has a cost. If there is no incumbent, the anchor is the
         first single device, or else ``otherwise``.
         """
-        known = [one for one in singles if one.cost is not None]
-        return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
+        valued = [one for one in singles if one.cost is not None]
+        return next(one for one in (*valued, incumbent, *singles, otherwise) if one is not None)
 
     def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates, and single devices in another precision that race whenever these candidates do."""

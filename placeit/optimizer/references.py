@@ -94,22 +94,22 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
     All core sets together are the CPU. A device that cannot run all ops comes first: others run the remaining ops.
     """
     cluster, weights = races.session.cluster, float(problem.param_bytes.sum())
-    own = [d for d, device in enumerate(cluster.devices) if driven_by_openvino(device)]
+    openvino_devices = [d for d, device in enumerate(cluster.devices) if driven_by_openvino(device)]
     members: dict[str, list[int]] = {}
-    for d in own:
+    for d in openvino_devices:
         members.setdefault(target_name(cluster.devices[d]), []).append(d)
     whole: list[Device] = []
     found: list[tuple[bool, float, Device]] = []
-    for target, some in members.items():
-        device = max((cluster.devices[d] for d in some), key=lambda one: len(one.cores))
+    for target, numbers in members.items():
+        device = max((cluster.devices[d] for d in numbers), key=lambda one: len(one.cores))
         if device.core_set:
             device = next((one for one in plain_devices(cluster) if driven_by_openvino(one)), device)
-        if weights > device.memory_bytes or not problem.feasible[:, some].any():
+        if weights > device.memory_bytes or not problem.feasible[:, numbers].any():
             continue
-        able = bool(problem.feasible[:, some].all())
-        if able:
+        runs_all = bool(problem.feasible[:, numbers].all())
+        if runs_all:
             whole.append(device)
-        found.append((able, min(_alone(races, target), default=math.inf), device))
+        found.append((runs_all, min(_alone(races, target), default=math.inf), device))
     return [device for _, _, device in sorted(found, key=lambda one: one[:2])], whole
 
 

@@ -54,10 +54,10 @@ def enter_replicas(search: Search) -> None:
             for group in groups:
                 if group not in plans:
                     plans[group] = _split(search, group, deadline)
-            able = {group: plan for group in groups if (plan := plans[group]) is not None}
-            key = frozenset(able)
-            if 1 < len(able) <= (search.objective.in_flight or len(able)) and key not in found:
-                found[key] = _candidate(search, [*able.values()])
+            plans_by_group = {group: plan for group in groups if (plan := plans[group]) is not None}
+            key = frozenset(plans_by_group)
+            if 1 < len(plans_by_group) <= (search.objective.in_flight or len(plans_by_group)) and key not in found:
+                found[key] = _candidate(search, [*plans_by_group.values()])
         best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MAX_ENTERED]
         earlier = _recall(search)
         for candidate in best:
@@ -146,8 +146,8 @@ def _split(search: Search, group: tuple[int, ...], deadline: float) -> Plan | No
 
 def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
     """Return the problem restricted to a group of devices; None if an op can run on none of them."""
-    able = np.isin(np.arange(problem.devices), group)
-    compute = np.where(able, problem.compute, np.inf)
+    allowed = np.isin(np.arange(problem.devices), group)
+    compute = np.where(allowed, problem.compute, np.inf)
     return replace(problem, compute=compute) if np.isfinite(compute).any(axis=1).all() else None
 
 

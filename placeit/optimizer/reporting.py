@@ -149,30 +149,30 @@ def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:
     """Return the time spent so far by steps and placers, in the order of the search."""
     search.ledger.book()
     seconds = search.ledger.seconds
-    before = _ancestors(search, chosen)
-    asked = [item for item in seconds if item.placer]
-    asked += [Item(name, placer=True) for name in search.notes if Item(name, placer=True) not in asked]
-    steps = [[Spent(item.what, False, seconds[item]) for item in some if item in seconds] for some in _STEPS]
-    placers = [_of_placer(search, item.what, seconds.get(item, 0.0), chosen, before) for item in asked]
+    ancestors = _ancestors(search, chosen)
+    placer_items = [item for item in seconds if item.placer]
+    placer_items += [Item(name, placer=True) for name in search.notes if Item(name, placer=True) not in placer_items]
+    steps = [[Spent(item.what, False, seconds[item]) for item in items if item in seconds] for items in _STEPS]
+    placers = [_of_placer(search, item.what, seconds.get(item, 0.0), chosen, ancestors) for item in placer_items]
     return (*steps[0], *placers, *steps[1])
 
 
-def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, before: set[str]) -> Spent:
-    own = [one for one in search.proposals if one.placer == name]
-    candidates = [search.known[one.candidate] for one in own]
+def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, ancestors: set[str]) -> Spent:
+    proposals = [one for one in search.proposals if one.placer == name]
+    candidates = [search.known[one.candidate] for one in proposals]
     simulated = [one.simulated_value for one in candidates if one.simulated_value is not None]
     measured = [value for one in candidates if math.isfinite(value := value_of(one))]
-    measured += [one.measured for one in own if one.measured is not None]
-    found = {one.candidate for one in own if not one.same and search.known[one.candidate].placer != "single"}
+    measured += [one.measured for one in proposals if one.measured is not None]
+    found = {one.candidate for one in proposals if not one.same and search.known[one.candidate].placer != "single"}
     return Spent(
         what=name,
         placer=True,
         seconds=seconds,
-        proposed=len(own),
-        new=sum(one.fresh for one in own),
+        proposed=len(proposals),
+        new=sum(one.fresh for one in proposals),
         simulated_value=min(simulated, default=None),
         measured_value=min(measured, default=None),
-        role="answer" if chosen.name in found else "start" if before & found else None,
+        role="answer" if chosen.name in found else "start" if ancestors & found else None,
         note=search.notes.get(name),
     )
 

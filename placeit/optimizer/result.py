@@ -189,13 +189,13 @@ class Optimized(Drawn):
             return "Nothing was measured, so a gain is not known."
         if self.speedup is not None and chosen is not best and best is not None:
             return f"You gain {_factor(self.speedup)} over {best.name}, the best single device."
-        said = [f"Keep what you have if {chosen.name} runs the whole model: no other way was measured to be better."]
+        sentences = [f"Keep what you have if {chosen.name} runs the whole model: no other way was measured to be better."]
         for other in (one.name for one in self.candidates if one.plain and one is not chosen):
             both = [race.measured for race in self.races if {chosen.name, other} <= race.measured.keys()]
             ratio = compared(both[-1][other], both[-1][chosen.name]) if both else None
             if ratio is not None and ratio.ci_low > 1:
-                said.append(f"In a race with {other}, you gain {_factor(ratio)} by it.")
-        return " ".join(said)
+                sentences.append(f"In a race with {other}, you gain {_factor(ratio)} by it.")
+        return " ".join(sentences)
 
     @property
     def compiling_s(self) -> float:

@@ -55,14 +55,14 @@ class Runner:
         """
         begin = clock.now()
         if self._meters is None or not self._meters.complete:
-            taken, joules = [self.deployed.time()], None
+            seconds, joules = [self.deployed.time()], None
         else:
-            taken, joules = self.deployed.metered(self._meters)
+            seconds, joules = self.deployed.metered(self._meters)
         self.took = clock.now() - begin
-        self.values.append(self.objective.of_run(taken[-1], self.work))
+        self.values.append(self.objective.of_run(seconds[-1], self.work))
         self.joules.append(joules)
         self.inner.append(self.deployed.inner)
-        return float(np.median(taken))
+        return float(np.median(seconds))
 
     def work(self) -> tuple[NDArray[np.float64], float]:
         """Return the seconds that each device of the cluster was busy in the last run, and the sum for all links."""
@@ -94,5 +94,5 @@ class Runner:
     @staticmethod
     def _summed_up(values: Sequence[float], measured: Measurement, counted: Sequence[range]) -> Measurement:
         runs = [values[one.start : one.stop] for one in counted]
-        medians = [float(np.median(some)) for some in runs]
-        return summed_up(measured.name, medians, measured.rounds, [value for some in runs for value in some])
+        medians = [float(np.median(block)) for block in runs]
+        return summed_up(measured.name, medians, measured.rounds, [value for block in runs for value in block])

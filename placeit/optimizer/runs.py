@@ -155,9 +155,9 @@ class Runs(Book):
 
         For a pipeline of a model with state, there are at least enough to time it.
         """
-        given, found = share_of(self.objective.in_flight, candidate.plans), []
+        share, found = share_of(self.objective.in_flight, candidate.plans), []
         for plan in candidate.plans:
-            best = home.best_in_flight(plan, in_flight(plan)) if given is None else given
+            best = home.best_in_flight(plan, in_flight(plan)) if share is None else share
             found.append(max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best)
         return found
 
@@ -183,8 +183,8 @@ class Runs(Book):
 
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Return the seconds to compile the missing programs of the candidates that are on the session's own devices."""
-        here = (one for one in candidates if one.name not in self.homes)
-        return self.session.runtime.compiler.expected_s(plan for one in here for plan in one.plans)
+        own = (one for one in candidates if one.name not in self.homes)
+        return self.session.runtime.compiler.expected_s(plan for one in own for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Report the current step, and the share of it that is done."""

@@ -219,15 +219,15 @@ class Search(Races):
         left = self.left()
         if not singles or not others:
             return left
-        kept, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
-        return left if left < least else left - min(kept, max(left / 2, least))
+        reserve, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
+        return left if left < least else left - min(reserve, max(left / 2, least))
 
     def final_s(self) -> float:
         """Return the seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
-            self.race_s(self.with_others(some), rounds)
-            for rounds, some in ((SELECTION_ROUNDS, [*singles, *splits]), (DECISION_ROUNDS, [*singles[:1], *splits[:1]]))
+            self.race_s(self.with_others(candidates), rounds)
+            for rounds, candidates in ((SELECTION_ROUNDS, [*singles, *splits]), (DECISION_ROUNDS, [*singles[:1], *splits[:1]]))
         )
         return select + decide
 
@@ -237,8 +237,8 @@ class Search(Races):
         singles = [candidate for candidate in ranked if candidate.placer == "single"][:_FINAL_SINGLES]
         splits = [candidate for candidate in ranked if candidate.placer != "single"][:_FINAL_SPLITS]
         if singles:  # one split is enough to show that all are far behind
-            near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
-            splits = near or splits[:1]
+            close = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
+            splits = close or splits[:1]
             if not splits and self.excluded is not None:
                 singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits

@@ -186,9 +186,9 @@ def in_other_precision(
         if precision is None:
             missing.append(f"{single.name} {'is only described' if device.described else kind.one_precision}")
             continue
-        there = session.alone(device, precision=precision)
-        other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
-        others.append((other, OtherDevices(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
+        other_session = session.alone(device, precision=precision)
+        other = alone_on(other_session, f"{single.name} in {precision}", placer="precision", of=single.name)
+        others.append((other, OtherDevices(other_session, np.eye(len(session.cluster))[d] if home is None else home.busy)))
     return others, missing
 
 

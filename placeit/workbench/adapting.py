@@ -234,8 +234,8 @@ class Adapter(Attendant):
                     decision = f"{', '.join(better.devices)} would save {percentage(better.saved)}, and moving there takes "
                     decision += f"{better.price:.1f} s."
                     self._server.history.happened("decision", decision, seconds=better.decided_s)
-                here = [] if executor is None else [name for name, _ in self._expected_times(executor.plan)]
-                if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):
+                current_devices = [] if executor is None else [name for name, _ in self._expected_times(executor.plan)]
+                if better is not None and not self._news.keys().isdisjoint((*better.devices, *current_devices)):
                     found.append((executor, better))
         return max(found, key=lambda one: one[1].saved, default=None)
 
@@ -243,17 +243,17 @@ class Adapter(Attendant):
         """Compile a better placement, and let it serve unless its devices turn out to be slow."""
         begin, self._next_move = perf_counter(), None
         old = [] if leaving is None else [leaving]
-        here = [name for one in old for name, _ in self._expected_times(one.plan)]
-        why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
+        current_devices = [name for one in old for name, _ in self._expected_times(one.plan)]
+        why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *current_devices)))
         try:
             executor = self._planning.open(better.plan, better.priority)
         except FAILURES as error:
             _LOG.warning("A placement on %s was left out: %s", ", ".join(better.devices), error)
             self._server.history.happened("left out", str(error))
             return
-        known = self._planning.slow
+        slow = self._planning.slow
         ratios = self._ratios(better.plan, dict(enumerate(executor.segment_seconds().tolist())))
-        slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * known.get(name, 1.0)}
+        slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * slow.get(name, 1.0)}
         for name, ratio in slower.items():
             self._set_ratio(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
         replacement = Replacement(why, better.devices, 0.0, better.decided_s, perf_counter() - begin)

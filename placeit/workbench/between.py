@@ -85,10 +85,10 @@ def _measured(model: Model, executor: PlanExecutor, shapes: Shapes) -> AtSize | 
     try:
         executor.set_requests([Sample(model.inputs_at(shapes))])
         executor.time(timeout=_MAX_RUN_S)  # warm-up
-        taken = [executor.time() for _ in range(_RUNS)]
+        seconds = [executor.time() for _ in range(_RUNS)]
     except (ExecutionError, UsageError, MemoryError):
         return None
-    return AtSize(shapes, float(np.median(taken)), None)
+    return AtSize(shapes, float(np.median(seconds)), None)
 
 
 def _simulated(plan: Plan, seconds: NDArray[np.float64]) -> float:

@@ -181,7 +181,7 @@ class _Building:
         """Return the placement of the parts, each replica with the segments of its plan."""
         graph, part_of = self._contracted.graph, self._contracted.part_of
         numbers = {name: d for d, name in enumerate(self._used)}
-        made: list[Placement] = []
+        placements: list[Placement] = []
         for one in self._placements:
             home, plan, of = one.home, one.plan, one.segments
             segments = np.zeros(len(graph), np.int32)
@@ -189,8 +189,8 @@ class _Building:
             for v, part in self._contracted.bodies.items():
                 segments[part] = of[v]
             devices = [numbers[home.cluster.names[plan.segments[s].device]] for s in segments.tolist()]
-            made.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
-        first, *others = made
+            placements.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
+        first, *others = placements
         return replace(first, replicas=tuple(others), serving=self._serving)
 
     def _segments(self) -> Iterator[BundledSegment]:

@@ -128,9 +128,9 @@ class Workbench:
         A plain device (:func:`placeit.devices.plain.plain_devices`), the throughput mode or a compiled twin of a core set is
         not in the cluster, and yet `placeit optimize` may choose it.
         """
-        used, known = set(placement.as_dict().values()), set(self.cluster.names)
+        used, own_names = set(placement.as_dict().values()), set(self.cluster.names)
         for cluster in () if self.pins else self.setup.elsewhere:
-            if used <= set(cluster.names) and (not used <= known or placement.device_names == cluster.names):
+            if used <= set(cluster.names) and (not used <= own_names or placement.device_names == cluster.names):
                 return self.alone(cluster)
         return self
 
@@ -210,9 +210,9 @@ class Workbench:
         options: dict[str, Any] = {"check": check, "worth": worth, "certain": certain, "progress": progress}
         self._divide_by_support()
         while True:
-            left = max(budget_s * _MIN_SHARE, budget_s - (clock.now() - begin))
+            remaining = max(budget_s * _MIN_SHARE, budget_s - (clock.now() - begin))
             try:
-                return self.take(profiling.measure(self._current_setup(), lambda: self.runtime, budget_s=left, **options))
+                return self.take(profiling.measure(self._current_setup(), lambda: self.runtime, budget_s=remaining, **options))
             except DeviceError as error:
                 self._refuse(error)
 
@@ -238,10 +238,10 @@ class Workbench:
             DeviceError: some device exists in simulation only.
         """
         self._divide_by_support()
-        kept = profiling.recall(self._current_setup(), lambda: self.runtime)
-        if kept is not None:
-            self.take(kept)
-        return kept is not None
+        cached = profiling.recall(self._current_setup(), lambda: self.runtime)
+        if cached is not None:
+            self.take(cached)
+        return cached is not None
 
     def take(self, costs: Costs) -> Costs:
         """Set the costs, and return them with pins applied. Raises InfeasibleError."""
@@ -359,8 +359,8 @@ class Workbench:
 
     def _whole_model_device(self) -> Device | None:
         """Return a device of this machine that can run the whole model; None if there is no such device."""
-        able = zip(self.cluster.devices, self._supported().T, strict=True)
-        return next((device for device, ops in able if ops.all() and not (device.address and device.address.node)), None)
+        supported = zip(self.cluster.devices, self._supported().T, strict=True)
+        return next((device for device, ops in supported if ops.all() and not (device.address and device.address.node)), None)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

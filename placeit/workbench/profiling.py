@@ -77,8 +77,8 @@ def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
         return cached_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
 
     with _available(setup, runtime) as opened:
-        kept = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
-    return None if kept is None else as_expected(kept, setup.cluster, setup.expected)
+        cached = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
+    return None if cached is None else as_expected(cached, setup.cluster, setup.expected)
 
 
 @contextlib.contextmanager

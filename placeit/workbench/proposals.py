@@ -66,12 +66,12 @@ class Proposals:
         problem = segmenter.problem()
         if not self._placements:
             self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
-        here = [plan.group_devices] if self._is_here(plan) else []
-        starts = [*here, *self._placements]
+        current = [plan.group_devices] if self._is_here(plan) else []
+        starts = [*current, *self._placements]
         if not starts:
             return
         best = starts[int(np.argmin(segmenter.seconds(np.stack(starts))))]
-        for start in (*here, best):
+        for start in (*current, best):
             self._placements.append(segmenter.search(start, problem, steps=_STEPS, seed=self._seed))
             self._seed += 1
 
@@ -92,14 +92,14 @@ class Proposals:
         if not found:
             return None
         by = Throughput(self.in_flight) if steady else Latency()
-        now = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
+        current = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
         first = np.argsort(segmenter.seconds(np.stack(self._placements)))[:_SIMULATED]
         plans = [segmenter.plan(self._placements[number]) for number in first]
         values = [by.of_plan(one) for one in plans]
-        if not is_worth_trying(least := min(values), now, _WORTH):
+        if not is_worth_trying(least := min(values), current, _WORTH):
             return None
-        near = [(value, one) for value, one in zip(values, plans, strict=True) if value <= least / WORTH]
-        return min(near, key=lambda one: (len(one[1].segments) if steady else 0, one[0]))[1]
+        close = [(value, one) for value, one in zip(values, plans, strict=True) if value <= least / WORTH]
+        return min(close, key=lambda one: (len(one[1].segments) if steady else 0, one[0]))[1]
 
     def _segmenter(self, steady: bool) -> Segmenter:
         """Return a segmenter for the calibrated costs, and for throughput also for the number of requests in flight."""

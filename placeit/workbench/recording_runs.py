@@ -132,14 +132,14 @@ class _Clock:
 
 def _last(done: Sequence[Done]) -> list[Done]:
     """Return the latest requests that fit into a recording, in the order in which they began."""
-    kept: list[Done] = []
-    left = MAX_SPANS
+    latest: list[Done] = []
+    room = MAX_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
-        left -= len(one.ran) + len(one.moved)
-        if kept and left < 0:
+        room -= len(one.ran) + len(one.moved)
+        if latest and room < 0:
             break
-        kept.append(one)
-    return kept[::-1]
+        latest.append(one)
+    return latest[::-1]
 
 
 def _first_segment(placements: Sequence[Prepared], k: int) -> int:
@@ -153,16 +153,16 @@ def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recor
     devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
-    made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
-    read = np.zeros(len(graph))
+    bytes_made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+    bytes_read = np.zeros(len(graph))
     pairs = {(int(w), int(t)) for (_, w), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)}
     for w, t in pairs:
-        read[w] += graph.tensor_bytes[t]
+        bytes_read[w] += graph.tensor_bytes[t]
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
     return Recording(
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        bytes_made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(devices.values()),
         environment=_environment(),
         model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
@@ -181,7 +181,7 @@ def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recor
                     graph.kinds[v],
                     int(grouping.group_of[v]),
                     float(graph.flops[v]),
-                    float(made[v] + read[v]),
+                    float(bytes_made[v] + bytes_read[v]),
                     float(graph.param_bytes[v]),
                     tuple(shapes[v]),
                 )
@@ -236,11 +236,11 @@ def _device(device: Device, shared: Iterable[str]) -> r.RecordedDevice:
 
 def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Sequence[r.OpTime]) -> r.RecordedDevice:
     """Add the highest rates that were measured on a device: of its kernels, and of programs that reach its peak."""
-    peak, mine = peak_of(device, precision), [one for one in ops if one.device == found.name]
+    peak, own_ops = peak_of(device, precision), [one for one in ops if one.device == found.name]
     return replace(
         found,
-        peak_flops_per_s=max(filter(None, [peak.flops_per_s, *(one.flops_per_s for one in mine)]), default=None),
-        peak_bytes_per_s=max(filter(None, [peak.bytes_per_s, *(one.bytes_per_s for one in mine)]), default=None),
+        peak_flops_per_s=max(filter(None, [peak.flops_per_s, *(one.flops_per_s for one in own_ops)]), default=None),
+        peak_bytes_per_s=max(filter(None, [peak.bytes_per_s, *(one.bytes_per_s for one in own_ops)]), default=None),
     )
 
 
@@ -389,16 +389,16 @@ def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) 
         made: tensors of each op.
         ops: of the kernel.
     """
-    mine, read, left = set(ops), set[int](), set[int]()
+    own, read, written = set(ops), set[int](), set[int]()
     into, out = graph.predecessors, graph.successors
     for v in ops:
         edges = into.edge[into.ptr[v] : into.ptr[v + 1]].tolist()
-        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in mine}
+        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in own}
         readers: dict[int, list[int]] = {t: [] for t in made[v]}
         for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
             readers[int(graph.edge_tensor[e])].append(int(graph.edges[e, 1]))
-        left |= {t for t, some in readers.items() if not (some and mine.issuperset(some))}
-    return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *left]].sum())
+        written |= {t for t, readers_ in readers.items() if not (readers_ and own.issuperset(readers_))}
+    return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *written]].sum())
 
 
 def _groups(prepared: Prepared, timed: Sequence[OpTime]) -> list[r.GroupTime]:

@@ -94,15 +94,15 @@ class Recovery:
         if lost.gone is None:
             raise why
         pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=False)  # streams have no devices
-        known = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
-        silent = max((device.silent_s for device in known), default=0.0)
-        taken = {name for other in others for name in _devices(other.plan)}
+        losable = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
+        silent = max((device.silent_s for device in losable), default=0.0)
+        used = {name for other in others for name in _devices(other.plan)}
         unable = dict[str, DeviceError]()
         while True:
             gone = self._runtime.pool.lost()
             begin = perf_counter()
             try:
-                plan = self._plan(_without(taken | unable.keys(), gone))
+                plan = self._plan(_without(used | unable.keys(), gone))
                 decided = perf_counter()
                 executor = self._executor(plan, lost.priority)
             except PlaceitError as error:
@@ -211,11 +211,11 @@ class Recovery:
             if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
                 return None
             here = executor.plan.group_devices
-        taken = {name for other in others for name in _devices(other.plan)}
-        plan = self._plan(_without(taken, self._runtime.pool.lost()), here=here)
+        used = {name for other in others for name in _devices(other.plan)}
+        plan = self._plan(_without(used, self._runtime.pool.lost()), here=here)
         if executor is not None:
-            now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
-            saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
+            current_s = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
+            saved = 1 - plan.schedule.makespan / current_s if current_s > 0 else 0.0
         price = max(_MIN_PRICE_S, self._runtime.compiler.expected_s([plan]))
         priority = next((one.priority for one in (executor, *others) if one is not None), SERVING_PRIORITY)
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)

@@ -49,13 +49,13 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
     """
     check_length(runs, duration, warmup)
     session, plan = prepared.home, prepared.plan
-    given = given_to(session, inputs)
+    checked = given_to(session, inputs)
     interrupted = False
     with session.executor(plan) as executor:
-        check = session.reference.output_check(None if inputs is None else given)
+        check = session.reference.output_check(None if inputs is None else checked)
         error, refused = check(executor), executor.refused
         if inputs is not None:
-            executor.set_requests([Sample(given)])
+            executor.set_requests([Sample(checked)])
         log = RunLog(executor, MAX_SPANS)
         spun, begin = executor.spun_s, perf_counter()
         with Sampler() as sampler:
@@ -79,7 +79,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
         if not interrupted:
             error = error.worse(check(executor, after=True))
             sizes = at_sizes(session.model, executor, plan) if inputs is None else []
-            outputs = executor.run(given)
+            outputs = executor.run(checked)
             error = error.worse(OutputDifference.between(outputs, check.expected))
             spans, traced = executor.spans(), log.last()
     return RunReport(

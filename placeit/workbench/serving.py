@@ -67,9 +67,9 @@ def adapting(
         DeviceError: a device exists in simulation only, or has no room.
     """
     recovery = Recovery(session.runtime, session.costs, in_flight)
-    made = executors(placements, in_flight, priority)
+    executors_ = executors(placements, in_flight, priority)
     server = Server(
-        made, queue=queue, replace=recovery, state_memory=state_memory, steps=Steps.of(session.model, session.tolerance)
+        executors_, queue=queue, replace=recovery, state_memory=state_memory, steps=Steps.of(session.model, session.tolerance)
     )
     server.attend(Adapter(server, recovery))
     return server
@@ -97,11 +97,11 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
         raise UsageError("A server that refines its placement chooses it by itself, and is not moved: start it without that.")
     begin = perf_counter()
     placements = [Prepared.of(session, one) for one in placement.every]
-    leaving, made = server.executors, executors(placements, in_flight, priority)
+    leaving, new = server.executors, executors(placements, in_flight, priority)
     used = [name for name, ops in placement.counts().items() if ops]
     by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin, asked=True)
-    if not server.exchange(leaving, made, by):
-        for executor in made:
+    if not server.exchange(leaving, new, by):
+        for executor in new:
             executor.close()
         raise ExecutionError("The server is closed, or was about to move to another placement by itself: apply it again.")
 
@@ -179,27 +179,27 @@ def measure(
         ExecutionError: a device failed, or requests did.
     """
     session, placement = placements[0].home, placements[0].placement
-    due, given = traffic.times(), given_to(session, inputs)
-    check = session.reference.output_check(None if inputs is None else given)
+    due, checked = traffic.times(), given_to(session, inputs)
+    check = session.reference.output_check(None if inputs is None else checked)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(executor) for executor in executors(placements)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in opened])
         for executor in opened * warmup:
-            executor.run(given)
+            executor.run(checked)
         server = stack.enter_context(Server(opened, queue=traffic.queue))
         at_once = sum(executor.in_flight for executor in opened)
         with Sampler() as sampler, contextlib.nullcontext() if watch is None else watch(server):
             if due is not None:
-                served = offer(server, given, due)
+                served = offer(server, checked, due)
             else:
-                served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
+                served = keep_busy(server, checked, at_once, requests=traffic.requests, seconds=traffic.until)
         trace, labels = server.history.trace(), [executor.labels for executor in opened]
         ended = [one for one in server.history.requests() if math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
-            error = error.worse(OutputDifference.between(server.submit(given).result(), check.expected))
+            error = error.worse(OutputDifference.between(server.submit(checked).result(), check.expected))
     return RateReport(
         model=str(session.model.path),
         placement=placement,

@@ -152,8 +152,8 @@ class Setup:
     @property
     def elsewhere(self) -> list[Cluster]:
         """Devices outside the cluster that a search may choose as well: whole devices, and compiled twins."""
-        whole = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
-        return [*whole, *filter(None, [compiled_twins(self.cluster)])]
+        whole_clusters = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
+        return [*whole_clusters, *filter(None, [compiled_twins(self.cluster)])]
 
     @property
     def conditions(self) -> Conditions:
