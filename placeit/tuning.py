@@ -387,6 +387,8 @@ class _Turns:
                         raise KeyboardInterrupt
                     return True
             self._report("offering requests", (turn + 1) / turns)
+            if turn + 1 >= FEWEST and clock.now() > until:  # turns took longer than planned
+                break
         return False
 
     def _saturate(self, trial: _Trial, seconds: float) -> bool:
