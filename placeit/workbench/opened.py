@@ -188,7 +188,8 @@ class Workbench:
     ) -> Costs:
         """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
 
-        In these costs, a pinned group can run only where it is pinned. They are :attr:`costs` from here on.
+        In these costs, a pinned group can run only where it is pinned. They are :attr:`costs` from here on. Ops that a device
+        turns out not to compile are placed on other devices from here on, with a warning.
 
         Args:
             budget_s: seconds that it may take; it makes fewer passes over models that take long.
@@ -199,8 +200,6 @@ class Workbench:
             certain: decides whether to stop, once the least times of groups are known; see
                 :func:`placeit.profiler.costs.profile`.
             progress: told the current activity, and how far it is.
-
-        Ops that a device turns out not to compile are placed on other devices from here on, with a warning.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
