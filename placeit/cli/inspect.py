@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "inspect"]
 
-_MAX_STATES = 2  # most states that are all shown
+_MAX_STATES = 2  # maximum number of states that are all listed
 
 EXAMPLES = """\b
 Examples:

@@ -53,7 +53,7 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
 
     Args:
         session: its devices must be idle during the call.
-        core: ``float64[G, D]``, least seconds of each group inside the whole model on each device.
+        core: ``float64[G, D]``, minimum seconds of each group inside the whole model on each device.
     """
     segmenter = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core))
     problem = segmenter.problem()

@@ -51,7 +51,7 @@ class Comparison(Shown):
         singles: names of the candidates that are whole models on one device and that the caller did not give.
         references: OpenVINO's own ways to run the model on these devices (:mod:`placeit.optimizer.references`), the fastest
             first.
-        warmup: least number of runs of each candidate before the rounds.
+        warmup: minimum number of runs of each candidate before the rounds.
         disturbed: number of rounds in which other work disturbed the machine.
         left_out: number of further rounds, which were disturbed and do not count.
         duration_s: seconds that the rounds were given; None if their number was given.
@@ -158,7 +158,7 @@ def compare(
             replica of a placement runs.
         runs: number of rounds. In each round every candidate runs once, or for a while if a run takes less than 50 ms.
         duration: seconds for the rounds, instead of their number; at least one round is run.
-        warmup: least number of runs of each candidate before the rounds; they do not count.
+        warmup: minimum number of runs of each candidate before the rounds; they do not count.
         rate: requests per second at which runs are started, for latency; None to start each when the previous one has ended.
         seed: seed of the order within each round.
         progress: called with the current step and the share of it that is done.

@@ -67,7 +67,9 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         search.skip(twin.name, "no time was left to race it", late=True)
     updated = [[search.known[one.name] for one in group] for group in (singles, splits)]
     single, split = (min((one for one in group if one.failed is None), key=value_of, default=None) for group in updated)
-    if search.objective.steady and split is not None:  # the fewest segments of those as good within the interval
+    if (
+        search.objective.steady and split is not None
+    ):  # of equally good ones within the interval, the one with the fewest segments
         equal = [one for one in updated[1] if one.failed is None and one.race == split.race and not _better(split, one)]
         split = min([split, *equal], key=lambda one: (one.segments, value_of(one)))
     return single, split

@@ -12,7 +12,7 @@ from placeit.optimizer.candidates import Candidate
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 
 DECISION_ROUNDS, _MAX_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: if runs vary little, and at most
-_STEADY = 0.12  # relative deviation of the ratio of two runs, up to which the fewest rounds are enough
+_STEADY = 0.12  # relative deviation of the ratio of two runs, up to which the minimum of rounds is enough
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def run_lengths(plans: Sequence[Plan]) -> list[int]:
 
 
 def fewest_requests(plan: Plan) -> int:
-    """Return the least number of requests that shows a plan's throughput; it grows with the requests that the plan holds."""
+    """Return the minimum number of requests that shows a plan's throughput, which grows with the requests that it holds."""
     return (
         int(np.clip(math.ceil(_PER_HELD * held(plan) - 1e-9), _MIN_PIPELINED, _MAX_PIPELINED))
         if is_pipeline(plan)
@@ -221,7 +221,7 @@ class ReferenceRun(Deployed):
 
     Args:
         open_it: compiles the model.
-        timeout: returns the most seconds that a run may take. Compiling has no timeout: if it went on in the background, it
+        timeout: returns the seconds that a run may take. Compiling has no timeout: if it went on in the background, it
             would disturb the next measurement.
     """
 

@@ -54,7 +54,7 @@ class Difference:
         simulated_s: simulated seconds of a request, for each placement.
         replanned_s: simulated seconds of a request with the segments planned anew, for each placement.
         same_segments: whether both run as the same segments.
-        moved: groups that are on different devices, the one whose move alone would save most first.
+        moved: groups that are on different devices; the group whose move alone saves most comes first.
         measured: a race of both placements; None if they were not raced.
         profiled: when costs were measured; None if they are estimates.
     """

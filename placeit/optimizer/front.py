@@ -37,18 +37,18 @@ def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
     return indices
 
 
-def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Choose up to ``most`` points of a front, ``float64[N, 2]``, that are far apart: return their indices.
+def spread(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Choose up to ``count`` points of a front, ``float64[N, 2]``, that are far apart: return their indices.
 
     The ends of the front come first, then repeatedly the point farthest from the chosen ones.
     """
     size = np.ptp(values, axis=0) if len(values) else np.ones(2)
     scaled = values / np.where(size > 0, size, 1.0)
     chosen = list(dict.fromkeys([0, len(values) - 1]))[: len(values)]
-    while len(chosen) < min(most, len(values)):
+    while len(chosen) < min(count, len(values)):
         gaps = np.linalg.norm(scaled[:, None] - scaled[chosen], axis=2).min(axis=1)
         chosen.append(int(np.argmax(gaps)))
-    return np.array(chosen[:most], np.intp)
+    return np.array(chosen[:count], np.intp)
 
 
 class _Archive:
@@ -93,7 +93,7 @@ def explore(
         values_of: values placements.
         starts: feasible placements to start from, ``int32[B, V]``, at least one.
         seed: seed of the order of moves.
-        evaluations: most placements to value, approximately.
+        evaluations: approximate maximum number of placements to value.
         deadline: when to stop, by :func:`placeit.core.clock.now`; the starts are valued in any case.
 
     Returns:

@@ -60,7 +60,7 @@ class MeasuredCost:
     """A cost function that runs placements of a session's groups: ``cost(int32[B, G]) -> float64[B]``, seconds or joules.
 
     A value is NaN if the placement failed and ``inf`` if it does not fit; :meth:`outcomes` has the reason. Each plan is
-    measured once, in a race with other plans and with an anchor: the single device of least simulated time. Its value is its
+    measured once, in a race with other plans and with an anchor: the single device of lowest simulated time. Its value is its
     time over the anchor's in the same rounds, times the anchor's time in its first race. Values therefore compare even if the
     speed of the machine changes between races. A plan that looks better than the incumbent, the best one so far, is raced again
     together with the incumbent before it takes its place.
@@ -293,7 +293,7 @@ class MeasuredCost:
         return [one for one in self._races.ranked if one.cost is not None and one.steady]
 
     def _anchor(self, otherwise: Candidate) -> Candidate:
-        """Return the single device of least simulated time, if one runs; see :meth:`Races.anchor_of`."""
+        """Return the single device of lowest simulated time that runs; see :meth:`Races.anchor_of`."""
         groups = len(self._problem)
         names = [self._asked.name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
         singles = sorted(
@@ -337,7 +337,14 @@ class MeasuredCost:
         races = self._races
         races.twice = again
         found = races.race(
-            candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
+            candidates,
+            what,
+            rounds=rounds,
+            share=1.0,
+            min_rounds=min_rounds,
+            drop_losers=False,
+            anchor=anchor,
+            max_open=_AT_ONCE,
         )
         undone = self._outcomes.undo(candidates, anchor, found)
         for one in (anchor, *candidates):

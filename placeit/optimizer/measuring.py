@@ -25,8 +25,8 @@ from placeit.optimizer.wholes import compiles_splits
 
 __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_singles", "within"]
 
-_FINALISTS = 5  # most new placements that are measured in one turn
-_TURNS = 3  # most turns of measuring and searching again
+_FINALISTS = 5  # maximum number of new placements that are measured in one turn
+_TURNS = 3  # maximum number of turns of measuring and searching again
 _TURN_SHARE = 0.35  # share of the time left for a turn
 _EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose themselves what is measured
 _AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again

@@ -101,7 +101,7 @@ class PlacedStages:
         """Open a server for each stage, by the stage's name; all are closed when the context ends.
 
         Args:
-            queue: most requests that wait at each server.
+            queue: maximum number of requests that wait at each server.
         """
         placements = self.placements
         with contextlib.ExitStack() as stack:
@@ -226,7 +226,7 @@ def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: 
 
 
 def _best(problem: Problem, stages: int, seed: int) -> NDArray[np.int32]:
-    """Return the placement of least seconds per item, without replicas that gain too little."""
+    """Return the placement with the lowest seconds per item, without replicas that gain too little."""
     cost = ThroughputCost(problem)
     try:
         found = Exact().place(problem, cost, seed=seed, evaluations=None)

@@ -135,6 +135,6 @@ def _may_stop(state: SearchState) -> bool:
 
 
 def _is_certain(state: SearchState, core: NDArray[np.float64]) -> bool:
-    """Return whether no split can be faster, by the least seconds of each group on each device, ``float64[G, D]``."""
+    """Return whether no split can be faster, by the minimum seconds of each group on each device, ``float64[G, D]``."""
     state.excluded = found = excluded(state.session, core)
     return found is not None

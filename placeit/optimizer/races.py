@@ -40,7 +40,7 @@ class Races(Runs):
 
     Attributes:
         warmup: runs of each candidate before a race that do not count.
-        duration: most seconds of a race.
+        duration: maximum seconds of a race.
         twice: whether outputs are checked after a race as well as before it.
         running_s: seconds of all races without the opening of executors: runs, and the work between them.
     """
@@ -82,7 +82,7 @@ class Races(Runs):
         together: bool = False,
         drop_losers: bool = True,
         anchor: Candidate | None = None,
-        most: int = sys.maxsize,
+        max_open: int = sys.maxsize,
         guests: Sequence[Candidate] = (),
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
@@ -94,14 +94,14 @@ class Races(Runs):
         Args:
             candidates: the candidates that take part.
             what: text for the progress display.
-            rounds: most rounds.
+            rounds: maximum number of rounds.
             share: share of the time left that the rounds may take.
             min_rounds: rounds that are run whatever time they take.
             together: whether all must run in the same rounds, to be compared by round.
             drop_losers: whether candidates that are far behind leave early.
             anchor: a candidate, one of these or another, that takes part in every race; left out if nothing finds room beside
                 it.
-            most: most candidates that are open at the same time, the anchor included.
+            max_open: maximum number of candidates that are open at the same time, the anchor included.
             guests: references that run in the same rounds, as far as there is memory and time for all rounds with them.
 
         Returns:
@@ -122,7 +122,7 @@ class Races(Runs):
                 for i, candidate in enumerate([*first, *waiting]):
                     self.say("compiling segments", i / (len(first) + len(waiting)))
                     may_wait = bool(runners) and not together
-                    if may_wait and (len(runners) >= most or not self.has_room()):
+                    if may_wait and (len(runners) >= max_open or not self.has_room()):
                         later.append(candidate)
                         continue
                     if may_wait and (takes := self.compiling_s([candidate])) > max(left := self.left(), TRIFLE_S):

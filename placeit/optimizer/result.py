@@ -124,7 +124,7 @@ class Optimized(Drawn):
         interrupted: whether Ctrl-C ended the search early.
         cluster: the devices.
         pins: device names by op names or globs of them that held for every candidate.
-        memory: most bytes of weights by device, where a limit was given.
+        memory: limits of the bytes of weights, by device that has a limit.
         profiled: when the costs were measured, and how busy the machine was; None if they were not measured.
         conditions: precision and other conditions that the placement was found for.
         energy: energy meters of the devices; if they are complete, joules were measured by them. None unless energy is the

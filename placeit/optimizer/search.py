@@ -34,7 +34,7 @@ from placeit.profiler.support import refused_ops, refuses_ops, warn_of_refused
 __all__ = ["FEWEST_BESIDE", "ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
 ROUNDS, SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
-FEWEST_BESIDE = 3  # least runs beside a candidate of known cost that give a candidate a cost
+FEWEST_BESIDE = 3  # minimum number of runs beside a candidate of known cost that give a candidate a cost
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again if no split can be faster
 _FAR_BEHIND = 1.05  # times the best single device, from which on a placement over several is far behind
@@ -83,7 +83,7 @@ class Search(Races):
 
     @functools.cached_property
     def bound_s(self) -> float:
-        """Least seconds of any placement; NaN for throughput, or if the costs of groups are unknown.
+        """Lower bound of the seconds of any placement; NaN for throughput, or if the costs of groups are unknown.
 
         The known error of the bound is corrected. If a device ran the whole model in less time than simulated, its costs are
         reduced by that factor, and the bound is at most the time of the fastest measured placement.

@@ -72,7 +72,7 @@ class Trials:
         return [self.move(what, groups, d) for d in range(len(self.session.cluster)) if d != here]
 
     def worst(self, count: int) -> list[int]:
-        """Return the groups whose best move saves most, or costs least; of equal ones, the one of most time comes first."""
+        """Return the groups whose best move saves most, or costs least; of equal groups, the slowest comes first."""
         best = []
         for g in np.flatnonzero(self.segmenter.computes).tolist():
             changes = [one.change_s for one in self.moves("group", [g]) if one.change_s is not None]
@@ -80,6 +80,6 @@ class Trials:
         return [g for _, _, g in sorted(best)[:count]]
 
     def heaviest(self, group: int) -> int:
-        """Return the op of a group with the most floating-point operations, of equal ones the first."""
+        """Return the op of a group with the most floating-point operations, of several, the first."""
         graph = self.session.grouping.graph
         return max((graph.index[name] for name in self.session.grouping.members(group)), key=lambda v: graph.flops[v])

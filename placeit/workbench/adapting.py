@@ -224,7 +224,7 @@ class Adapter(Attendant):
     # -- moves -----------------------------------------------------------------------------------------------------------
 
     def _find_move(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
-        """Return the move that saves most among the moves that involve a device with news; None if there is no such move."""
+        """Return the move with a device that has news that saves most; None if there is no such move."""
         found: list[tuple[PlanExecutor | None, Better]] = []
         places: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
         for executor in places if self._news else []:

@@ -27,7 +27,7 @@ from placeit.simulator.simulate import schedule
 
 __all__ = ["Answer", "Estimate", "estimate"]
 
-_SEARCH_S, _STEPS = 0.5, 2000  # most seconds, and steps, of the search for a split
+_SEARCH_S, _STEPS = 0.5, 2000  # time limit, and number of steps, of the search for a split
 
 
 @dataclass(frozen=True)

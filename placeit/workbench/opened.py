@@ -197,7 +197,7 @@ class Workbench:
                 measured again if they do not hold any more.
             worth: decides whether to go on, once the time of a run is known; see :func:`placeit.profiler.costs.profile`. Not
                 asked if some device is described.
-            certain: decides whether to stop, once the least times of groups are known; see
+            certain: decides whether to stop, once the minimum times of groups are known; see
                 :func:`placeit.profiler.costs.profile`.
             progress: told the current activity, and how far it is.
 

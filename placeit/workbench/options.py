@@ -58,8 +58,8 @@ class Constraints:
     Attributes:
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along the other ops of its group;
             a group whose ops are pinned to several devices is split.
-        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
-        max_groups: most groups that placers decide about.
+        memory: memory limits by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        max_groups: maximum number of groups that placers decide about.
         texts: texts of a decoder's longest length, for whose states every placement has room beside the weights.
         tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
             and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of tensors sent between
@@ -108,7 +108,7 @@ class Traffic:
         arrivals: how requests arrive at a rate: ``constant``, at regular intervals, or ``poisson``, independently of each
             other.
         seed: of ``poisson`` arrivals.
-        queue: most requests that may wait; requests that arrive at a rate and find the queue full are dropped.
+        queue: maximum number of requests that may wait; requests that arrive at a rate and find the queue full are dropped.
 
     Raises:
         UsageError: a rate, a number or a time is not positive, or ``arrivals`` is unknown.

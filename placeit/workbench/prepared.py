@@ -54,7 +54,7 @@ class Prepared:
         """Compile the placement for a server, and return its executor.
 
         Args:
-            in_flight: most requests in flight; None for as many as its highest throughput needs.
+            in_flight: maximum number of requests in flight; None for as many as its highest throughput needs.
             priority: 0 or less; added to the priority of servers.
         """
         best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight

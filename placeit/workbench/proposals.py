@@ -30,7 +30,7 @@ class Proposals:
 
     Args:
         session: a profiled session.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
         priority: of their segments; 0 or less, added to the one of servers.
 
     Raises:

@@ -71,7 +71,7 @@ class Recovery:
     Args:
         runtime: runtime of the model.
         costs: costs of its groups on all devices.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
 
     Attributes:
         slow: ratio of measured to expected seconds, by name of each slow device; any thread may read it.

@@ -52,7 +52,7 @@ class Trial:
     Args:
         before: seconds of requests before the trial, at least :data:`_FEWEST`.
         tail: largest factor by which the 95th percentile may grow, apart from chance.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
     """
 
     def __init__(self, before: Sequence[float], *, tail: float, in_flight: int | None = None) -> None:

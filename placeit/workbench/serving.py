@@ -84,7 +84,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
         session: has started the server.
         server: does not refine its placement.
         placement: of the session's model, on its devices.
-        in_flight: most requests in flight at once on each replica; None for as many as it needs for its highest throughput.
+        in_flight: maximum number of requests in flight on each replica; None for as many as its highest throughput needs.
         priority: of its segments; 0 or less.
 
     Raises:
@@ -131,25 +131,25 @@ def refining(
     return server
 
 
-def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | str | None:
+def joining(session: Workbench, max_rows: int | Literal["auto"], delay_s: float) -> Joining | str | None:
     """Return the rules by which a server joins requests; or why it cannot join any; or None if it should not.
 
     Args:
         session: has the model.
-        most: most rows of a batch, 0 or 1 to join no requests; or ``auto`` to measure which number is best.
+        max_rows: maximum rows of a batch, 0 or 1 to join no requests; or ``auto`` to measure which number is best.
         delay_s: seconds that a request may wait for others while a device is free.
 
     Raises:
-        UsageError: ``most`` or ``delay_s`` is negative, or requests of the model cannot be joined and ``most`` is a number.
+        UsageError: ``max_rows`` or ``delay_s`` is negative, or ``max_rows`` is a number and requests cannot be joined.
     """
-    if (most != "auto" and most < 0) or not 0 <= delay_s < math.inf:
-        raise UsageError(f"A batch has 0 rows or more, and no negative delay; got {most} rows and {delay_s} seconds.")
-    if most != "auto" and most < 2:
+    if (max_rows != "auto" and max_rows < 0) or not 0 <= delay_s < math.inf:
+        raise UsageError(f"A batch has 0 rows or more, and no negative delay; got {max_rows} rows and {delay_s} seconds.")
+    if max_rows != "auto" and max_rows < 2:
         return None
     model = session.model
     why = "it keeps state" if model.stateful else why_fixed(model.inputs, model.outputs)
     if why is not None:
-        if most != "auto":
+        if max_rows != "auto":
             raise UsageError(f"Requests of {model.path} cannot be joined: {why}. Leave out the batch size.")
         return why
     first = model.sample_inputs()
@@ -157,7 +157,7 @@ def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> 
         alike = all(other[name].shape == value.shape for name, value in first.items())
         if alike and not all(np.array_equal(other[name], value) for name, value in first.items()):
             padding = Padding.of(model.inputs, model.outputs)
-            return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s, padding)
+            return Joining((first, other), session.tolerance, None if max_rows == "auto" else max_rows, delay_s, padding)
     return "no two different inputs of the same shapes are known"
 
 
