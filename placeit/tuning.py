@@ -255,7 +255,7 @@ def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[
 def _search_placements(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
     """Search for placements by throughput, and return the best of them by name, and the best single device."""
     found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
-    if found.interrupted:  # what it found would still be measured
+    if found.interrupted:  # otherwise its placements would still be measured
         raise KeyboardInterrupt
     best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_MAX_PLACEMENTS]
     chosen = [found.chosen, *best, *([] if found.best_single is None else [found.best_single])]

@@ -32,7 +32,7 @@ class Moved:
         dst: its device in the second placement.
         simulated_s: simulated seconds of a request if only this group of the first placement moves; None if it cannot move
             alone.
-        change_s: ``simulated_s`` less the simulated time of the first placement, both planned anew.
+        change_s: ``simulated_s`` less the simulated time of the first placement, both planned again.
         refused: why it cannot move alone; None if it can.
     """
 
@@ -52,7 +52,7 @@ class Difference:
         model: path of the model.
         names: names of the two placements.
         simulated_s: simulated seconds of a request, for each placement.
-        replanned_s: simulated seconds of a request with the segments planned anew, for each placement.
+        replanned_s: simulated seconds of a request with the segments planned again, for each placement.
         same_segments: whether both run as the same segments.
         moved: groups that are on different devices; the group whose move alone saves most comes first.
         measured: a race of both placements; None if they were not raced.
@@ -70,7 +70,7 @@ class Difference:
 
     @property
     def change_s(self) -> float:
-        """Seconds that all moves together add to a simulated request, planned anew before and after."""
+        """Seconds that all moves together add to a simulated request, planned again before and after."""
         return self.replanned_s[1] - self.replanned_s[0]
 
     @property

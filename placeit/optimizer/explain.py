@@ -160,7 +160,7 @@ class Explanation:
         segments: number of the plan's segments that compute something.
         simulated_s: simulated seconds of a request by the plan.
         host_s: part of ``simulated_s`` in which neither devices nor links work.
-        replanned_s: simulated seconds with the segments planned anew; moves are compared with this.
+        replanned_s: simulated seconds with the segments planned again; moves are compared with this.
         memory: memory traffic of the groups on each device that has groups.
         ops: the explained ops.
         profiled: when costs were measured; None if they are estimates.

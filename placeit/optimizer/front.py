@@ -89,7 +89,7 @@ def explore(
     front.
 
     Args:
-        problem: decides what is feasible, and what fits.
+        problem: defines the feasible devices of each op, and the memory of devices.
         values_of: values placements.
         starts: feasible placements to start from, ``int32[B, V]``, at least one.
         seed: seed of the order of moves.

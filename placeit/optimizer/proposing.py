@@ -59,7 +59,9 @@ class Enter(Stage):
             search.enter(*mode)
         begin_with(search, given, state.on_cores)
         state.without = search.compare_precisions() if goal.candidates.compare_precisions else []
-        if session.cluster.executable and state.enough is None:  # the costs were cached, so nothing was told while profiling
+        if (
+            session.cluster.executable and state.enough is None
+        ):  # the costs were cached, so that profiling did not check the budget
             state.enough = tell_worth(np.array(search.single_seconds()), state.deadline, goal.budget.seconds)
 
 

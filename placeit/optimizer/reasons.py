@@ -140,7 +140,7 @@ def better_references(references: Sequence[Beside], objective: Objective) -> str
 
 
 def _enough_s(search: Search) -> float:
-    """Return about how many seconds a budget needs to decide as well, beside all that the search did so far."""
+    """Return the estimated budget, in seconds, with which a search like this one has time for the decision."""
     singles, splits = search.finalists()
     return search.ledger.book() + search.compiling_s([*singles, *splits]) + search.final_s()
 

@@ -132,7 +132,7 @@ class Optimized(Drawn):
         pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not
             requested.
         curves: for each placer that learned from runs: the objective of each placement that it measured, in that order.
-        story: what happened in the search, when, in which stage and why (:mod:`placeit.optimizer.story`).
+        story: the events of the search (:mod:`placeit.optimizer.story`).
     """
 
     model: str
@@ -306,7 +306,7 @@ class Optimized(Drawn):
 
     @functools.cached_property
     def module(self) -> Callable[..., Any]:
-        """A ``torch.nn.Module`` that runs the chosen placement: it takes and returns what the placed module does.
+        """A ``torch.nn.Module`` that runs the chosen placement, with the arguments and results of the placed module.
 
         Its other attributes are the placed module's. Calls open an executor as :meth:`run` does.
 

@@ -80,7 +80,7 @@ class Stage(ABC):
         name: its name in the story.
         reads: attributes of :class:`SearchState` that it reads, apart from the goal, the ledger and the story.
         writes: attributes that it sets.
-        may_be_interrupted: whether after Ctrl-C the search goes on with what it knows, instead of ending with an error.
+        may_be_interrupted: whether a search continues with its results so far after Ctrl-C in this stage, and does not fail.
     """
 
     name: ClassVar[str]

@@ -38,7 +38,7 @@ class Event:
     Attributes:
         at_s: seconds since the search was asked for.
         stage: name of the stage that was under way.
-        what: what happened.
+        what: kind of the event.
         candidate: name of the candidate that it is about; None if it is about the whole search.
         reason: why, or with which result; None if ``what`` says all.
         state: state of the candidate from then on; None if it does not change.

@@ -25,7 +25,7 @@ class Move:
         what: ``group`` or ``segment``.
         device: the other device.
         simulated_s: simulated seconds of a request after the move; None if the move is impossible.
-        change_s: ``simulated_s`` less the simulated seconds without the move, both planned anew; None if it is impossible.
+        change_s: ``simulated_s`` less the simulated seconds without the move, both planned again; None if it is impossible.
         refused: why it cannot be moved there; None if it can.
     """
 
@@ -45,7 +45,7 @@ class Trials:
         problem: the problem of placing the groups.
         groups: ``int32[G]``, the device of each group.
         plan: plan of the placement.
-        replanned_s: simulated seconds of a request with the segments planned anew.
+        replanned_s: simulated seconds of a request with the segments planned again.
     """
 
     def __init__(self, session: Workbench, placement: Placement) -> None:

@@ -1,6 +1,6 @@
 """Adapt a server to its devices: move to devices that come back, and away from slow ones, if that is worth the move.
 
-After a loss, the model is placed anew at once (:data:`placeit.serving.server.Replace`), not by this module.
+After a loss, the model is placed again at once (:data:`placeit.serving.server.Replace`), not by this module.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def build(placements: Sequence[Prepared], path: Path, *, name: str, serving: Ser
         FileError: the path cannot be written.
         DeviceError: segments for a device cannot be in a bundle.
         ModelError: a segment cannot be written.
-        ExecutionError: the bundle does not compute what the model does, or a device failed.
+        ExecutionError: the outputs of the bundle differ from the model's, or a device failed.
     """
     with temporary_folder(path.absolute().parent) as folder:
         building = _Building(placements, folder, serving)

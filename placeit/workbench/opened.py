@@ -41,7 +41,7 @@ _MIN_SHARE = 1 / 4  # minimum share of the budget for profiling again after a de
 class Workbench:
     """A model on a cluster: its costs, plans, executors and the check of their outputs. A context manager.
 
-    A search works on it, and :class:`placeit.Session` adds what users do with it.
+    Searches use it. :class:`placeit.Session` adds the methods for users.
 
     Args:
         setup: the model, the cluster and the options; also an attribute.
@@ -188,8 +188,8 @@ class Workbench:
     ) -> Costs:
         """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
 
-        In these costs, a pinned group can run only where it is pinned. They are :attr:`costs` from here on. Ops that a device
-        turns out not to compile are placed on other devices from here on, with a warning.
+        In these costs, a pinned group can run only where it is pinned. They become :attr:`costs`. If a device does not
+        compile some ops, these are placed on other devices from then on, with a warning.
 
         Args:
             budget_s: seconds that it may take; it makes fewer passes over models that take long.
@@ -203,7 +203,7 @@ class Workbench:
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
-            DeviceError: a device compiles nothing, or no other one supports what it does not compile.
+            DeviceError: a device compiles no op, or no other device supports the ops that it does not compile.
         """
         self.compiling.progress, begin = progress, clock.now()
         options: dict[str, Any] = {"check": check, "worth": worth, "certain": certain, "progress": progress}

@@ -27,8 +27,8 @@ class Inputs:
     """Inputs of a model: values, or only sizes where the model leaves them open.
 
     Attributes:
-        arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
-            inputs. Costs are kept for each of them apart.
+        arrays: inputs by name that the model is measured and checked on, if its time or outputs depend on values; None for
+            random inputs. Costs are kept for each set of inputs separately.
         shapes: sizes by input name; a range (``"32..512@128"``) stays open: the model runs at any size in it.
         batch: first size of every input that leaves it open. Sizes that neither ``shapes`` nor ``batch`` gives are the sizes
             of ``arrays``.

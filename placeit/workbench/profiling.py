@@ -41,7 +41,7 @@ def measure(
 
     Raises:
         InfeasibleError: no device supports some op.
-        DeviceError: a device compiles nothing, or not what it said that it supports.
+        DeviceError: a device compiles no op, or not all ops that it claims to support.
     """
     from placeit.profiler.compiled_costs import by_ratio
     from placeit.profiler.costs import profile

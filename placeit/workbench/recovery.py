@@ -1,4 +1,4 @@
-"""Place a model that is being served anew when devices are lost, come back or become slow."""
+"""Place a served model again when devices are lost, come back or become slow."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def adapting(
     state_memory: float | None,
     priority: int,
 ) -> Server:
-    """Start a server that places the model anew when devices are lost, and moves when devices come back or become slow.
+    """Start a server that places the model again when devices are lost, and moves when devices come back or become slow.
 
     Raises:
         UsageError: costs are not known.
