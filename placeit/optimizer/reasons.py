@@ -157,7 +157,7 @@ def _of_replicas(chosen: Candidate) -> str:
 
 
 def _best_in_simulation(objective: Objective, order: Sequence[Candidate], limit: float) -> Candidate:
-    """Return the best of the candidates whose simulated values are at most ``limit``; for throughput, the one with the fewest segments."""
+    """Return the best candidate with a simulated value up to ``limit``; for throughput, the one with the fewest segments."""
     near = [one for one in order if known_value(one) <= limit]
     if objective.steady:
         return min(near, key=lambda one: (one.segments, known_value(one)))
