@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.wholes import MODE
+from placeit.optimizer.whole_models import MODE
 from placeit.planning.in_flight import share_of
 from placeit.simulator.arrivals import SimulatedReplica, serve
 from placeit.simulator.depth import at_depth

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit.core.units import percentage
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import median_interval
-from placeit.optimizer.wholes import plain_candidates
+from placeit.optimizer.whole_models import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.passes import steady_runs
@@ -83,15 +83,15 @@ def _factors(session: Workbench, segmenter: Segmenter) -> NDArray[np.float64] | 
     sums = segmenter.costs.core.sum(axis=0)
     if not np.isfinite(sums).all() or (sums <= 0).any():
         return None
-    takes: list[list[float]] = [[] for _ in sums]
+    seconds_of_devices: list[list[float]] = [[] for _ in sums]
     try:
         with contextlib.ExitStack() as stack:
-            wholes = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
-            executors = [stack.enter_context(session.executor(plan, alone=True)) for plan in wholes]
+            plans = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
+            executors = [stack.enter_context(session.executor(plan, alone=True)) for plan in plans]
             for _ in range(_BLOCKS):
-                for executor, seconds in zip(executors, takes, strict=True):
+                for executor, seconds in zip(executors, seconds_of_devices, strict=True):
                     seconds += steady_runs(executor.time, float)
     except FAILURES:
         return None
-    alone = np.array([np.median(seconds) for seconds in takes])
+    alone = np.array([np.median(seconds) for seconds in seconds_of_devices])
     return np.asarray(np.minimum(alone / sums, 1.0), np.float64)

@@ -26,7 +26,7 @@ from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import alone_on, enter_compiled, plain_candidates
+from placeit.optimizer.whole_models import alone_on, enter_compiled, plain_candidates
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.programs import searching

@@ -14,7 +14,7 @@ from placeit.optimizer.ledger import DECIDING
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.search import SELECTION_ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.wholes import enter_twin
+from placeit.optimizer.whole_models import enter_twin
 
 __all__ = ["Decide", "affordable", "confirm", "decided", "guests", "selected"]
 
@@ -51,7 +51,7 @@ def confirm(search: Search) -> Decision:
 def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
     """Race the finalists if time allows, and return the best single device and the best placement over several.
 
-    The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twin`).
+    The best split races with its segments compiled as well (:func:`placeit.optimizer.whole_models.enter_twin`).
     """
     singles, splits = search.finalists()
     twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else None

@@ -21,7 +21,7 @@ from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.races import too_late
 from placeit.optimizer.search import FEWEST_BESIDE, ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 
 __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_singles", "within"]
 

@@ -15,7 +15,7 @@ from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere, on_eager_devices
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 from placeit.planning.room import check_room
 from placeit.profiler.memory_rates import Rates, shared_reads
 from placeit.profiler.support import supported_ops

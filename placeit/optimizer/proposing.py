@@ -20,7 +20,7 @@ from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import begin_with, fitted
-from placeit.optimizer.wholes import throughput_mode
+from placeit.optimizer.whole_models import throughput_mode
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.simulator.simulate import SimulatedCost
@@ -97,12 +97,14 @@ class Propose(Stage):
 
 def compare_wholes(search: Search) -> None:
     """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
-    wholes = [one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"]
-    wholes = [one for one in wholes if one.segments == len(one.plans)]
-    if not search.session.cluster.executable or not wholes:
+    candidates = [
+        one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"
+    ]
+    candidates = [one for one in candidates if one.segments == len(one.plans)]
+    if not search.session.cluster.executable or not candidates:
         return
     singles = sorted(search.fresh_singles, key=known_value)
-    racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
+    racing = [*singles[:1], *candidates, *(one for one in singles[1:] if one.simulated_value is None)]
     room = search.left() * _FIRST_SHARE
     while len(racing) > 2 and search.race_s(racing, 1) > room:
         racing.pop()

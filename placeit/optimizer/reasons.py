@@ -14,7 +14,7 @@ from placeit.optimizer.candidates import Beside, Candidate, known_value, measure
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.search import Search
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 from placeit.simulator.objectives.base import Objective
 
 __all__ = ["better_references", "chosen_of"]

@@ -19,7 +19,7 @@ from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidate_state import Proposed, Skipped
 from placeit.optimizer.candidates import Beside, Candidate, OtherDevices, known_value
 from placeit.optimizer.races import Races
-from placeit.optimizer.wholes import MODE, alone_on
+from placeit.optimizer.whole_models import MODE, alone_on
 
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 

@@ -24,7 +24,7 @@ from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.races import Races
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import enter_compiled, in_other_precision, plain_candidates
+from placeit.optimizer.whole_models import enter_compiled, in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits, repair

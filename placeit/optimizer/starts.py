@@ -19,7 +19,7 @@ from placeit.optimizer.candidate_state import Failed, Proposed
 from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
-from placeit.optimizer.wholes import alone_on
+from placeit.optimizer.whole_models import alone_on
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive
 from placeit.simulator.objectives.base import Objective

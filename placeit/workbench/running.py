@@ -18,9 +18,9 @@ from placeit.measuring.run_report import AtSize, RunReport
 from placeit.profiler.recording import MAX_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
-from placeit.workbench.between import at_sizes
 from placeit.workbench.opened import Workbench
 from placeit.workbench.prepared import Prepared
+from placeit.workbench.sizes import at_sizes
 
 __all__ = ["given_to", "measure"]
 
