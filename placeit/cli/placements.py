@@ -149,7 +149,7 @@ def _differs(file: Path, option: str, stored: str, value: str) -> bool:
 def profile_if_needed(session: Session, chosen: Placement, progress: Progress | None, *, costs: bool = False) -> Workbench:
     """Profile the session that runs a placement, unless its plan needs no costs, and return that session.
 
-    With ``costs``, it is profiled in any case, to place the model again later.
+    With ``costs``, the session has costs afterwards in any case, to place the model again later.
     """
     home = session.home_of(chosen)
     planned = all(one.segments is not None for one in chosen.every)
