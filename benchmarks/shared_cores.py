@@ -36,7 +36,7 @@ from placeit.devices.plain import plain_devices
 from placeit.measuring.statistics import Measurement, faster
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.portfolio import DEFAULT_PLACERS
-from placeit.optimizer.wholes import alone_on
+from placeit.optimizer.whole_models import alone_on
 from placeit.placers.cp_sat import CpSat
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache

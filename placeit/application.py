@@ -1,4 +1,4 @@
-"""Applications: bundles of ``placeit build``, opened on the devices of this machine, ready to run and to serve."""
+"""Open bundles of ``placeit build`` on the devices of this machine, to run and to serve them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Application:
     Attributes:
         manifest: the manifest of the bundle.
         placement: placement of the bundle's segments on the devices of this machine.
-        session: the session that runs it. Its model is already cut into segments, and cannot be placed in another way.
+        session: the session that runs it. Its model is cut into segments already, and cannot be placed differently.
         differences: how devices and versions differ from those that it was built with, a line for each difference.
     """
 

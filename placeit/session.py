@@ -1,4 +1,4 @@
-"""Sessions, which profile, optimise, run and serve a model on a cluster; and a search in one call."""
+"""The class :class:`Session`, which profiles, optimises, runs and serves a model, and the function :func:`optimize`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Session(Workbench):
         cache: where measured costs are kept; None to measure afresh and keep nothing.
         expected: devices of nodes that may join later, each with the present device of another node that it is assumed to
             equal (``{"edge2/CPU": "edge1/CPU"}``). They count as lost until their node has joined. A server that places the
-            model anew may use them from then on (:meth:`serve`).
+            model again may use them from then on (:meth:`serve`).
         graph: hash of the task graph of the placements to run; empty for any graph. It chooses between the graph of an ONNX
             file and OpenVINO's graph of it, where ONNX Runtime can run either.
         spin_s: seconds, at most 0.001, for which threads of devices spin before they sleep while they wait for the next
@@ -122,9 +122,9 @@ class Session(Workbench):
         progress: Progress | None = None,
         on_event: OnEvent | None = None,
     ) -> Optimized:
-        """Find the placement that is best by an objective, by measuring: :func:`placeit.optimize` in an open session.
+        """Find the best placement by an objective, by measuring, as :func:`placeit.optimize` does.
 
-        The session can be used afterwards, also for another search; without a cache, each search measures costs anew.
+        The session can be used afterwards, also for another search; without a cache, each search measures costs again.
 
         Raises:
             UsageError: also if a placement to start from divides groups, and something was measured or run before.
@@ -188,7 +188,7 @@ class Session(Workbench):
             ExecutionError: a device failed, or requests did.
             KeyboardInterrupt: Ctrl-C before the first timed run had ended; afterwards it ends the runs.
         """
-        from placeit.workbench import running, serving  # late, as all imports below: programs that load bundles wait for few
+        from placeit.workbench import running, serving  # not at the top, so that programs that load bundles start faster
 
         placement = Placement.of(placement)
         if traffic is None:
@@ -226,7 +226,7 @@ class Session(Workbench):
             refine: whether to look for a better placement while it serves, by a small share of the requests; or the limits for
                 that (:class:`placeit.serving.refinement.Limits`). ``Server.refinement`` has the results.
             on_loss: after the loss of a device, ``"fail"`` runs requests on the remaining replicas, and fails them if there are
-                none. ``"replace"`` also places the model anew on the remaining devices, by the costs (:attr:`costs`), and uses
+                none. ``"replace"`` also places the model again on the remaining devices, by the costs (:attr:`costs`), and uses
                 devices that come back, and leaves devices that become slow, once that is worth the move. Only with it, a device
                 of this process is lost when its runtime fails on the inputs of a request and on sample inputs.
             state_memory: bytes, or text such as ``2GB``, that the states of all sequences (:meth:`Server.sequence
@@ -245,7 +245,8 @@ class Session(Workbench):
             DeviceError: a device exists in simulation only, or has no room.
         """
         from placeit.serving.refinement import Limits
-        from placeit.workbench.serving import adapting, executors, joining, refining, steps
+        from placeit.serving.stepping import Steps
+        from placeit.workbench.serving import adapting, executors, joining, refining
 
         placement = Placement.of(placement)
         state_bytes = parse_quantity(state_memory, "memory") if isinstance(state_memory, str) else state_memory
@@ -271,7 +272,8 @@ class Session(Workbench):
             return refining(self, replicas, limits, in_flight=in_flight, priority=priority, **options)
         if on_loss == "replace":
             return adapting(self, replicas, in_flight=in_flight, priority=priority, **options)
-        return Server(executors(replicas, in_flight, priority), joining=join, steps=steps(self), **options)
+        steps = Steps.of(self.model, self.tolerance)
+        return Server(executors(replicas, in_flight, priority), joining=join, steps=steps, **options)
 
     def sequence(
         self,
@@ -290,7 +292,7 @@ class Session(Workbench):
             placement: a placement of the model's ops, or the path of its file.
             recompute: whether to keep copies of the inputs since the last reset, and to run them again if the state is lost,
                 with a device or by a request that failed.
-            on_loss: whether requests fail or the model is placed anew after the loss of a device (:meth:`serve`).
+            on_loss: whether requests fail or the model is placed again after the loss of a device (:meth:`serve`).
             state_memory: bytes, or text such as ``2GB``, that its state and the states of its forks may take; None for half of
                 the memory that is free now.
 
@@ -363,7 +365,7 @@ class Session(Workbench):
             UsageError: the placement cannot be planned (:meth:`plan_of`).
             DeviceError: segments for a device cannot be in a bundle.
             ModelError: a segment cannot be written.
-            ExecutionError: the bundle does not compute what the model does, or a device failed.
+            ExecutionError: the outputs of the bundle differ from the model's, or a device failed.
         """
         from placeit.workbench.building import build, check_target
 
@@ -392,7 +394,7 @@ def optimize(
     cache: Cache | Literal["default"] | None = "default",
     policy: Policy = Policy(),
 ) -> Optimized:
-    """Find the placement of a model that is best by an objective, by measuring.
+    """Find the best placement of a model by an objective, by measuring.
 
     Args:
         model: a model, the path of one, or a PyTorch module.

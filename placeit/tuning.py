@@ -39,8 +39,8 @@ __all__ = ["Configuration", "Tuned", "tune"]
 _SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
 _SEARCH_SHARE = 0.4  # share of the budget for the search for placements
-_MAX_PLACEMENTS = 3  # of a search that are tried
-_MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; that are then offered requests
+_MAX_PLACEMENTS = 3  # placements of the search that are tried
+_MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; configurations that get requests
 _STOP_FACTOR = 2.0  # no higher rate is tried in a turn once the latency exceeds the limit by this factor
 _SATURATION_SHARE = 0.15  # share of the remaining time in which capacities are measured
 _TURN_S = (0.02, 2.0)  # minimum and maximum seconds of requests at one rate in one turn
@@ -85,8 +85,8 @@ class Configuration:
     @property
     def best(self) -> OperatingPoint | None:
         """The point with the highest rate such that the limit is kept there and at all lower rates; None without one."""
-        kept = [*takewhile(lambda point: point.kept, self.points)]
-        return kept[-1] if kept else None
+        points_kept = [*takewhile(lambda point: point.kept, self.points)]
+        return points_kept[-1] if points_kept else None
 
     def at(self, rate: float) -> OperatingPoint | None:
         """Return the point at a rate; None if the rate was not measured."""
@@ -220,27 +220,27 @@ def tune(
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     begin = clock.now()
     if placements is None:
-        placements = _found(session, _SEARCH_SHARE * seconds, seed, progress)
+        placements = _search_placements(session, _SEARCH_SHARE * seconds, seed, progress)
     else:
         for name, placement in placements.items():
             if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
                 raise ExecutionError(f"{name}: {wrong}")
     with ExitStack() as stack:
         hosts = HostCosts(session.model.sample_inputs())
-        trials = _opened(session, placements, limit, hosts, stack, checked=True)
+        trials = _start_servers(session, placements, limit, hosts, stack, checked=True)
         for precision in dict.fromkeys(precisions):
             if precision != session.precision:
                 other = stack.enter_context(_in_precision(session, precision))
                 other.profile()
-                trials += _opened(other, placements, limit, hosts, stack, checked=False)
+                trials += _start_servers(other, placements, limit, hosts, stack, checked=False)
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
     if all(one.failed is not None for one in done):
         raise ExecutionError(" ".join(["No configuration can serve.", *(f"{one.name}: {one.failed}" for one in done)]))
     ranked = tuple(sorted(done, key=lambda one: _rank(one, limit, rate)))
     first = ranked[0]
-    kept = first.best if rate is None else first.at(rate)
-    chosen = first if kept is not None and kept.kept else None
+    point = first.best if rate is None else first.at(rate)
+    chosen = first if point is not None and point.kept else None
     return Tuned(str(session.model.path), limit, rate, ranked, max(one.turns for one in trials), chosen, interrupted)
 
 
@@ -252,10 +252,10 @@ def _rank(one: Configuration, limit: LatencyLimit, rate: float | None) -> tuple[
     return (one.failed is not None, not at.kept, limit.at(at) if at.kept else -highest, -one.capacity)
 
 
-def _found(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
+def _search_placements(session: Session, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
     """Search for placements by throughput, and return the best of them by name, and the best single device."""
     found = session.optimize("throughput", budget=seconds, seed=seed, progress=progress)
-    if found.interrupted:  # what it found would still be measured
+    if found.interrupted:  # otherwise its placements would still be measured
         raise KeyboardInterrupt
     best = [one for one in found.candidates if one.failed is None and one.measured is not None][:_MAX_PLACEMENTS]
     chosen = [found.chosen, *best, *([] if found.best_single is None else [found.best_single])]
@@ -278,7 +278,7 @@ class _Trial:
 
     @property
     def turns(self) -> int:
-        """Number of turns at its lowest rate."""
+        """Number of turns, which is the number at the lowest rate."""
         return max((len(one) for one in self.served.values()), default=0)
 
     def summed_up(self, limit: LatencyLimit) -> Configuration:
@@ -298,24 +298,24 @@ def _in_precision(session: Session, precision: str) -> Session:
     return Session(session.model, names, precision=precision, constraints=limits, cache=setup.cache, policy=setup.policy)
 
 
-def _opened(
+def _start_servers(
     session: Session, given: Mapping[str, Placement], limit: LatencyLimit, hosts: HostCosts, stack: ExitStack, *, checked: bool
 ) -> list[_Trial]:
-    """Start the servers of all configurations, which are idle until they are offered requests; the stack closes them."""
+    """Start a server for each configuration; the stack closes them."""
     trials: list[_Trial] = []
     for name, placement in given.items():
         of = name if checked else f"{name} in {session.precision}"
-        here = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
+        placed = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
         try:
-            wrong = None if checked else session.run(here, runs=1, warmup=0).failed
-            failed = [_Trial(of, of, here, failed=wrong)]
-            trials += _servers(session, of, here, limit, hosts, stack) if wrong is None else failed
+            wrong = None if checked else session.run(placed, runs=1, warmup=0).failed
+            failed = [_Trial(of, of, placed, failed=wrong)]
+            trials += _servers_of(session, of, placed, limit, hosts, stack) if wrong is None else failed
         except PlaceitError as error:
-            trials.append(_Trial(of, of, here, failed=str(error)))
+            trials.append(_Trial(of, of, placed, failed=str(error)))
     return trials
 
 
-def _servers(
+def _servers_of(
     session: Session, of: str, placement: Placement, limit: LatencyLimit, hosts: HostCosts, stack: ExitStack
 ) -> list[_Trial]:
     """Start the servers of a placement; the first of them measures the sizes of batches."""
@@ -336,7 +336,7 @@ def _servers(
     measured = opened(1, "auto")
     best = max(one.most for one in measured.batches)
     in_limit = {rows for one in measured.batches for rows, taken in one.seconds.items() if 2 * taken <= limit.seconds}
-    sizes = sorted({0, best, *([max(rows for rows in in_limit if rows <= best)] if best and in_limit else [])} - {1})
+    sizes = sorted({0, best, max((rows for rows in in_limit if rows <= best), default=0)} - {1})
     add(measured, best)
     for in_flight in (1, None):
         for rows in sizes:
@@ -368,25 +368,27 @@ class _Turns:
         """Measure at least six turns, and until a time of :func:`placeit.core.clock.now`; return whether Ctrl-C ended it."""
         begin = clock.now()
         opened = [trial for trial in self._trials if trial.server is not None]
-        able = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
-        window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(able))), *_TURN_S))
+        remaining = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
+        window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(remaining))), *_TURN_S))
         for turn in range(FEWEST):
-            if not all(self._saturate(trial, window) for trial in self._shuffled(able)):
+            if not all(self._saturate(trial, window) for trial in self._shuffled(remaining)):
                 raise KeyboardInterrupt
             if turn == FEWEST // 2 - 1:
-                able = _best(able, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
+                remaining = _best(remaining, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
             self._report("saturating servers", (turn + 1) / FEWEST)
-        rates = {trial: self._rates(trial) for trial in able}
+        rates = {trial: self._rates(trial) for trial in remaining}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
         window = float(np.clip(left / (FEWEST * count), *_TURN_S))
         turns = max(FEWEST, int(left / (window * count)))
         for turn in range(turns):
-            for trial in self._shuffled(able):
+            for trial in self._shuffled(remaining):
                 if trial.failed is None and not self._climb(trial, rates[trial], window):
                     if turn == 0:
                         raise KeyboardInterrupt
                     return True
             self._report("offering requests", (turn + 1) / turns)
+            if turn + 1 >= FEWEST and clock.now() > until:  # turns took longer than planned
+                break
         return False
 
     def _saturate(self, trial: _Trial, seconds: float) -> bool:
@@ -439,10 +441,10 @@ class _Turns:
 
 def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], count: int) -> list[_Trial]:
     """Return the trials with the highest capacities, first the best with and without batches, with one and more in flight."""
-    able = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
+    ranked = sorted((one for one in trials if one.failed is None), key=lambda one: -capacity(one))
     first: dict[tuple[bool, bool], _Trial] = {}
-    for one in able:
+    for one in ranked:
         settings = one.placement.serving
         assert settings is not None  # noqa: S101
         first.setdefault((settings.in_flight == 1, settings.max_batch > 0), one)
-    return list(dict.fromkeys([*first.values(), *able]))[:count]
+    return list(dict.fromkeys([*first.values(), *ranked]))[:count]

@@ -463,7 +463,7 @@ def test_what_is_no_bundle_says_so(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.placeit", "w") as archive:
         archive.writestr("text.txt", "text")
     says = {
-        "folder": "the folder has no bundle.json, which holds the plan",
+        "folder": "the folder has neither bundle.json",
         "text.placeit": "another kind of file",
         "empty.placeit": "another kind of file",
         "pipe.placeit": "neither a file nor a folder",

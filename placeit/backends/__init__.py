@@ -6,6 +6,8 @@ then the folder of a format.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from placeit.backends.folder import NAMES, in_folder
-from placeit.core.errors import ModelError, UsageError
+from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from placeit.backends.base import Model
 
-__all__ = ["Module", "check_suffix", "files_of", "load", "programs", "suffixes"]
+__all__ = ["Module", "check_path", "files_of", "load", "programs", "suffixes"]
 
 Module: TypeAlias = "torch.nn.Module | torch.export.ExportedProgram"
 """A PyTorch module or an exported program."""
@@ -127,12 +129,19 @@ def load(
     return model
 
 
-def check_suffix(path: Path) -> None:
-    """Raise ModelError if a path, or the model of a folder, has a suffix that no backend reads, and names no program."""
+def check_path(path: Path) -> None:
+    """Check that a path names a model that a backend may read: a file, a folder with one, or a tensor program.
+
+    Raises:
+        FileError: the file does not exist.
+        ModelError: no backend reads files with its suffix.
+    """
     path = in_folder(path)
     known, made = suffixes(), programs()
-    if path.suffix and path.suffix.lower() not in known and str(path).partition(":")[0] not in made:
+    if path.suffix.lower() not in known and str(path).partition(":")[0] not in made:
         raise _unknown(path, known, made)
+    if path.suffix.lower() in known and not path.exists():
+        raise FileError(f"Cannot read {path}: {os.strerror(errno.ENOENT)}.")
 
 
 def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.server_options import read_token
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import ExecutionError, UsageError
@@ -61,7 +61,7 @@ def apply(
         raise UsageError(f"'{to}' is no address of a server: give --to as http://HOST:PORT.")
     token = "" if token_file is None else read_token(token_file)
     placements = {entry.name: Placement.load(entry.placement or "") for entry in Workload.load(plan).placed()}
-    models, gone = list[dict[str, Any]](), False
+    reports, unreachable = list[dict[str, Any]](), False
     with terminal.progress() as progress:
         for number, (name, placement) in enumerate(placements.items()):
             if progress is not None:
@@ -69,23 +69,23 @@ def apply(
             outcome: str | None = None
             error: str | None = "the server went away, and was not asked."
             try:
-                if not gone:
+                if not unreachable:
                     outcome, error = _place(to, token, name, placement.to_dict())
-            except ExecutionError as fault:
-                if not models:
+            except ExecutionError as failure:
+                if not reports:
                     raise
-                gone, error = True, f"{fault} The model may have been moved: apply the workload again."
+                unreachable, error = True, f"{failure} The model may have been moved: apply the workload again."
             devices = [device for device, ops in placement.counts().items() if ops]
-            models.append({"name": name, "outcome": outcome, "devices": devices, "error": error})
-    failed = [f"{one['name']}: {one['error']}" for one in models if one["error"] is not None]
-    counts = {outcome: sum(one["outcome"] == outcome for one in models) for outcome in ("moved", "loaded", "unchanged")}
-    answer = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    data = {"workload": str(plan), "server": to, "models": models}
-    return Output(data, partial(_show, models=models), FAILED if failed else 0, answer="; ".join([answer, *failed]).strip("; "))
+            reports.append({"name": name, "outcome": outcome, "devices": devices, "error": error})
+    failed = [f"{report['name']}: {report['error']}" for report in reports if report["error"] is not None]
+    counts = {outcome: sum(report["outcome"] == outcome for report in reports) for outcome in ("moved", "loaded", "unchanged")}
+    answer = "; ".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count), *failed]).strip("; ")
+    data = {"workload": str(plan), "server": to, "models": reports}
+    return Output(data, partial(_show, models=reports), exit_code(failed=bool(failed)), answer=answer)
 
 
 def _is_address(url: str) -> bool:
-    """Return whether a URL names a host, and no port that does not exist."""
+    """Return whether a URL is an HTTP address with a host and, if it has a port, a valid one."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -94,18 +94,25 @@ def _is_address(url: str) -> bool:
 
 
 def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Have a server place a model; return the outcome, or why it refuses. Raises ExecutionError without an answer."""
+    """Ask a server to place a model.
+
+    Returns:
+        The outcome, or else the reason why the server refuses.
+
+    Raises:
+        ExecutionError: the server does not answer.
+    """
     body = json.dumps({"parameters": {"config": json.dumps(placement)}}).encode()
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     path = f"{server.rstrip('/')}/v2/repository/models/{quote(name)}/load"
     try:
-        with urlopen(Request(path, body, headers), timeout=_TIMEOUT_S) as answer:  # noqa: S310 (the scheme was checked)
-            return str(json.load(answer)["outcome"]), None
+        with urlopen(Request(path, body, headers), timeout=_TIMEOUT_S) as response:  # noqa: S310 (the scheme was checked)
+            return str(json.load(response)["outcome"]), None
     except HTTPError as error:
         with error:
-            said = error.read().decode(errors="replace")
+            text_body = error.read().decode(errors="replace")
         try:
-            return None, str(json.loads(said)["error"])
+            return None, str(json.loads(text_body)["error"])
         except (ValueError, LookupError, TypeError):
             return None, f"{error.code} {error.reason}"
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
@@ -116,8 +123,8 @@ def _place(server: str, token: str, name: str, placement: Mapping[str, Any]) -> 
 
 
 def _show(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
-    rows = [[one["name"], one["outcome"] or "failed", ", ".join(one["devices"])] for one in models]
+    rows = [[model["name"], model["outcome"] or "failed", ", ".join(model["devices"])] for model in models]
     text.table(console, ["model", "outcome", "devices"], rows, left=3)
-    for one in models:
-        if one["error"] is not None:
-            text.paragraph(console, f"{one['name']}: {one['error']}")
+    for model in models:
+        if model["error"] is not None:
+            text.paragraph(console, f"{model['name']}: {model['error']}")

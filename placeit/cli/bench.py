@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED, Command, command
+from placeit.cli.command import Command, command, exit_code
 from placeit.cli.commands import settings
 from placeit.cli.options import SeedOption
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import check_placers
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -60,17 +59,16 @@ def list_problems(*, problems: ProblemsOption = "*", terminal: Terminal) -> Outp
     from placeit.bench.problems import VERSION
     from placeit.bench.submissions import Listed, listed
 
-    given = _of_file(problems)
-    found = (
-        listed(problems) if given is None else [Listed(one.name, one.bound(), None, None, None, None) for one in given.values()]
-    )
+    from_file = _read_file(problems)
+    own = () if from_file is None else from_file.values()
+    found = listed(problems) if from_file is None else [Listed(one.name, one.bound(), None, None, None, None) for one in own]
 
     def show(console: Console) -> None:
         rows = [
             (
                 one.problem,
                 text.seconds(one.best),
-                _value(one.bound, given, one.problem),
+                _value(one.bound, from_file, one.problem),
                 text.percent(one.gap),
                 one.placer or "-",
             )
@@ -117,68 +115,67 @@ def run(
     from placeit.bench.submissions import best, better, read, solutions, write
     from placeit.simulator.scheduler import EXECUTED_RULES
 
-    asked = [*dict.fromkeys(placer or ["annealing"])]
-    given = _of_file(problems)
-    rules = EXECUTED_RULES if given is None else next(iter(given.values())).rules
+    placers = [*dict.fromkeys(placer or ["annealing"])]
+    own = _read_file(problems)
+    rules = EXECUTED_RULES if own is None else next(iter(own.values())).rules
     if resume and output is None:
         raise UsageError("--resume goes with -o FILE, the submission to go on with.")
-    check_outputs(output, inputs=named_files(asked))
-    check_placers(asked)
-    kept = read(output, rules, versions=(bench.VERSION,)) if output is not None and resume and output.exists() else {}
-    every = bench.names(problems) if given is None else list(given)
-    left = [name for name in every if name not in kept]
+    check_outputs(output, inputs=named_files(placers))
+    check_placers(placers)
+    earlier = read(output, rules, versions=(bench.VERSION,)) if output is not None and resume and output.exists() else {}
+    names = bench.names(problems) if own is None else list(own)
+    todo = [name for name in names if name not in earlier]
     found: list[Solution] = []
     interrupted = False
     try:
         with terminal.progress() as progress:
-            for some in solutions(
-                left if given is None else [given[n] for n in left], asked, seconds, seed=seed, progress=progress
-            ):
-                found += some
+            asked = todo if own is None else [own[name] for name in todo]
+            for batch in solutions(asked, placers, seconds, seed=seed, progress=progress):
+                found += batch
     except KeyboardInterrupt:
         interrupted = True
-    known = best() if given is None else better({}, found)
-    over = [_ratio(one.value, known[one.problem].value) for one in found]
+    best_known = best() if own is None else better({}, found)
+    ratios = [_ratio(solution.value, best_known[solution.problem].value) for solution in found]
     data = {
         "version": bench.VERSION,
         "seconds": seconds,
         "seed": seed,
-        "solutions": [asdict(one) | {"best": None if given else known[one.problem].value} for one in found],
-        "kept": len(every) - len(left),
+        "solutions": [asdict(solution) | {"best": None if own else best_known[solution.problem].value} for solution in found],
+        "kept": len(names) - len(todo),
         "interrupted": interrupted,
     }
-    answer = _means(asked, zip(found, over, strict=True))
-    answer += " of the best known values" if given is None else " of the best values of this run"
-    said = [f"geometric mean: {answer}"] if found else []
-    if kept:
-        said.append(f"{output} had {len(every) - len(left)} of {len(every)} problems; they were not asked about again.")
+    answer = _geometric_means(placers, zip(found, ratios, strict=True))
+    answer += " of the best known values" if own is None else " of the best values of this run"
+    notes = [f"geometric mean: {answer}"] if found else []
+    if earlier:
+        notes.append(f"{output} had {len(names) - len(todo)} of {len(names)} problems; they were not asked about again.")
     if interrupted:
-        more = "" if output is None else " The same command with --resume asks about the others."
-        said.append(f"Ended by Ctrl-C after {len(found) // len(asked)} of {len(left)} problems.{more}")
+        how_to_resume = "" if output is None else " The same command with --resume asks about the others."
+        notes.append(f"Ended by Ctrl-C after {len(found) // len(placers)} of {len(todo)} problems.{how_to_resume}")
 
     def show(console: Console) -> None:
         rows = [
             (
-                one.problem,
-                one.placer,
-                _value(one.value, given, one.problem),
-                text.percent(one.gap),
+                solution.problem,
+                solution.placer,
+                _value(solution.value, own, solution.problem),
+                text.percent(solution.gap),
                 text.NOTHING if ratio is None else f"{ratio:.3f}",
-                text.duration(one.seconds),
+                text.duration(solution.seconds),
             )
-            for one, ratio in zip(found, over, strict=True)
+            for solution, ratio in zip(found, ratios, strict=True)
         ]
         if rows:
             text.table(console, ("problem", "placer", "value", "gap", "over best", "taken"), rows, left=2)
         text.show_failures(console, _failures(found), title="no placement")
-        for line in said:
+        for line in notes:
             console.print()
             text.paragraph(console, line)
 
-    files = (
-        [] if output is None else [OutputFile(output, "the submission", lambda: write(output, [*kept.values(), *found], rules))]
-    )
-    return Output(data, show, INTERRUPTED if interrupted else 0, files, answer if found else "; ".join(said))
+    files = []
+    if output is not None:
+        files.append(OutputFile(output, "the submission", lambda: write(output, [*earlier.values(), *found], rules)))
+    return Output(data, show, exit_code(interrupted=interrupted), files, answer if found else "; ".join(notes))
 
 
 def check(
@@ -200,8 +197,8 @@ def check(
     from placeit.bench.submissions import check
 
     found = check(file, None if problems is None else read_problems(problems))
-    wrong = {one.problem: one.fault for one in found if one.fault is not None}
-    new = [one for one in found if one.fault is None and one.value is not None and one.best and one.value < one.best]
+    wrong = {row.problem: row.fault for row in found if row.fault is not None}
+    new = [row for row in found if row.fault is None and row.value is not None and row.best and row.value < row.best]
     answer = f"{len(found) - len(wrong)} of {len(found)} placements are correct"
     if problems is None:
         answer += f", {len(new)} better than the best known"
@@ -211,53 +208,53 @@ def check(
         text.show_failures(console, wrong, title="wrong")
         if new:
             console.print()
-            rows = [(one.problem, text.seconds(one.value), text.seconds(one.best), one.placer) for one in new]
+            rows = [(row.problem, text.seconds(row.value), text.seconds(row.best), row.placer) for row in new]
             text.table(console, ("better", "value", "best known", "found by"), rows)
 
-    data = {"version": VERSION, "placements": [asdict(one) for one in found]}
-    return Output(data, show, FAILED if wrong else 0, answer=answer)
+    data = {"version": VERSION, "placements": [asdict(row) for row in found]}
+    return Output(data, show, exit_code(failed=bool(wrong)), answer=answer)
 
 
 def _ratio(value: float, best: float) -> float | None:
-    """Return the ratio of a value to the best one; None if there is no placement."""
+    """Return the ratio of a value to the best value; None if there is no placement."""
     if value == math.inf:
         return None
     return 1.0 if value == best else value / best if best else math.inf
 
 
-def _means(placers: Sequence[str], ratios: Iterable[tuple[Solution, float | None]]) -> str:
-    """Return the geometric mean of each placer's ratios, and how many problems have none."""
+def _geometric_means(placers: Sequence[str], ratios: Iterable[tuple[Solution, float | None]]) -> str:
+    """Format the geometric mean of each placer's ratios, and the number of problems without a placement."""
     from statistics import geometric_mean
 
-    of: dict[str, list[float | None]] = {name: [] for name in placers}
-    for one, ratio in ratios:
-        of[one.placer].append(ratio)
-    said = []
-    for name, every in of.items():
-        solved = [ratio for ratio in every if ratio is not None]
-        missing = f" ({len(every) - len(solved)} of {len(every)} without a placement)" if len(solved) < len(every) else ""
-        said.append(f"{name} {geometric_mean(solved):.3f}{missing}" if solved else f"{name} {text.NOTHING}{missing}")
-    return ", ".join(said)
+    by_placer: dict[str, list[float | None]] = {name: [] for name in placers}
+    for solution, ratio in ratios:
+        by_placer[solution.placer].append(ratio)
+    parts = []
+    for name, ratios_ in by_placer.items():
+        solved = [ratio for ratio in ratios_ if ratio is not None]
+        missing = f" ({len(ratios_) - len(solved)} of {len(ratios_)} without a placement)" if len(solved) < len(ratios_) else ""
+        parts.append(f"{name} {geometric_mean(solved):.3f}{missing}" if solved else f"{name} {text.NOTHING}{missing}")
+    return ", ".join(parts)
 
 
 def _failures(found: Iterable[Solution]) -> dict[str, str]:
-    """Return why placers gave no placement, by the placer and the first of the problems with that reason."""
-    on: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        if one.failure is not None:
-            on.setdefault((one.placer, one.failure), []).append(one.problem)
+    """Return the reasons of placers that gave no placement, by the placer and the first problem with that reason."""
+    problems: dict[tuple[str, str], list[str]] = {}
+    for solution in found:
+        if solution.failure is not None:
+            problems.setdefault((solution.placer, solution.failure), []).append(solution.problem)
     return {
         f"{placer} on {first}{f' and {len(others)} others' if others else ''}": why
-        for (placer, why), (first, *others) in on.items()
+        for (placer, why), (first, *others) in problems.items()
     }
 
 
-def _value(value: float | None, given: Mapping[str, BenchProblem] | None, name: str) -> str:
+def _value(value: float | None, from_file: Mapping[str, BenchProblem] | None, name: str) -> str:
     """Format a value in the unit of its problem."""
-    return text.seconds(value) if given is None or given[name].unit else text.amount(value)
+    return text.seconds(value) if from_file is None or from_file[name].unit else text.amount(value)
 
 
-def _of_file(problems: str) -> Mapping[str, BenchProblem] | None:
+def _read_file(problems: str) -> Mapping[str, BenchProblem] | None:
     """Read the problems of a file or a folder; None if the text is a pattern."""
     from placeit.bench.files import read_problems
 

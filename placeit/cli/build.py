@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from placeit.cli.options import CheckedOptions
-from placeit.cli.placements import PlacementOption, known, naming, open_session
+from placeit.cli.placements import PlacementOption, open_session, profile_if_needed
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.units import about_bytes
 from placeit.report import text
 
@@ -58,7 +58,7 @@ def build(
     if name is not None and not name.strip():
         raise UsageError("--name is empty: leave it out for the name of the model's file.")
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
-        known(session, chosen, progress)
+        profile_if_needed(session, chosen, progress)
         with naming(placement):
             manifest = session.build(chosen, output, name=name)
     size = sum(file.bytes for file in manifest.files.values())

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    **settings(),
-    name="cluster",
-    help="Start and end a local Ray cluster, whose nodes are all on this machine.",
-)
+app = typer.Typer(**settings(), name="cluster", help="Start and end a local Ray cluster, whose nodes are all on this machine.")
 
 _EXAMPLES = """\b
 Examples:
@@ -48,7 +44,7 @@ def up(
         if progress is not None:
             progress(f"starting {nodes} nodes", 0.0)
         cluster = local.start(local.names(nodes))
-    at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # ended again if this command is interrupted
+    at_end(functools.partial(cluster.stop, local.state_file(), at_once=True))  # stopped if this command is interrupted
 
     def show(console: Console) -> None:
         text.paragraph(console, f"The cluster is up at {cluster.address}. Nodes: {', '.join(cluster.nodes)}.")
@@ -67,15 +63,15 @@ def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
     from placeit.devices.nodes import local
 
     cluster = local.running()
-    count = 0 if cluster is None else cluster.stop(local.state_file())
+    ended = 0 if cluster is None else cluster.stop(local.state_file())
     for file in left_behind():
-        left = local.running(file)
-        count += 0 if left is None else left.stop(file)
+        remaining = local.running(file)
+        ended += 0 if remaining is None else remaining.stop(file)
 
-    up = cluster is not None or count
-    said = f"{count} processes of the cluster have been ended." if up else "No cluster was up."
-    data = {"address": None if cluster is None else cluster.address, "ended": count}
-    return Output(data, lambda console: text.paragraph(console, said), answer=said)
+    was_up = cluster is not None or ended
+    message = f"{ended} processes of the cluster have been ended." if was_up else "No cluster was up."
+    data = {"address": None if cluster is None else cluster.address, "ended": ended}
+    return Output(data, lambda console: text.paragraph(console, message), answer=message)
 
 
 for _function in (up, down):

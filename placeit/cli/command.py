@@ -1,4 +1,4 @@
-"""Turn functions into commands: options from dataclasses, output to the right stream, errors to exit codes."""
+"""Turn functions into commands: define options, run the function, print its result, and map errors to exit codes."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from placeit.core.nearest import nearest
 from placeit.report.schemas import identity
 from placeit.report.text import LOST, printable
 
-__all__ = ["Command", "command", "command_line", "was_given", "write_result"]
+__all__ = ["Command", "command", "command_line", "exit_code", "was_given", "write_result"]
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("options that were given", default=frozenset())
 _WORDS: ContextVar[tuple[str, ...]] = ContextVar("words of the command line", default=())
 _RESULT: ContextVar[Callable[[str], object] | None] = ContextVar("writes to standard output", default=None)
 
 BUG = 70
-"""Exit code of an error that placeit does not expect (``EX_SOFTWARE`` of sysexits.h)."""
+"""Exit code of an unexpected error (``EX_SOFTWARE`` of sysexits.h)."""
 FAILED = PlaceitError.exit_code
-"""Exit code of a command with a result that says that a part of it failed."""
+"""Exit code of a command whose result says that a part of its work failed."""
 BROKEN_PIPE = 141
 """Exit code if the reader of standard output goes away: 128 + SIGPIPE."""
 
-_LONGEST = 1500
-"""Most characters of an error message, without commands to copy."""
+_LIMIT = 1500
+"""Maximum number of characters of an error message, not counting commands to copy."""
 
 
 class Command(TyperCommand):
@@ -76,8 +76,8 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # some versions of typer add this prefix of pydantic
             if " is not one of " in error.message:
-                given, *known = re.findall(r"'([^']*)'", error.message)
-                error.message = f"{error.message.rstrip('.')}{nearest(given, known)}."
+                value, *choices = re.findall(r"'([^']*)'", error.message)
+                error.message = f"{error.message.rstrip('.')}{nearest(value, choices)}."
             raise
 
 
@@ -85,8 +85,8 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
     """Turn a function into a command for typer.
 
     Each field of a parameter whose type is a dataclass becomes a separate option, which ``--help`` lists in the group that the
-    dataclass names as its ``HEADING``. The function returns its result and prints
-    nothing; the output of libraries on standard output while it runs goes to standard error.
+    dataclass names as its ``HEADING``. The function returns its result and prints nothing. What libraries write to standard
+    output while it runs goes to standard error.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -98,7 +98,8 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             fields = typing.get_type_hints(kind, include_extras=True)
             for field in dataclasses.fields(kind):
                 default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-                parameters.append(_parameter(field.name, default, _headed(fields[field.name], _heading(kind, field.name))))
+                annotation = _with_heading(fields[field.name], _heading(kind, field.name))
+                parameters.append(_parameter(field.name, default, annotation))
         else:
             parameters.append(_parameter(parameter.name, parameter.default, kind))
 
@@ -117,7 +118,7 @@ def command(function: Callable[..., Output]) -> Callable[..., None]:
             with _stdout_for_the_result(), _library_messages(terminal):
                 output = function(**arguments, **values)
             disarm_watchdog()
-            _deliver(terminal, _identified(typer_context, output) if terminal.json else output)
+            _deliver(terminal, _with_schema(typer_context, output) if terminal.json else output)
         raise typer.Exit(output.exit_code)
 
     parameters.append(_parameter("typer_context", inspect.Parameter.empty, typer.Context))
@@ -137,13 +138,18 @@ def write_result(text: str) -> None:
         raise _ReaderGoneError from None
 
 
+def exit_code(*, interrupted: bool = False, failed: bool = False) -> int:
+    """Return the exit code of a command with a result, whose work was interrupted, or failed in part."""
+    return INTERRUPTED if interrupted else FAILED if failed else 0
+
+
 def command_line() -> str:
-    """Return the running command, to be copied to a shell; empty outside of commands."""
+    """Return the command line of the running command, quoted for a shell; empty if no command runs."""
     return shlex.join(_WORDS.get())
 
 
 def was_given(option: str) -> bool:
-    """Return whether an option, named by its parameter, was given to the running command, rather than left at its default."""
+    """Return whether an option of the running command, named by its parameter, is on the command line."""
     return option in _GIVEN.get()
 
 
@@ -157,21 +163,21 @@ def _heading(kind: Any, field: str) -> str | None:
     return getattr(owner, "HEADING", None)
 
 
-def _headed(annotation: Any, heading: str | None) -> Any:
+def _with_heading(annotation: Any, heading: str | None) -> Any:
     """Return the annotation of an option under a heading of the help."""
-    of, info = typing.get_args(annotation)[:2]
+    value_type, info = typing.get_args(annotation)[:2]
     info = copy.copy(info)
     info.rich_help_panel = heading
-    return Annotated[of, info]
+    return Annotated[value_type, info]
 
 
-def _identified(context: typer.Context, output: Output) -> Output:
+def _with_schema(context: typer.Context, output: Output) -> Output:
     """Add the name of the schema to the ``--json`` output, if the command has a schema."""
     names: list[str] = []
-    at: Any = context
-    while at.parent is not None:
-        names.insert(0, str(at.info_name))
-        at = at.parent
+    current: Any = context
+    while current.parent is not None:
+        names.insert(0, str(current.info_name))
+        current = current.parent
     schema = identity(".".join(names))
     return output if schema is None else dataclasses.replace(output, data={"schema": schema, **output.data})
 
@@ -202,13 +208,10 @@ class _Reporting:
 
 
 def _shortened(message: str) -> str:
-    """Leave out the middle of texts that are too long to read, such as one with a name of thousands of characters.
-
-    Commands between backticks stay whole, since users copy them.
-    """
+    """Leave out the middle of a long message, except in commands between backticks, which users copy."""
     parts = re.split("(`[^`]+`)", message)
     return "".join(
-        part if part.startswith("`") or len(part) <= _LONGEST else f"{part[: _LONGEST // 2]} ... {part[-_LONGEST // 3 :]}"
+        part if part.startswith("`") or len(part) <= _LIMIT else f"{part[: _LIMIT // 2]} ... {part[-_LIMIT // 3 :]}"
         for part in parts
     )
 
@@ -228,7 +231,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return "error: There is not enough memory for this model here: try a smaller --batch.", PlaceitError.exit_code
         case OSError():
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-            return f"error: {what}. See where it was_interrupted with --debug.", PlaceitError.exit_code
+            return f"error: {what}. Run the command again with --debug to see where it happened.", PlaceitError.exit_code
         case _:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return f"error: This is a bug in placeit ({what}). Please report it, with what --debug shows.", BUG
@@ -243,13 +246,13 @@ def _stdout_for_the_result() -> Iterator[None]:
     stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            kept = os.dup(1)
+            saved = os.dup(1)
         except OSError:  # closed by the program that this process is a part of
             yield
             return
-        own = stdout is sys.__stdout__
-        write = partial(os.write, kept)
-        _RESULT.set((lambda text: write(text.encode("utf-8", "replace"))) if own else stdout.write)
+        is_process_stdout = stdout is sys.__stdout__
+        write = partial(os.write, saved)
+        _RESULT.set((lambda text: write(text.encode("utf-8", "replace"))) if is_process_stdout else stdout.write)
         with contextlib.suppress(AttributeError, OSError):
             sys.__stdout__.flush()  # type: ignore[union-attr]
         os.dup2(2, 1)
@@ -259,16 +262,16 @@ def _stdout_for_the_result() -> Iterator[None]:
             _RESULT.set(None)
             sys.stdout.flush()
             ctypes.CDLL(None).fflush(None)  # write what native libraries still buffer
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(saved, 1)
+            os.close(saved)
 
 
 @contextlib.contextmanager
 def _library_messages(terminal: Terminal) -> Iterator[None]:
     """Show warnings of placeit; show warnings of libraries only with ``--debug``."""
-    root, own = logging.getLogger(), logging.getLogger("placeit")
+    root, placeit_logger = logging.getLogger(), logging.getLogger("placeit")
     handler = _Handler(logging.ERROR if terminal.quiet else logging.WARNING)
-    target = root if terminal.debug else own
+    target = root if terminal.debug else placeit_logger
     silence = logging.NullHandler()  # without any handler, logging prints warnings by itself
     root.addHandler(silence)
     target.addHandler(handler)
@@ -289,14 +292,14 @@ class _Handler(logging.Handler):
 
 
 def _deliver(terminal: Terminal, output: Output) -> None:
-    """Write a result's files, then print it, as far as possible. Raises FileError, which says what is lost."""
-    lost, unwritten, gone = list[str](), set[str](), False
+    """Write the files of a result, then print it. Raises FileError at the end, naming everything that could not be written."""
+    lost, unwritten, reader_gone = list[str](), set[str](), False
     for file in output.files:
         try:
             file.write()
         except FileError as error:
             if isinstance(error.__cause__, BrokenPipeError) and own_descriptor(file.path) == 1:
-                gone = True
+                reader_gone = True
             else:
                 lost.append(f"{error} Lost: {file.what}.")
                 unwritten.add(str(file.path))
@@ -305,15 +308,15 @@ def _deliver(terminal: Terminal, output: Output) -> None:
         terminal.print(output, err=any(own_descriptor(file.path) == 1 for file in output.files))
         sys.stdout.flush()
     except BrokenPipeError:
-        gone = True
+        reader_gone = True
     except OSError as error:
         drop_stdout()
         lost.append(f"Cannot write the result to standard output: {error.strerror or error}.")
     finally:
         LOST.reset(token)
-    if gone:
+    if reader_gone:
         drop_stdout()
     if lost:
         raise FileError(" ".join(lost))
-    if gone:
+    if reader_gone:
         raise _ReaderGoneError

@@ -1,4 +1,4 @@
-"""Commands by name: placeit's own, and plug-ins' (entry points ``placeit.commands``), each imported when it is used."""
+"""The table of commands, built-in ones and those of plug-ins (entry points ``placeit.commands``), imported on first use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BUILTIN = {
 
 
 def settings() -> dict[str, Any]:
-    """Return settings that all applications share, without rich, whose import would take most of the time of ``--help``."""
+    """Return the settings of all typer applications; without rich, whose import takes most of the time of ``--help``."""
     return {
         "add_completion": False,
         "no_args_is_help": True,
@@ -73,7 +73,7 @@ def settings() -> dict[str, Any]:
 
 
 class Commands(TyperGroup):
-    """A group of commands that are imported when they are used."""
+    """A group of commands that imports each command on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of all commands. Raises UsageError if two packages use the same name."""
@@ -82,8 +82,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import a command; None if it does not exist. Raises UsageError if a plug-in's command cannot be imported."""
         try:
-            found = _find(cmd_name)
-            return None if found is None else _load(cmd_name, found.target)
+            command = _find(cmd_name)
+            return None if command is None else _load(cmd_name, command.target)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
@@ -98,16 +98,16 @@ class Commands(TyperGroup):
         rows = []
         for name in self.list_commands(ctx):
             try:
-                found = _find(name)
+                command = _find(name)
             except UsageError as error:  # a broken plug-in
-                found = Command(str(error), "")
-            rows.append((name, found.summary if found else ""))
+                command = Command(str(error), "")
+            rows.append((name, command.summary if command else ""))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
 def _find(name: str) -> Command | None:
-    """Find a command, searching the installed packages only if it is not one of placeit's own."""
+    """Return a command by name, or None; installed packages are searched only if it is not a built-in one."""
     if name in _BUILTIN:
         return _BUILTIN[name]
     if name not in _table():
@@ -128,9 +128,9 @@ def _load(name: str, target: str) -> Any:
     from placeit.cli import command
 
     entry = EntryPoint(name, target, GROUP)
-    made = load_entry("command", {name: entry}, name)
-    if isinstance(made, typer.Typer):
-        return get_command(made)
-    app, home = typer.Typer(**settings()), sys.modules[entry.module]
-    app.command(name, cls=command.Command, epilog=getattr(home, "EXAMPLES", None))(command.command(made))
+    loaded = load_entry("command", {name: entry}, name)
+    if isinstance(loaded, typer.Typer):
+        return get_command(loaded)
+    app, module = typer.Typer(**settings()), sys.modules[entry.module]
+    app.command(name, cls=command.Command, epilog=getattr(module, "EXAMPLES", None))(command.command(loaded))
     return get_command(app)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.placements import open_session
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import complete_objectives
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_text
 
 if TYPE_CHECKING:
@@ -44,10 +43,7 @@ def compare(
     objective: Annotated[
         str,
         typer.Option(
-            "--objective",
-            metavar="NAME",
-            help="What is compared: latency or throughput.",
-            autocompletion=complete_objectives,
+            "--objective", metavar="NAME", help="What is compared: latency or throughput.", autocompletion=complete_objectives
         ),
     ] = "latency",
     rate: Annotated[
@@ -107,6 +103,6 @@ def race(
         seed=seed,
         progress=progress,
     )
-    code = FAILED if any(candidate.failed is not None for candidate in found.candidates) else 0
-    code = INTERRUPTED if found.interrupted else code
+    failed = any(candidate.failed is not None for candidate in found.candidates)
+    code = exit_code(interrupted=found.interrupted, failed=failed)
     return Output(found.to_dict(), partial(as_text.comparison, found=found), code, answer=as_text.fastest(found))

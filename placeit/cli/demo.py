@@ -1,4 +1,4 @@
-"""``placeit demo``: find a placement of a small generated model, for a first try."""
+"""``placeit demo``: find a placement of a small generated model, as a first try."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from placeit.cli.optimize import optimize
-from placeit.cli.options import CheckedOptions
+from placeit.cli.options import BudgetOption, CheckedOptions
 from placeit.cli.paths import check_outputs
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import duration
 from placeit.core.errors import FileError
 from placeit.core.files import replacing, write_text
 from placeit.report import text
@@ -38,12 +37,7 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Where to write the model, the boards and the placement.")
     ] = Path("placeit-demo"),
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
-        ),
-    ] = 40.0,
+    budget: BudgetOption = 40.0,
     terminal: Terminal,
 ) -> Output:
     """Find a placement of a small model on two boards.
@@ -68,13 +62,13 @@ def demo(
     options = CheckedOptions(model=model, devices=str(boards))
     # one placer and a search from its placement: more would take longer to compile than a first try should last
     found = optimize(placer=["heft"], budget=budget, output=placement, options=options, terminal=terminal)
-    stand = "As this process may use one CPU core only, two boards are simulated"
+    where = "As this process may use one CPU core only, two boards are simulated"
     if len(cores) > 1:
-        stand = f"CPU cores {cores[0]} and {cores[1]} of this machine, slowed, stand for two boards"
+        where = f"CPU cores {cores[0]} and {cores[1]} of this machine, slowed, stand for two boards"
 
     def show(console: Console) -> None:
-        made = f"The model is made up: {_BLOCKS} blocks of {len(_BRANCHES)} branches, with random weights."
-        text.paragraph(console, f"{made} {stand}, with an emulated network between them. The files of both are in {folder}.")
+        intro = f"The model is made up: {_BLOCKS} blocks of {len(_BRANCHES)} branches, with random weights."
+        text.paragraph(console, f"{intro} {where}, with an emulated network between them. The files of both are in {folder}.")
         console.print()
         found.show(console)
         console.print()
@@ -115,13 +109,13 @@ def demo_model() -> ModelProto:
 
     x = convolution("stem", "image", 3, 3)
     for block in range(1, _BLOCKS + 1):
-        ends = []
+        branch_ends = []
         for branch, kernels in enumerate(_BRANCHES, 1):
-            end = x
+            x_branch = x
             for layer, kernel in enumerate(kernels, 1):
-                end = convolution(f"block{block}_branch{branch}_{layer}", end, _CHANNELS, kernel)
-            ends.append(end)
-        joined = add("Concat", f"block{block}_concat", *ends, axis=1)
+                x_branch = convolution(f"block{block}_branch{branch}_{layer}", x_branch, _CHANNELS, kernel)
+            branch_ends.append(x_branch)
+        joined = add("Concat", f"block{block}_concat", *branch_ends, axis=1)
         x = convolution(f"block{block}", joined, _CHANNELS * len(_BRANCHES), 1)
     add("GlobalAveragePool", "features", x)
 

@@ -1,4 +1,4 @@
-"""``placeit devices``: list the devices of this machine, and bandwidth and latency of the links between them."""
+"""``placeit devices``: list devices, and measure bandwidth and latency of the links between them."""
 
 from __future__ import annotations
 
@@ -55,28 +55,32 @@ def devices(
         if progress is not None:
             progress("trying devices", 0.0)
         if named is None:
-            listed, cluster = _found()
-            also = {device.name: other_names(device) for device in listed}
+            listed, cluster = _all_here()
+            aliases = {device.name: other_names(device) for device in listed}
         elif devices is None:
-            listed, cluster, also = _on_nodes(named)
+            listed, cluster, aliases = _on_nodes(named)
         else:
-            listed, cluster = _named(named)
-            also = {device.name: [] for device in listed}
+            listed, cluster = _named_devices(named)
+            aliases = {device.name: [] for device in listed}
         unusable = unusable_runtimes()
         samples = {sample.gpu: sample for sample in sample_gpus()}
-        load = {d.name: samples.get(d.address.hardware) for d in listed if d.address is not None and not d.address.node}
-        known = {} if cluster is None else dict(cluster.links)
+        load = {
+            device.name: samples.get(device.address.hardware)
+            for device in listed
+            if device.address is not None and not device.address.node
+        }
+        known_links = {} if cluster is None else dict(cluster.links)
         if links and cluster is not None:
             if progress is not None:
                 progress("probing links", 0.0)
-            known = _measured_links(cluster, cost_cache(no_cache)) | known
+            known_links = _measured_links(cluster, cost_cache(no_cache)) | known_links
 
     def show(console: Console) -> None:
         heads = ("device", "also as", "kind", "cores", "memory", "full name", "tags")
         rows = [
             (
                 device.name,
-                " ".join(also[device.name]),
+                " ".join(aliases[device.name]),
                 _kind(device),
                 str(len(device.cores)) if device.cores else "",
                 text.amount(device.memory_bytes, "B"),
@@ -104,18 +108,18 @@ def devices(
         if loads:
             console.print()
             text.table(console, ("device", "busy", "memory in use", "power"), loads)
-        if known:
+        if known_links:
             console.print()
-            costs_as_text.links(console, known)
+            costs_as_text.links(console, known_links)
 
     from placeit.core.cluster import links_to_list
 
-    listing = [_device(device) | {"also": also[device.name], "load": _load(load.get(device.name))} for device in listed]
-    return Output({"devices": listing, "links": links_to_list(known), "unusable_runtimes": unusable}, show)
+    listing = [_device(device) | {"also": aliases[device.name], "load": _load(load.get(device.name))} for device in listed]
+    return Output({"devices": listing, "links": links_to_list(known_links), "unusable_runtimes": unusable}, show)
 
 
-def _found() -> tuple[tuple[Device, ...], Cluster | None]:
-    """List all devices of this machine, and return them with the cluster ``auto``; None for it if no device is usable."""
+def _all_here() -> tuple[tuple[Device, ...], Cluster | None]:
+    """Return all devices of this machine, and the cluster ``auto``; None in its place if no device is usable."""
     from placeit.devices.discovery import automatic, available
     from placeit.devices.kinds import driven_by_openvino
 
@@ -125,7 +129,7 @@ def _found() -> tuple[tuple[Device, ...], Cluster | None]:
 
 
 def _on_nodes(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster, dict[str, list[str]]]:
-    """List all devices of the connected nodes; return them, the named ones as a cluster, and other names of each."""
+    """Return all devices of the connected nodes, a cluster of the named ones, and the other names of each device."""
     from placeit.devices.clusterfile import discover
     from placeit.devices.nodes.connection import connected
 
@@ -133,7 +137,7 @@ def _on_nodes(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster, 
     return tuple(device for device, _ in found), discover(named), {device.name: others for device, others in found}
 
 
-def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
+def _named_devices(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
     """Find named devices. Raises DeviceError if one of them cannot be used."""
     from placeit.core.errors import DeviceError
     from placeit.devices.clusterfile import discover
@@ -147,7 +151,7 @@ def _named(named: str | Sequence[str]) -> tuple[tuple[Device, ...], Cluster]:
 
 
 def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, str], Link]:
-    """Measure the links between the real devices of a cluster that the cluster does not state."""
+    """Measure the links between real devices that the cluster does not define."""
     from placeit.core.cluster import Cluster
     from placeit.devices.kinds import driven_by_openvino
     from placeit.devices.openvino import computes_in
@@ -159,9 +163,9 @@ def _measured_links(cluster: Cluster, cache: Cache | None) -> dict[tuple[str, st
         return {}
     known = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
     # most devices compute in f32, and NPUs in f16 only
-    here = [device for device in real if not device.where.node]
-    lacking = any(driven_by_openvino(device) and "f32" not in (computes_in(device) or ("f32",)) for device in here)
-    return dict(probe(Cluster(real, known), cache=cache, precision="f16" if lacking else "f32").cluster.links)
+    local = [device for device in real if not device.where.node]
+    half = any(driven_by_openvino(device) and "f32" not in (computes_in(device) or ("f32",)) for device in local)
+    return dict(probe(Cluster(real, known), cache=cache, precision="f16" if half else "f32").cluster.links)
 
 
 def _load(sample: GpuSample | None) -> dict[str, float | None] | None:

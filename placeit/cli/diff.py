@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from placeit.cli.command import FAILED, was_given
+from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.placements import open_session
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import explained
 
 __all__ = ["EXAMPLES", "diff"]
@@ -61,15 +61,9 @@ def diff(
         found = difference(session, *placements, names=names)
         if measure:
             raced = compare(
-                session,
-                named,
-                runs=runs,
-                duration=length.duration,
-                warmup=length.warmup,
-                seed=seed,
-                progress=progress,
+                session, named, runs=runs, duration=length.duration, warmup=length.warmup, seed=seed, progress=progress
             )
-            found = found.raced(raced)
-    code = FAILED if any(found.failed.values()) else 0
-    code = INTERRUPTED if found.measured is not None and found.measured.interrupted else code
+            found = replace(found, measured=raced)
+    interrupted = found.measured is not None and found.measured.interrupted
+    code = exit_code(interrupted=interrupted, failed=any(found.failed.values()))
     return Output(found.to_dict(), partial(explained.difference, found=found), code, answer=explained.effect(found))

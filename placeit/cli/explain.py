@@ -1,4 +1,4 @@
-"""``placeit explain``: show why ops are where a placement has them, and what moving them would change; or a search's story."""
+"""``placeit explain``: explain the devices of ops in a placement, or show the events of a recorded search."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 from placeit.cli.command import was_given
 from placeit.cli.options import SessionOptions
-from placeit.cli.placements import PLACEMENT, naming, open_session
+from placeit.cli.placements import PLACEMENT, open_session
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.report import explained
 
 __all__ = ["EXAMPLES", "explain"]
@@ -75,7 +75,7 @@ def explain(
 
 
 def _story(path: Path) -> Output:
-    """Return the story of the search in a recording. Raises FileError if the recording cannot be read."""
+    """Return the events of the search in a recording. Raises FileError if the recording cannot be read."""
     from placeit.core.jsonable import jsonable_dict
     from placeit.optimizer.story import events_of, replay
     from placeit.profiler.recording import read_recording

@@ -1,4 +1,4 @@
-"""``placeit export``: write a placement as an OpenVINO IR, or a whole model in another format, for use without placeit."""
+"""``placeit export``: write a placement as an OpenVINO IR, or a model in another format, for use without placeit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 from placeit.cli.options import ModelOptions
 from placeit.cli.paths import check_outputs
-from placeit.cli.placements import naming, read_placement
+from placeit.cli.placements import read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import parse_pairs
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.report import text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.backends.base import Model
+    from placeit.core.placement import Placement
 
 __all__ = ["EXAMPLES", "export"]
 
@@ -67,59 +67,44 @@ def export(
     check_outputs(output, weights, inputs=[*options.files(), placement])
     names = parse_pairs("--map", mapping or (), "NAME=DEVICE, such as CPU@0=CPU")
     model = options.load_with_inputs()
+    chosen: Placement | None = None
+    device: str | None = None
     if placement is None:
-        return _convert(model, options.model, output, weights, names)
-    from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
-    from placeit.backends.openvino.model import OpenVinoModel
+        if names:
+            raise UsageError("--map says what devices of a placement stand for, and there is no --placement.")
+        from placeit.backends.convert import convert
 
-    if not isinstance(model, OpenVinoModel):
-        raise UsageError(
-            f"A placement of {options.model} cannot be written for HETERO, which runs what OpenVINO reads: write the model "
-            "alone (without --placement) as .onnx or .xml, and optimize that file."
-        )
-    chosen = read_placement(placement, model.graph)
-    for name in names:
-        if name not in chosen.device_names:
+        convert(model, output)
+    else:
+        from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
+        from placeit.backends.openvino.model import OpenVinoModel
+
+        if not isinstance(model, OpenVinoModel):
             raise UsageError(
-                f"--map says what '{name}' stands for, which is not a device of {placement}: {', '.join(chosen.device_names)}."
+                f"A placement of {options.model} cannot be written for HETERO, which runs what OpenVINO reads: write the model "
+                "alone (without --placement) as .onnx or .xml, and optimize that file."
             )
-    with naming(placement):
-        device = export_hetero(model, chosen.as_dict(), output, devices=names)
+        chosen = read_placement(placement, model.graph)
+        for name in names:
+            if name not in chosen.device_names:
+                known = ", ".join(chosen.device_names)
+                raise UsageError(f"--map says what '{name}' stands for, which is not a device of {placement}: {known}.")
+        with naming(placement):
+            device = export_hetero(model, chosen.as_dict(), output, devices=names)
     data = {
         "model": str(options.model),
-        "placement_file": str(placement),
+        "placement_file": None if placement is None else str(placement),
         "output": str(output),
-        "weights": str(weights),
+        "weights": None if weights is None else str(weights),
         "device": device,
-        "devices": chosen.counts(),
+        "devices": None if chosen is None else chosen.counts(),
     }
 
     def show(console: Console) -> None:
-        facts = {
-            "written": f"{output} and {output.with_suffix('.bin').name}",
-            "device": device,
-            "ops": chosen.ops_by_device,
-        }
-        text.facts(console, facts)
-        console.print("\nTo run it:\n")
-        console.print(f"import openvino\n\n{HOW_TO_RUN.format(path=output, device=device)}", end="")
+        facts = {"written": str(output) if weights is None else f"{output} and {weights.name}"}
+        text.facts(console, facts if chosen is None else {**facts, "device": device or "", "ops": chosen.ops_by_device})
+        if chosen is not None:
+            console.print("\nTo run it:\n")
+            console.print(f"import openvino\n\n{HOW_TO_RUN.format(path=output, device=device)}", end="")
 
     return Output(data, show, answer=str(output))
-
-
-def _convert(model: Model, source: Path, output: Path, weights: Path | None, names: dict[str, str]) -> Output:
-    from placeit.backends.convert import convert
-
-    if names:
-        raise UsageError("--map says what devices of a placement stand for, and there is no --placement.")
-    convert(model, output)
-    data = {
-        "model": str(source),
-        "placement_file": None,
-        "output": str(output),
-        "weights": None if weights is None else str(weights),
-        "device": None,
-        "devices": None,
-    }
-    written = str(output) if weights is None else f"{output} and {weights.name}"
-    return Output(data, lambda console: text.facts(console, {"written": written}), answer=str(output))

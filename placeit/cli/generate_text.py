@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from placeit.cli.command import was_given, write_result
+from placeit.cli.command import exit_code, was_given, write_result
 from placeit.cli.nodes import OnLoss, OnLossOption
 from placeit.cli.options import CheckedOptions, Logits
-from placeit.cli.placements import RematchOption, known, naming, to_run
+from placeit.cli.placements import RematchOption, find_target, profile_if_needed
 from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import StateMemoryError, UsageError
+from placeit.core.errors import StateMemoryError, UsageError, naming
 from placeit.core.extras import need
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report.text import NOTHING, facts, rate, shortened
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "generate_text"]
 
-_COLUMNS = 60  # most columns of a prompt above its text
+_COLUMNS = 60  # maximum width of the prompt that is printed above its text
 
 EXAMPLES = """\b
 Examples:
@@ -102,7 +101,7 @@ class TextOptions:
 
 @dataclass
 class _Text:
-    """A text that is generated."""
+    """A prompt, and the text that was generated for it so far."""
 
     prompt: str
     tokens: list[int]  # of the prompt
@@ -117,15 +116,15 @@ class _Text:
     def count(self) -> int:
         return 0 if self.piece is None else self.piece.tokens
 
-    def add(self, piece: Piece, longest: int) -> float:
-        """Take the next piece; return by how much the share that is done grows, of a text of ``longest`` tokens."""
+    def add(self, piece: Piece, max_tokens: int) -> float:
+        """Append the next piece, and return the progress that it makes, as a share of ``max_tokens``."""
         before, self.piece = self.count, piece
         self.text += piece.text
-        return ((longest if self.ended else self.count) - before) / longest
+        return ((max_tokens if self.ended else self.count) - before) / max_tokens
 
     @property
     def error(self) -> str | None:
-        """Why it has failed; None if it has not."""
+        """The message of the error that ended the text; None if there was none."""
         return None if self.piece is None or self.piece.error is None else str(self.piece.error)
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,50 +160,50 @@ def generate_text(
     need("Text", "text", "tokenizers", "jinja2")
     from placeit.text.generating import AT_ONCE, TextModel
 
-    wanted, asked = text.wanted(), prompts.read()
+    wanted, prompt_texts = text.wanted(), prompts.read()
     if text.draft is not None and placement is None and not was_given("logits"):
         options = replace(options, logits=Logits.ALL)
-    what = to_run(options, placement, rematch)
+    target = find_target(options, placement, rematch)
     with contextlib.ExitStack() as stack:
-        session, chosen = stack.enter_context(what.open())
+        session, placed = stack.enter_context(target.open())
         with terminal.progress() as progress:
-            known(session, chosen, progress, costs=on_loss is OnLoss.REPLACE)
-        with naming(what.path):
-            server = stack.enter_context(session.serve(chosen, on_loss=on_loss.value))
+            profile_if_needed(session, placed, progress, costs=on_loss is OnLoss.REPLACE)
+        with naming(target.path):
+            server = stack.enter_context(session.serve(placed, on_loss=on_loss.value))
         model = TextModel(server, session.model)
         if text.draft is not None:
             device = text.draft_device or session.cluster.names[0]
             draft = CheckedOptions(text.draft, devices=device, context=model.context, precision=options.precision)
-            small, whole = stack.enter_context(to_run(draft, None, None).open())
-            proposing = TextModel(stack.enter_context(small.serve(whole)), small.model)
-            model = TextModel(server, session.model, model.tokenizer, proposing)
+            draft_session, draft_placement = stack.enter_context(find_target(draft, None, None).open())
+            draft_model = TextModel(stack.enter_context(draft_session.serve(draft_placement)), draft_session.model)
+            model = TextModel(server, session.model, model.tokenizer, draft_model)
         encode = model.tokenizer.encode
-        every = [
-            _Text(one, model.tokenizer.chat([{"role": "user", "content": one}]) if prompts.chat else encode(one))
-            for one in asked
+        all_texts = [
+            _Text(item, model.tokenizer.chat([{"role": "user", "content": item}]) if prompts.chat else encode(item))
+            for item in prompt_texts
         ]
-        head = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
+        header = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
         if prompts.is_single:
-            return _one(model, every[0], wanted, terminal, head)
-        at_once = min(len(every), prompts.texts or AT_ONCE)
-        begin = time.perf_counter()
-        interrupted = _generate(session, model, every, wanted, at_once, terminal)
-        took, stats = time.perf_counter() - begin, server.stats()
-        alone = next((one.why for one in server.stepping if one.why is not None), None)
-    tokens, failed = sum(one.count for one in every), any(one.error is not None for one in every)
-    data: dict[str, Any] = head | {
-        "texts": [{"prompt": one.prompt, **one.to_dict(), "error": one.error} for one in every],
+            return _generate_single(model, all_texts[0], wanted, terminal, header)
+        at_once = min(len(all_texts), prompts.texts or AT_ONCE)
+        start = time.perf_counter()
+        interrupted = _generate_several(session, model, all_texts, wanted, at_once, terminal)
+        elapsed, stats = time.perf_counter() - start, server.stats()
+        why_not_joined = next((item.why for item in server.stepping if item.why is not None), None)
+    tokens, failed = sum(item.count for item in all_texts), any(item.error is not None for item in all_texts)
+    data: dict[str, Any] = header | {
+        "texts": [{"prompt": item.prompt, **item.to_dict(), "error": item.error} for item in all_texts],
         "at_once": at_once,
         "tokens": tokens,
-        "seconds": took,
-        "tokens_per_s": tokens / took,
+        "seconds": elapsed,
+        "tokens_per_s": tokens / elapsed,
         "draft": _draft(model),
         "steps": {str(rows): runs for rows, runs in sorted(stats.steps.items())},
-        "alone": alone,
+        "alone": why_not_joined,
         "interrupted": interrupted,
     }
-    shown = _nothing_more if terminal.quiet else partial(_summary, data=data)
-    return Output(data, shown, INTERRUPTED if interrupted else int(failed))
+    show = _show_nothing if terminal.quiet else partial(_summary, data=data)
+    return Output(data, show, exit_code(interrupted=interrupted, failed=failed))
 
 
 def _draft(model: TextModel) -> dict[str, Any] | None:
@@ -212,51 +211,51 @@ def _draft(model: TextModel) -> dict[str, Any] | None:
     return None if draft is None else {"proposed": draft.proposed, "kept": draft.kept, "pays": draft.pays}
 
 
-def _one(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, head: Mapping[str, Any]) -> Output:
-    """Generate a text, and print it while it is generated."""
+def _generate_single(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, header: Mapping[str, Any]) -> Output:
+    """Generate one text, and print it piece by piece."""
     live = not (terminal.json or terminal.quiet)
-    first = begin = time.perf_counter()
+    first = start = time.perf_counter()
     with contextlib.closing(model.generate(text.tokens, wanted)) as pieces:
         for piece in pieces:
-            first = time.perf_counter() if piece.tokens == 1 else first
+            first = first if text.count else time.perf_counter()
             text.add(piece, model.context)
             if live:
                 write_result(piece.text)
-    took = time.perf_counter() - first
+    elapsed = time.perf_counter() - first
     if live:
         write_result("\n")
-    speed = {"first_token_s": first - begin, "tokens_per_s": (text.count - 1) / took if text.count > 1 else None}
-    data = {**head, **text.to_dict(), **speed, "draft": _draft(model)}
-    return Output(data, _nothing_more, answer=text.text)
+    speed = {"first_token_s": first - start, "tokens_per_s": (text.count - 1) / elapsed if text.count > 1 else None}
+    data = {**header, **text.to_dict(), **speed, "draft": _draft(model)}
+    return Output(data, _show_nothing, answer=text.text)
 
 
-def _generate(
-    session: Session, model: TextModel, every: Sequence[_Text], wanted: Wanted, at_once: int, terminal: Terminal
+def _generate_several(
+    session: Session, model: TextModel, all_texts: Sequence[_Text], wanted: Wanted, at_once: int, terminal: Terminal
 ) -> bool:
-    """Generate texts, and print each when it and all before it have ended; return whether Ctrl-C has ended them."""
-    printed, done, longest = 0, 0.0, wanted.most or model.context
-    with contextlib.closing(model.generate_all([one.tokens for one in every], wanted, at_once=at_once)) as pieces:
+    """Generate several texts at once, and print them in order; return whether Ctrl-C ended them."""
+    printed, done, max_tokens = 0, 0.0, wanted.most or model.context
+    with contextlib.closing(model.generate_all([item.tokens for item in all_texts], wanted, at_once=at_once)) as pieces:
         try:
-            for place, one in enumerate(every):
+            for position, item in enumerate(all_texts):
                 with terminal.progress() as progress:
-                    while not one.ended:
+                    while not item.ended:
                         number, piece = next(pieces)
-                        done += every[number].add(piece, longest) / len(every)
+                        done += all_texts[number].add(piece, max_tokens) / len(all_texts)
                         if progress is not None:
-                            progress(f"text {place + 1} of {len(every)}", done)
-                _print(one, place + 1, len(every), terminal)
-                printed = place + 1
+                            progress(f"text {position + 1} of {len(all_texts)}", done)
+                _print(item, position + 1, len(all_texts), terminal)
+                printed = position + 1
         except KeyboardInterrupt:
             session.hurry()
-            for place, one in enumerate(every[printed:], printed):
-                if one.count:
-                    _print(one, place + 1, len(every), terminal)
+            for position, item in enumerate(all_texts[printed:], printed):
+                if item.count:
+                    _print(item, position + 1, len(all_texts), terminal)
             return True
     return False
 
 
 def _print(text: _Text, number: int, count: int, terminal: Terminal) -> None:
-    """Print a text under its number and its prompt."""
+    """Print a text under a heading with its number and its prompt."""
     if not terminal.json:
         prompt = json.dumps(shortened(text.prompt, _COLUMNS), ensure_ascii=False)
         cut = "" if text.ended and text.error is None else ", cut short"
@@ -286,5 +285,5 @@ def _summary(console: Console, data: Mapping[str, Any]) -> None:
     )
 
 
-def _nothing_more(console: Console) -> None:
-    """Print nothing: the text has been printed while it was generated."""
+def _show_nothing(console: Console) -> None:
+    """Print nothing, since the text was printed while it was generated."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "inspect"]
 
-_FEW = 2  # most states that are all shown
+_MAX_STATES = 2  # maximum number of states that are all listed
 
 EXAMPLES = """\b
 Examples:
@@ -45,11 +45,7 @@ def inspect(
 
     model = options.load_with_inputs()
     grouping = coarsen(
-        model.graph,
-        max_groups=options.max_groups,
-        keep_together=model.together,
-        pairs=model.pairs,
-        largest=LARGEST,
+        model.graph, max_groups=options.max_groups, keep_together=model.together, pairs=model.pairs, largest=LARGEST
     )
     counts = model.statistics()
     graph, grouped = model.graph, grouping.groups
@@ -126,6 +122,6 @@ def _tensors(specs: Sequence[TensorSpec]) -> str:
 
 def _states(specs: Sequence[TensorSpec]) -> str:
     """Return a list of a model's states, as text; of many, only the first and the last."""
-    if len(specs) <= _FEW:
+    if len(specs) <= _MAX_STATES:
         return _tensors(specs)
     return f"{len(specs)} tensors, {_tensors(specs[:1])} to {_tensors(specs[-1:])}"

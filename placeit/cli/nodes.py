@@ -65,8 +65,7 @@ class OnLoss(StrEnum):
 
 
 OnLossOption = Annotated[
-    OnLoss,
-    typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew."),
+    OnLoss, typer.Option("--on-loss", help="After the loss of a device: run on the replicas that are left, or place anew.")
 ]
 
 RayOption = Annotated[
@@ -90,8 +89,8 @@ def reach_nodes(
 ) -> str | Sequence[str] | None:
     """Connect to the Ray cluster whose nodes the devices are on; do nothing if no device is on a node.
 
-    Without an address, this is the cluster that ``placeit cluster up`` has started, or else one that ends with this process,
-    if it may ``start`` one.
+    Without an address, connect to the cluster that ``placeit cluster up`` has started. If there is none and ``start`` is true,
+    start a cluster that ends with this process.
 
     Returns:
         The devices. If an address is given without devices, they are all whole devices that OpenVINO finds on the nodes.
@@ -101,8 +100,8 @@ def reach_nodes(
         DeviceError: no cluster runs, and none may be started.
         UsageError: compression between nodes, or a patience for them, is given, and no device is on a node.
     """
-    nodes, all_of_it = _nodes(devices), devices is None and address is not None
-    if not nodes and not all_of_it:
+    nodes, whole_cluster = _nodes(devices), devices is None and address is not None
+    if not nodes and not whole_cluster:
         for option, given in (("--compress", compress != Compress.NONE), ("--patience", patience != TIMEOUT_S)):
             if given:
                 raise UsageError(f"{option} is about nodes, and no device is on one: leave it out.")
@@ -111,35 +110,37 @@ def reach_nodes(
     from placeit.devices.nodes import connection, local
 
     try:
-        here = local.running()
+        running = local.running()
     except FileError:  # without a home folder, no cluster is remembered in it
         if address is None:
             raise
-        here = None
+        running = None
     if address is None:
-        own = local.running(_file_of(os.getpid()))  # started by this command, as for another model
-        here = next((one for one in (here, own) if one is not None and (one.starting or one.pids())), None)
-        if here is None:
+        started = local.running(_state_file_of(os.getpid()))  # started by this command, as for another model
+        running = next(
+            (cluster for cluster in (running, started) if cluster is not None and (cluster.starting or cluster.pids())), None
+        )
+        if running is None:
             if not start:
                 raise DeviceError(
                     f"Devices of the nodes {', '.join(nodes)} are needed, and no cluster runs: start one with 'placeit cluster "
                     "up', name one with --ray-address, or name other devices with --rematch."
                 )
-            here = _start(["head", *(name for name in nodes if name != "head")])
-        address = here.address
-    if here is not None and here.address == address:
-        here.check()
-    token = here.token if here is not None and here.address == address else None
-    reached = connection.connect(address, token=token, compress=compress.value, patience=patience)
+            running = _start(["head", *(name for name in nodes if name != "head")])
+        address = running.address
+    if running is not None and running.address == address:
+        running.check()
+    token = running.token if running is not None and running.address == address else None
+    connected = connection.connect(address, token=token, compress=compress.value, patience=patience)
     atexit.register(connection.disconnect)
-    return reached.automatic() if all_of_it else devices
+    return connected.automatic() if whole_cluster else devices
 
 
 def _start(nodes: Sequence[str]) -> LocalCluster:
-    """Start a cluster that ends with this process, and that no other command uses."""
+    """Start a cluster for this process alone, which ends with it."""
     from placeit.devices.nodes import local
 
-    file = _file_of(os.getpid())
+    file = _state_file_of(os.getpid())
     if (left := local.running(file)) is not None:  # started by a process that was killed and had the same id
         left.stop(file)
     at_end(functools.partial(end_at_once, file))
@@ -157,16 +158,16 @@ def end_at_once(file: Path) -> None:
         cluster.stop(file, at_once=True)
 
 
-def _file_of(pid: int | str) -> Path:
-    """Return the path of the file that describes the cluster that a command has started."""
+def _state_file_of(pid: int | str) -> Path:
+    """Return the path of the state file of the cluster that a command with this process id has started."""
     from placeit.devices.nodes import local
 
     return local.state_file().with_name(f"command-{pid}.json")
 
 
 def left_behind() -> list[Path]:
-    """Return the files that describe clusters of commands that were killed."""
-    files = _file_of("*")
+    """Return the state files of clusters whose commands were killed."""
+    files = _state_file_of("*")
     found = {file: file.stem.rpartition("-")[2] for file in sorted(files.parent.glob(files.name))}
     return [file for file, pid in found.items() if not Path("/proc", pid).exists()]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from placeit.cli.nodes import reach_nodes
+from placeit.cli.command import exit_code
 from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
@@ -19,7 +19,6 @@ from placeit.cli.values import check_placers, complete_agents, complete_placers,
 from placeit.cli.workload import is_workload, only_rate, optimize_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.files import own_descriptor
-from placeit.core.interrupts import INTERRUPTED
 from placeit.optimizer.portfolio import DEFAULT_PLACERS, MAX_POINTS
 from placeit.report import as_json, as_text
 
@@ -155,8 +154,7 @@ def optimize(
         ),
     ] = False,
     compare_precisions: Annotated[
-        bool,
-        typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32)."),
+        bool, typer.Option("--compare-precisions", help="Also measure single devices in another precision (bf16, f16 or f32).")
     ] = False,
     pareto: Annotated[
         bool,
@@ -187,17 +185,18 @@ def optimize(
     latencies. They are placed together, so that all limits are kept while all of them are served.
     """
     if is_workload(options.model):
-        told: dict[str, Any] = {"memory": memory or (), "start": start or (), "rates": rate or ()}
-        return optimize_workload(options, output, budget or _BUDGET_S, predict=predict, seed=seed, terminal=terminal, **told)
+        workload_options: dict[str, Any] = {"memory": memory or (), "start": start or (), "rates": rate or ()}
+        budget = _BUDGET_S if budget is None else budget
+        return optimize_workload(options, output, budget, predict=predict, seed=seed, terminal=terminal, **workload_options)
     if predict:
         raise UsageError(f"--predict is about workloads, and {options.model} is one model: leave it out.")
-    number = only_rate(rate)
+    single_rate = only_rate(rate)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
-    beside_nothing = output is None and not path.parent.is_dir()  # then there is no model, which reading it will say
+    no_folder = output is None and not path.parent.is_dir()  # then the error is that the model does not exist
     points = (
         [path.with_name(f"{path.stem}.point-{number}{path.suffix}") for number in range(1, MAX_POINTS + 1)] if pareto else []
     )
-    outputs = [] if beside_nothing else [path, *points]
+    outputs = [] if no_folder else [path, *points]
     check_outputs(*outputs, record, page=page, inputs=[*options.files(), *named_files(placer), *(start or ()), resume])
     # imported only now, because it takes a second
     from placeit.devices.caps import parse_caps
@@ -219,12 +218,10 @@ def optimize(
         placer = [*(placer or DEFAULT_PLACERS), policy_placer(policy, resume)]
     check_placers(placer or ())
     constraints = Constraints(parse_pins(pin or ()), parse_caps(memory or ()), options.max_groups, options.tolerance, texts)
-    cluster = discover(
-        reach_nodes(options.devices, options.ray_address, options.compress, options.patience), precision=options.precision.value
-    )
+    cluster = discover(options.reach(), precision=options.precision.value)
     model = options.load_with_inputs()
-    watched = terminal.search(budget, objective_kind(objective).unit) if live else terminal.progress()
-    with watched as progress:
+    display = terminal.search(budget, objective_kind(objective).unit) if live else terminal.progress()
+    with display as progress:
         found = find(
             model,
             cluster,
@@ -232,7 +229,7 @@ def optimize(
             budget=Budget(budget, resume),
             candidates=Candidates(placer or None, start, compare_precisions=compare_precisions, pareto=pareto),
             seed=seed,
-            rate=number,
+            rate=single_rate,
             in_flight=in_flight,
             progress=progress,
             on_event=progress.event if isinstance(progress, SearchView) else None,
@@ -261,21 +258,21 @@ def optimize(
         files += files_of(replace(recorded, search=as_json.search(found) | written), {"recording": record, "page": page})
     command: list[str] = []
     if own_descriptor(path) is None:
-        command = next_command("explain" if any(one.described for one in cluster.devices) else "run", options, path)
+        command = next_command("explain" if any(device.described for device in cluster.devices) else "run", options, path)
     others = {"recording": record, "page": page}
-    shown = partial(as_text.optimized, found=found, path=path, others=others, points=points, command=command)
-    code = INTERRUPTED if interrupted else 0
-    return Output(found.to_dict() | written, shown, code, files, as_text.answer(found, path))
+    show = partial(as_text.optimized, found=found, path=path, others=others, points=points, command=command)
+    code = exit_code(interrupted=interrupted)
+    return Output(found.to_dict() | written, show, code, files, as_text.answer(found, path))
 
 
 def policy_placer(agent: str, resume: Path | None) -> str:
-    """Return the placer that trains an agent during a search, and keeps its policy beside a file to resume from."""
+    """Return the name, with options, of the placer that trains an agent and keeps its policy beside the file to resume from."""
     state = "" if resume is None else f",state={resume}.{agent.partition(':')[0]}.safetensors"
     return f"policy:agent={agent}{state}"
 
 
 def next_command(name: str, options: CheckedOptions, placement: Path) -> list[str]:
-    """Return the words of a command that takes the placement that was found, with the options that it does not remember."""
+    """Return the words of a command for the placement that was found, with the options that its file does not contain."""
     from placeit.devices.clusterfile import names_file
 
     words = ["placeit", name, str(options.model), "-p", str(placement)]

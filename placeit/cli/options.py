@@ -1,6 +1,6 @@
 """Arguments and options that several commands share.
 
-A command takes them as a dataclass: :func:`placeit.cli.command.command` turns its fields into options.
+A command has a parameter of such a dataclass, and :func:`placeit.cli.command.command` turns its fields into options.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchOption",
+    "BudgetOption",
     "CheckedOptions",
     "ContextOption",
     "DevicesOption",
@@ -56,13 +57,7 @@ __all__ = [
 ]
 
 ObjectiveOption = Annotated[
-    str,
-    typer.Option(
-        "--objective",
-        metavar="NAME",
-        help=f"{minimised()}.",
-        autocompletion=complete_objectives,
-    ),
+    str, typer.Option("--objective", metavar="NAME", help=f"{minimised()}.", autocompletion=complete_objectives)
 ]
 DevicesOption = Annotated[
     str | None,
@@ -84,8 +79,7 @@ ShapesOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic."),
+    int | None, typer.Option("--batch", metavar="N", min=1, help="Batch size of every input whose first dimension is dynamic.")
 ]
 ContextOption = Annotated[
     int | None,
@@ -134,6 +128,12 @@ InputsOption = Annotated[
     typer.Option("--inputs", metavar="FILE", help="Input arrays by name (.npz), which also set open sizes; default: random."),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Measure anew; neither read nor write the cost cache.")]
+BudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random numbers.")]
 
 
@@ -212,7 +212,7 @@ class ModelOptions:
         return None if self.inputs is None else read_tensors(self.inputs, model.settable)
 
     def files(self) -> list[Path]:
-        """Return the files that the command reads for these options, such as the model's; they must not be written."""
+        """Return the files that these options name, such as the model's, which the command must not overwrite."""
         from placeit.backends import files_of
 
         return [*files_of(self.model), *([] if self.inputs is None else [self.inputs])]
@@ -239,21 +239,25 @@ class SessionOptions(GroupOptions):
     no_cache: NoCacheOption = False
 
     def files(self) -> list[Path]:
-        """Return the files that the command reads for these options, including the cluster file."""
+        """Return the files that these options name, the cluster file included."""
         from placeit.devices.clusterfile import names_file
 
         cluster = [Path(self.devices)] if self.devices is not None and names_file(self.devices) else []
         return [*super().files(), *cluster]
+
+    def reach(self, otherwise: Sequence[str] | None = None, *, start: bool = True) -> str | Sequence[str] | None:
+        """Connect to the nodes of the devices, or ``otherwise`` of other ones, and return them (:func:`reach_nodes`)."""
+        devices = otherwise if self.devices is None else self.devices
+        return reach_nodes(devices, self.ray_address, self.compress, self.patience, start=start)
 
     def session(self, cluster: Cluster | None = None, graph: str = "") -> Session:
         """Open the model on a cluster, or on the devices of the command line."""
         from placeit.session import Session
         from placeit.workbench.options import Constraints
 
-        devices = reach_nodes(self.devices, self.ray_address, self.compress, self.patience) if cluster is None else cluster
         return Session(
             self.load_with_inputs(),
-            devices,
+            self.reach() if cluster is None else cluster,
             precision=self.precision.value,
             constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),

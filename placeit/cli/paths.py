@@ -1,4 +1,4 @@
-"""Files that commands read and write, checked before any work is done for them."""
+"""Check the paths that a command reads and writes before it starts to work."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ class OutputFile:
 
 
 def check_outputs(*outputs: Path | None, page: Path | None = None, inputs: Iterable[Path | None] = ()) -> None:
-    """Check that files can be written, before hours are spent on their content. None stands for a file that is not wanted.
+    """Check that files can be written, before hours are spent on their content. Files that are None are ignored.
 
     Args:
         outputs: files to write.
-        page: a further one, which gets HTML. A name without an ending is accepted, as in /dev/stdout.
+        page: another file to write, as HTML. A name without a suffix is accepted, such as /dev/stdout.
         inputs: files that the command reads.
 
     Raises:
         FileError: a folder is missing or read-only, the disk is full, or the path names a folder.
-        UsageError: the command also reads the file, by whatever name, or writes it twice; the page's ending is not of HTML.
+        UsageError: the command also reads the file, under any name, or writes it twice; the page's suffix is not one of HTML.
     """
     if page is not None and page.suffix.lower() not in ("", ".html", ".htm"):
         raise UsageError(f"{page}: a page is written as HTML only: give a name that ends in .html or .htm.")
-    taken = {_identity(path) for path in inputs if path is not None}
+    used = {_identity(path) for path in inputs if path is not None}
     for path in (*outputs, page):
         if path is None:
             continue
         identity = _identity(path)
-        if identity is not None and identity in taken:
+        if identity is not None and identity in used:
             raise UsageError(
                 f"{path} is named twice, by this name or another, or belongs to a file that is: what is written there would "
                 "replace what is read or written before."
             )
-        taken.add(identity)
+        used.add(identity)
         check_writable(path)
 
 

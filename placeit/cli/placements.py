@@ -1,4 +1,4 @@
-"""Placement files on the command line."""
+"""Open the placements, bundles and models that commands run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from placeit.cli.command import was_given
-from placeit.cli.nodes import Compress, reach_nodes
+from placeit.cli.nodes import Compress
 from placeit.cli.options import CheckedOptions, Logits, Precision, SessionOptions
 from placeit.cli.values import parse_pairs
-from placeit.core.errors import DeviceError, PlacementError, UsageError
+from placeit.core.errors import DeviceError, PlacementError, UsageError, naming
 
 if TYPE_CHECKING:
     from placeit.application import Application
@@ -30,13 +30,12 @@ __all__ = [
     "PLACEMENT",
     "PlacementOption",
     "RematchOption",
-    "ToRun",
-    "known",
-    "naming",
+    "Target",
+    "find_target",
     "open_application",
     "open_session",
+    "profile_if_needed",
     "read_placement",
-    "to_run",
 ]
 
 _log = logging.getLogger("placeit")
@@ -83,14 +82,14 @@ def open_session(
     from placeit.devices.plain import whole_devices
 
     placements = [Placement.load(path) for path in files]
-    options = _as_found(options, files, placements)
+    options = _with_conditions(options, files, placements)
     named = list(dict.fromkeys(name for placement in placements for name in placement.device_names))
     several = [name for placement in placements if len(placement.device_names) > 1 for name in placement.device_names]
-    reach_nodes(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience)
+    options.reach(named)
     with contextlib.suppress(DeviceError, UsageError):  # a placement on a plain device names what other placements share
         found, onnx = discover(list(dict.fromkeys(several))), options.model.suffix.lower() == ".onnx"
-        whole = {device.name for device in whole_devices(found, onnx=onnx)}
-        named = [name for name in named if name not in whole]
+        plain_names = {device.name for device in whole_devices(found, onnx=onnx)}
+        named = [name for name in named if name not in plain_names]
     try:
         cluster = discover(named if options.devices is None and named else options.devices, precision=options.precision.value)
     except (DeviceError, UsageError) as error:
@@ -112,10 +111,10 @@ def open_session(
         yield session, placements
 
 
-def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequence[Placement]) -> SessionOptions:
-    """Return the options with those that were not given taken from the placements."""
+def _with_conditions(options: SessionOptions, files: Sequence[Path], placements: Sequence[Placement]) -> SessionOptions:
+    """Return the options, with the conditions of the placements in place of options that are not on the command line."""
     found = [placement.conditions for placement in placements if placement.conditions is not None]
-    if not found or any(one != found[0] for one in found):
+    if not found or any(other != found[0] for other in found):
         return options
     first = found[0]
     for what, value, known_values in (
@@ -135,31 +134,23 @@ def _as_found(options: SessionOptions, files: Sequence[Path], placements: Sequen
     if not was_given("logits"):
         options = replace(options, logits=Logits(first.logits))
     if options.state is None and first.state:
-        options = replace(options, state=[f"{taken}={given}" for taken, given in first.state.items()])
+        options = replace(options, state=[f"{name}={output}" for name, output in first.state.items()])
     return options
 
 
-def _differs(file: Path, option: str, stored: str, given: str) -> bool:
-    """Return whether a given option differs from the placement's, and log a warning if so."""
-    if not was_given(option) or stored == given:
+def _differs(file: Path, option: str, stored: str, value: str) -> bool:
+    """Return whether an option on the command line differs from the placement's, and log a warning if so."""
+    if not was_given(option) or stored == value:
         return False
-    _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, given)
+    _log.warning("%s was found with --%s %s, and runs with --%s %s.", file, option, stored, option, value)
     return True
 
 
-@contextlib.contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Add the placement file to errors that are raised in the block."""
-    try:
-        yield
-    except PlacementError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise PlacementError(f"{path}: {error}") from error
+def profile_if_needed(session: Session, chosen: Placement, progress: Progress | None, *, costs: bool = False) -> Workbench:
+    """Profile the session that runs a placement, unless its plan needs no costs, and return that session.
 
-
-def known(session: Session, chosen: Placement, progress: Progress | None, *, costs: bool = False) -> Workbench:
-    """Return what runs a placement, profiled as far as its plan needs it, or, with ``costs``, to place the model anew."""
+    With ``costs``, the session has costs afterwards in any case, to place the model again later.
+    """
     home = session.home_of(chosen)
     planned = all(one.segments is not None for one in chosen.every)
     if not (planned and (home.recall() or not costs)):
@@ -168,15 +159,15 @@ def known(session: Session, chosen: Placement, progress: Progress | None, *, cos
 
 
 @dataclass(frozen=True)
-class ToRun:
-    """The thing that a command runs: a placement of a model, a bundle, or a whole model.
+class Target:
+    """What a command runs: a placement of a model, a bundle, or a whole model.
 
     Attributes:
         path: path of the placement or the bundle, or else of the whole model.
         replicated: whether requests are served by replicas.
         data: facts for JSON.
-        open: opens a context of the session that runs it, and of the placement on its devices.
-        devices: devices to run the whole model on, if only they are known.
+        open: returns a context manager that yields the session that runs it, and the placement on its devices.
+        devices: devices to run the whole model on, if there is no placement.
     """
 
     path: Path
@@ -186,12 +177,12 @@ class ToRun:
     devices: tuple[str, ...] = ()
 
 
-_DECIDED = ("placement", "input_shape", "batch", "state", "logits", "context", "trust", "max_groups", "precision")
-"""Options of models that a bundle has fixed."""
+_FIXED_BY_BUNDLE = ("placement", "input_shape", "batch", "state", "logits", "context", "trust", "max_groups", "precision")
+"""Options that cannot be given with a bundle, since it was built with their values."""
 
 
-def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None) -> ToRun:
-    """Return the placement, bundle or model that a command should run.
+def find_target(options: CheckedOptions, placement: Path | None, rematch: str | None) -> Target:
+    """Return the placement, bundle or model that the options of a command name.
 
     Args:
         options: options of the model, or of a bundle in its place.
@@ -210,36 +201,35 @@ def to_run(options: CheckedOptions, placement: Path | None, rematch: str | None)
     if not bundled and rematch is not None:
         raise UsageError("--rematch is about the devices that a bundle names: for a placement, --devices says which they are.")
     exists = options.model.is_file() or (options.model / MANIFEST).is_file()
-    for option in _DECIDED if bundled and exists else ():
+    for option in _FIXED_BY_BUNDLE if bundled and exists else ():
         if was_given(option):
             name = option.replace("_", "-")
             raise UsageError(f"{options.model} is a bundle, built with its own --{name}: leave that out, or build it anew.")
     data: dict[str, Any] = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
     data["differences"] = []
     if bundled:
-        return _bundle(options, rematch, data)
+        return _bundled(options, rematch, data)
     if placement is None:
-        return _whole(options, data)
+        return _whole_model(options, data)
 
     @contextlib.contextmanager
     def opened() -> Iterator[tuple[Session, Placement]]:
         with open_session(options, [placement], by_segments=True) as (session, [chosen]):
             yield session, chosen
 
-    return ToRun(placement, bool(Placement.load(placement).replicas), data, opened)
+    return Target(placement, bool(Placement.load(placement).replicas), data, opened)
 
 
-def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
-    """Return the whole model, to run as one segment on a device, or on each of several devices."""
-    from placeit.backends import check_suffix
+def _whole_model(options: CheckedOptions, data: dict[str, Any]) -> Target:
+    """Return the target for a whole model, as one segment on one device or on each of several devices."""
+    from placeit.backends import check_path
     from placeit.core.placement import Placement
     from placeit.devices.clusterfile import discover
 
-    check_suffix(options.model)
+    check_path(options.model)
     if options.devices is None and options.ray_address is None:
         raise UsageError("Give --placement; or 'placeit run' takes --devices alone, to benchmark the model, as in -d CPU.")
-    named = reach_nodes(options.devices, options.ray_address, options.compress, options.patience)
-    cluster = discover(named, precision=options.precision.value)
+    cluster = discover(options.reach(), precision=options.precision.value)
 
     @contextlib.contextmanager
     def opened() -> Iterator[tuple[Session, Placement]]:
@@ -249,10 +239,10 @@ def _whole(options: CheckedOptions, data: dict[str, Any]) -> ToRun:
             graph, nothing = session.model.graph, np.zeros(len(session.model.graph), np.int32)
             yield session, Placement(graph.names, nothing, cluster.names, graph.hash, nothing)
 
-    return ToRun(options.model, replicated=False, data=data, open=opened, devices=cluster.names)
+    return Target(options.model, replicated=False, data=data, open=opened, devices=cluster.names)
 
 
-def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> ToRun:
+def _bundled(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) -> Target:
     from placeit.backends.bundle.model import open_bundle
 
     model = open_bundle(options.model)
@@ -263,7 +253,7 @@ def _bundle(options: CheckedOptions, rematch: str | None, data: dict[str, Any]) 
             data["differences"] = list(app.differences)
             yield app.session, app.placement
 
-    return ToRun(options.model, bool(model.manifest.placement.replicas), data, opened)
+    return Target(options.model, bool(model.manifest.placement.replicas), data, opened)
 
 
 @contextlib.contextmanager
@@ -281,12 +271,9 @@ def open_application(options: CheckedOptions, model: BundleModel, rematch: str |
     """
     from placeit.application import Application
 
-    mapping = _rematch(rematch)
-    named = [*(one.address for one in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
-    reach_nodes(
-        *(named if options.devices is None else options.devices, options.ray_address, options.compress, options.patience),
-        start=options.devices is not None or isinstance(mapping, dict),
-    )
+    mapping = _parse_rematch(rematch)
+    named = [*(device.address for device in model.manifest.devices), *(mapping.values() if isinstance(mapping, dict) else ())]
+    options.reach(named, start=options.devices is not None or isinstance(mapping, dict))
     inputs = options.arrays(model)
     with Application(model, rematch=mapping, devices=options.devices, inputs=inputs, tolerance=options.tolerance) as app:
         for line in app.differences:
@@ -294,7 +281,7 @@ def open_application(options: CheckedOptions, model: BundleModel, rematch: str |
         yield app
 
 
-def _rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:
+def _parse_rematch(text: str | None) -> Literal["auto"] | dict[str, str] | None:
     if text is None or text.strip() == "auto":
         return None if text is None else "auto"
     return parse_pairs("--rematch", text.split(","), "OLD=NEW, such as GPU=CPU@0, or auto")

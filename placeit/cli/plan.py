@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.terminal import Output, Terminal
 from placeit.report import text
 
@@ -45,7 +45,7 @@ def plan(
 
     found = plan_fleet(fleet)
     shown = partial(_show, found=found)
-    return Output({"fleet": str(fleet), **found.to_dict()}, shown, 0 if found.placed else FAILED, answer=found.reason)
+    return Output({"fleet": str(fleet), **found.to_dict()}, shown, exit_code(failed=not found.placed), answer=found.reason)
 
 
 def _show(console: Console, found: FleetPlan) -> None:

@@ -10,15 +10,14 @@ from typing import Annotated
 
 import typer
 
-from placeit.cli.command import FAILED, was_given
+from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import LengthOptions, SessionOptions
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import naming, open_session
+from placeit.cli.placements import open_session
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, as_json, costs_as_text, runs_as_text
 
 __all__ = ["EXAMPLES", "profile"]
@@ -72,10 +71,10 @@ def profile(
     """
     from placeit.profiler.profile_report import ProfileReport
 
-    runs = length.rounds()
+    length.rounds()
     check_outputs(output, csv, trace, inputs=[*options.files(), placement])
     if placement is not None:
-        return _placement(placement, runs, length, {"recording": output, "trace": trace, "csv": csv}, options, terminal)
+        return _placement(placement, length, {"recording": output, "trace": trace, "csv": csv}, options, terminal)
     for option in ("trace", "runs", "duration", "warmup"):
         if was_given(option):
             raise UsageError(f"--{option} is about the runs of a placement: give --placement as well.")
@@ -93,12 +92,7 @@ def profile(
 
 
 def _placement(
-    placement: Path,
-    runs: int,
-    length: LengthOptions,
-    paths: Mapping[str, Path | None],
-    options: SessionOptions,
-    terminal: Terminal,
+    placement: Path, length: LengthOptions, paths: Mapping[str, Path | None], options: SessionOptions, terminal: Terminal
 ) -> Output:
     """Run a placement, and record its runs."""
     from placeit.measuring.run_report import RunReport
@@ -107,6 +101,7 @@ def _placement(
     from placeit.workbench.options import Traffic
 
     report: RunReport | RateReport
+    runs = length.rounds()
     with terminal.progress() as progress, open_session(options, [placement], by_segments=True) as (session, [chosen]):
         home = session.home_of(chosen)
         costs = home.profile(check=session.policy.check_costs, progress=progress)
@@ -120,6 +115,6 @@ def _placement(
         interrupted = report.interrupted if isinstance(report, RunReport) else report.served.interrupted
         recorded = replace(session.recording(report, ops=not interrupted), costs=found.to_dict())
     shown = partial(runs_as_text.recording, found=recorded, files=paths, failed=report.failed)
-    code = INTERRUPTED if interrupted else 0 if report.failed is None else FAILED
+    code = exit_code(interrupted=interrupted, failed=report.failed is not None)
     data = as_json.recording(recorded, placement, paths) | {"failed": report.failed, "interrupted": interrupted}
     return Output(data, shown, code, files_of(recorded, paths), runs_as_text.ran(report))

@@ -23,8 +23,7 @@ class PromptOptions:
     HEADING: ClassVar = "Prompts"
 
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.", show_default=False),
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.", show_default=False)
     ] = None
     prompts_file: Annotated[
         Path | None,
@@ -70,9 +69,9 @@ class PromptOptions:
 
 
 def _prompts(text: str, name: str, *, json_lines: bool) -> list[str]:
-    """Return the prompts in a text: its lines, or what they hold if the first one is JSON. Raises UsageError."""
-    every = enumerate(text.removeprefix("\ufeff").split("\n"), 1)
-    lines = {number: line.removesuffix("\r") for number, line in every if line.strip()}
+    """Return the prompts in a text: its lines, or the JSON values of the lines if the first line is JSON. Raises UsageError."""
+    numbered = enumerate(text.removeprefix("\ufeff").split("\n"), 1)
+    lines = {number: line.removesuffix("\r") for number, line in numbered if line.strip()}
     if not lines:
         raise UsageError(f"{name} has no prompts: write one on each line.")
     if not json_lines and not isinstance(_value(next(iter(lines.values()))), str | dict):

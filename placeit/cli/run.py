@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import PLACEMENT, RematchOption, ToRun, known, naming, to_run
+from placeit.cli.placements import PLACEMENT, RematchOption, Target, find_target, profile_if_needed
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
-from placeit.core.errors import UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
-from placeit.core.interrupts import INTERRUPTED
 from placeit.report import as_csv, runs_as_text
 
 if TYPE_CHECKING:
@@ -180,24 +179,24 @@ def run(
             if value is not None and value is not False:
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
-    asked = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
-    beside = [f"--{name.replace('_', '-')}" for name in ("arrivals", "queue", "live", "metrics_port") if getattr(load, name)]
-    what = to_run(options, placement, rematch)
-    why = f"with {asked[0]}" if asked else "of a placement with replicas" if what.replicated else None
-    if len(what.devices) > 1:
+    loaded = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
+    at_rate = [f"--{name.replace('_', '-')}" for name in ("arrivals", "queue", "live", "metrics_port") if getattr(load, name)]
+    target = find_target(options, placement, rematch)
+    reason = f"with {loaded[0]}" if loaded else "of a placement with replicas" if target.replicated else None
+    if len(target.devices) > 1:
         _check_single(
-            what,
+            target,
             {"--trace": trace, "--record": record, "--outputs": outputs, "--csv": csv},
-            [*asked[load.rate is not None :], *beside],
+            [*loaded[load.rate is not None :], *at_rate],
         )
-        with terminal.progress() as progress, what.open() as (session, _):
+        with terminal.progress() as progress, target.open() as (session, _):
             return race(session, {}, length, "latency", load.seed, progress, load.rate)
-    if why is not None:
-        _check_load(why, load, length, {"--outputs": outputs, "--csv": csv})
-        return _under_load(what, load, length, {"trace": trace, "recording": record}, terminal)
-    with terminal.progress() as progress, what.open() as (session, chosen):
-        home = known(session, chosen, progress)
-        with naming(what.path):
+    if reason is not None:
+        _check_load(reason, load, length, {"--outputs": outputs, "--csv": csv})
+        return _under_load(target, load, length, {"trace": trace, "recording": record}, terminal)
+    with terminal.progress() as progress, target.open() as (session, chosen):
+        home = profile_if_needed(session, chosen, progress)
+        with naming(target.path):
             report = session.run(chosen, runs=runs, duration=length.duration, warmup=length.warmup)
         if report.interrupted:
             trace = record = outputs = csv = None
@@ -215,22 +214,22 @@ def run(
 
         files.append(OutputFile(outputs, "the outputs of the model", lambda: write_tensors(outputs, report.outputs)))
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
-    code = INTERRUPTED if report.interrupted else 0 if report.failed is None else FAILED
-    shown = partial(runs_as_text.run, report=report, files=written)
-    return Output(what.data | report.to_dict() | _named(written), shown, code, files, runs_as_text.ran(report))
+    code = exit_code(interrupted=report.interrupted, failed=report.failed is not None)
+    show = partial(runs_as_text.run, report=report, files=written)
+    return Output(target.data | report.to_dict() | _file_fields(written), show, code, files, runs_as_text.ran(report))
 
 
-def _check_single(what: ToRun, files: Mapping[str, Path | None], asked: Sequence[str]) -> None:
-    """Raise UsageError for an option that needs one placement, since several devices are to be raced."""
-    for option in (*asked, *(option for option, path in files.items() if path is not None)):
-        names = ", ".join(what.devices)
+def _check_single(target: Target, files: Mapping[str, Path | None], options: Sequence[str]) -> None:
+    """Raise UsageError if an option needs one placement, while several devices are to be raced."""
+    for option in (*options, *(option for option, path in files.items() if path is not None)):
+        names = ", ".join(target.devices)
         raise UsageError(f"{option} is about one placement, and --devices names {names}: name one, or give --placement.")
 
 
-def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
+def _check_load(reason: str, load: LoadOptions, length: LengthOptions, files: Mapping[str, Path | None]) -> None:
     if load.seconds is not None and load.requests is not None:
         raise UsageError("Give either --seconds or --requests: both say how many requests arrive.")
-    several = f"{why[0].upper()}{why[1:]}, several requests are in flight at once"
+    several = f"{reason[0].upper()}{reason[1:]}, several requests are in flight at once"
     if length.runs is not None or length.duration is not None:
         raise UsageError(f"{several}: --requests or --seconds says how long to measure, and not --runs or --duration.")
     for option, path in files.items():
@@ -239,28 +238,24 @@ def _check_load(why: str, load: LoadOptions, length: LengthOptions, files: Mappi
 
 
 def _under_load(
-    what: ToRun,
-    load: LoadOptions,
-    length: LengthOptions,
-    paths: Mapping[str, Path | None],
-    terminal: Terminal,
+    target: Target, load: LoadOptions, length: LengthOptions, paths: Mapping[str, Path | None], terminal: Terminal
 ) -> Output:
-    """Run a placement with several requests in flight."""
+    """Run a target with several requests in flight."""
     from placeit.workbench.options import Traffic
 
-    asked = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
-    traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **asked)
-    with load.page() as page, what.open() as (session, chosen):
+    chosen = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
+    traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **chosen)
+    with load.page() as page, target.open() as (session, chosen):
         with terminal.progress() as progress:
-            known(session, chosen, progress)
-        with naming(what.path):
+            profile_if_needed(session, chosen, progress)
+        with naming(target.path):
             report = session.run(chosen, traffic=traffic, warmup=length.warmup, watch=partial(load.watch, page))
         ops = paths["recording"] is not None and not report.served.interrupted
         files = files_of(session.recording(report, ops=ops), paths) if any(paths.values()) else []
-    code = INTERRUPTED if report.served.interrupted else 0 if report.failed is None else FAILED
-    shown = partial(runs_as_text.rate, report=report, files=paths)
-    return Output(what.data | report.to_dict() | _named(paths), shown, code, files, runs_as_text.ran(report))
+    code = exit_code(interrupted=report.served.interrupted, failed=report.failed is not None)
+    show = partial(runs_as_text.rate, report=report, files=paths)
+    return Output(target.data | report.to_dict() | _file_fields(paths), show, code, files, runs_as_text.ran(report))
 
 
-def _named(files: Mapping[str, Path | None]) -> dict[str, Any]:
+def _file_fields(files: Mapping[str, Path | None]) -> dict[str, Any]:
     return {f"{what}_file": None if path is None else str(path) for what, path in files.items()}

@@ -36,10 +36,10 @@ def schema(
     2020-12) has every field, with its type and meaning, and allows no others. The version changes if a field goes or
     means something else; fields may be added, so ask the placeit that printed an object for its schema.
     """
-    known, wanted = schemas(), name and identity(name)
+    by_identity, wanted = schemas(), name and identity(name)
     if name is not None and wanted is None:
-        names = [one[8:].split("/")[0] for one in known]
+        names = [one[8:].split("/")[0] for one in by_identity]
         raise UsageError(f"There is no schema of '{name}'; there are {', '.join(names)}{nearest(name, names)}.")
-    shown = {one: found for one, found in known.items() if wanted in (None, one)}
-    text = "\n".join(known) if wanted is None else json.dumps(known[wanted], indent=2)
+    shown = {one: found for one, found in by_identity.items() if wanted in (None, one)}
+    text = "\n".join(by_identity) if wanted is None else json.dumps(by_identity[wanted], indent=2)
     return Output({"schemas": shown}, lambda console: console.print(text))

@@ -15,11 +15,11 @@ import typer
 
 from placeit.cli.nodes import RayOption, reach_nodes
 from placeit.cli.options import CheckedOptions, ContextOption, DevicesOption
-from placeit.cli.placements import RematchOption, known, naming, open_application, to_run
+from placeit.cli.placements import RematchOption, find_target, open_application, profile_if_needed
 from placeit.cli.server_options import NetworkOptions, RepositoryOptions, RunOptions
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.workload import is_workload
-from placeit.core.errors import ModelError, PlaceitError, UsageError
+from placeit.core.errors import ModelError, PlaceitError, UsageError, naming
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.memory import return_freed_memory
@@ -70,7 +70,7 @@ def serve(
     context: ContextOption = None,
     rematch: RematchOption = None,
     running: RunOptions,
-    coming: RepositoryOptions,
+    repository_options: RepositoryOptions,
     network: NetworkOptions,
     terminal: Terminal,
 ) -> Output:
@@ -92,77 +92,77 @@ def serve(
     from placeit.serve.sources import Planned
 
     models = models or []
-    if not models and coming.repository is None:
+    if not models and repository_options.repository is None:
         raise UsageError("Nothing is to be served: give bundles, a model with its placement, or --repository.")
-    if placement is not None and (len(models) != 1 or coming.repository is not None):
+    if placement is not None and (len(models) != 1 or repository_options.repository is not None):
         raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
-    workloads = [given for given in models if is_workload(Path(given))]
+    workloads = [argument for argument in models if is_workload(Path(argument))]
     if placement is not None and workloads:
         raise UsageError(
             f"--placement is of a model file, and {workloads[0]} is a workload, which names placements: leave it out."
         )
-    if coming.follow_rates and not workloads:
+    if repository_options.follow_rates and not workloads:
         raise UsageError("--follow-rates is about placed workloads, and none is served: leave it out, or give one.")
-    options, ending = network.checked(), Gate()
+    options, stop = network.checked(), Gate()
     return_freed_memory()
     running.check()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # each connection takes a file
     with contextlib.ExitStack() as stack:
         if workloads:
             stack.enter_context(shared_devices())
-        more = {"devices": devices, "context": context, "ray_address": ray_address}
-        here = contextvars.copy_context()  # what was given, and the devices that models share, for models that come later
+        common = {"devices": devices, "context": context, "ray_address": ray_address}
+        context_here = contextvars.copy_context()  # options, and devices that models share, for models that are opened later
 
         def opener(source: Source, name: str, version: str) -> Opened:
             if progress is not None:
                 progress(f"opening {name or source.path}", 0.0)
             if isinstance(source, Planned):
-                return here.copy().run(_planned, source, name, more, running, progress)
-            return here.copy().run(_bundle, source.path, name, version, rematch, running, ray_address)
+                return context_here.copy().run(_serve_planned, source, name, common, running, progress)
+            return context_here.copy().run(_serve_bundle, source.path, name, version, rematch, running, ray_address)
 
         words = [("-d", devices), ("--ray-address", ray_address)]
         repository = Repository(
             opener,
-            coming.repository,
-            control=coming.control,
-            watch=coming.watch,
+            repository_options.repository,
+            control=repository_options.control,
+            watch=repository_options.watch,
             devices=[word for option, value in words if value is not None for word in (option, value)],
-            follow=coming.follow_rates,
+            follow=repository_options.follow_rates,
         )
         stack.callback(repository.close)
         fixed = []
         with terminal.progress() as progress:
-            for given in models:
-                if given in workloads:
-                    repository.open_plan(Path(given), lambda plan: reach_nodes(devices or plan.used(), ray_address))
+            for argument in models:
+                if argument in workloads:
+                    repository.open_plan(Path(argument), lambda plan: reach_nodes(devices or plan.used(), ray_address))
                 elif placement is None and devices is None:
-                    repository.open(*_named(given))
+                    repository.open(*_split_name(argument))
                 else:
-                    fixed.append(_model(given, placement, more, rematch, running, stack, progress)[0])
+                    fixed.append(_serve_model(argument, placement, common, rematch, running, stack, progress)[0])
             repository.open_folder()
-        progress = None  # of models that come later, nothing is shown
+        progress = None  # models that are opened later show no progress
         for model in (*fixed, *repository.models):
-            for line in _joined(model):
+            for line in _batching_lines(model):
                 typer.echo(line, err=True)
-        with ended_by(ending.open), NetworkServer(fixed, options, repository) as server:
+        with ended_by(stop.open), NetworkServer(fixed, options, repository) as server:
             gc.collect()
             gc.freeze()  # a collection of all objects, each few thousand requests, would stop these for 0.2 s
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
-            ending.wait()
+            stop.wait()
         data: dict[str, Any] = {
             "http": server.url,
             "grpc": server.grpc_address,
-            "models": [_counted(model) for model in server.models],
+            "models": [_request_counts(model) for model in server.models],
         }
     answer = ", ".join(f"{model['succeeded']} of {model['name']}" for model in data["models"])
     return Output(data, partial(_show, data=data), answer=f"requests succeeded: {answer}")
 
 
-def _joined(model: ServedModel) -> Iterator[str]:
-    """Say how many rows, or steps of texts, run as one on each replica of a model, if its batch size is open."""
+def _batching_lines(model: ServedModel) -> Iterator[str]:
+    """Yield lines on the sizes of batches, and of joined steps of texts, on each replica of a model."""
     name = _with_version(model.name, model.version)
     for batches in model.server.batches:
         if batches.most:
@@ -171,28 +171,30 @@ def _joined(model: ServedModel) -> Iterator[str]:
         elif batches.why is not None:
             yield f"batches: {name}: none, as {batches.why}"
     for stepping in model.server.stepping:
-        said = f"up to {stepping.most} texts" if stepping.most else f"one text, as {stepping.why}"
-        yield f"steps: {name}: {said}"
+        size = f"up to {stepping.most} texts" if stepping.most else f"one text, as {stepping.why}"
+        yield f"steps: {name}: {size}"
 
 
-def _named(given: str) -> tuple[Path, str]:
-    """Return the path of an argument, and the name that it gives the model; empty for the model's name."""
+def _split_name(argument: str) -> tuple[Path, str]:
+    """Split ``[NAME=]FILE`` into the path and the name; the name is empty if it is not given."""
     from placeit.serve.served_model import is_name
 
-    name, equals, rest = given.partition("=")
-    return (Path(rest), name) if equals and is_name(name) else (Path(given), "")
+    name, equals, rest = argument.partition("=")
+    return (Path(rest), name) if equals and is_name(name) else (Path(argument), "")
 
 
-def _bundle(path: Path, name: str, version: str, rematch: str | None, running: RunOptions, ray_address: str | None) -> Opened:
+def _serve_bundle(
+    path: Path, name: str, version: str, rematch: str | None, running: RunOptions, ray_address: str | None
+) -> Opened:
     """Open a bundle, check it by its samples, and serve it."""
-    from placeit.backends import check_suffix
+    from placeit.backends import check_path
     from placeit.backends.bundle.files import is_bundle
     from placeit.backends.bundle.model import open_bundle
     from placeit.serve.served_model import ServedModel
     from placeit.serve.sources import Opened
 
     if not is_bundle(path):
-        check_suffix(path)
+        check_path(path)
         raise UsageError(
             f"{path} is not a bundle: give the placement of a model with --placement, or --devices to run it whole on, or "
             "'placeit build' a bundle."
@@ -206,10 +208,10 @@ def _bundle(path: Path, name: str, version: str, rematch: str | None, running: R
         return Opened(model, stack.pop_all().close)
 
 
-def _model(
-    given: str,
+def _serve_model(
+    argument: str,
     placement: Path | None,
-    more: Mapping[str, Any],
+    common: Mapping[str, Any],
     rematch: str | None,
     running: RunOptions,
     stack: contextlib.ExitStack,
@@ -221,16 +223,16 @@ def _model(
     from placeit.backends.openvino.inputs import OpenSizesError
     from placeit.serve.served_model import ServedModel
 
-    path, name = _named(given)
-    what = to_run(CheckedOptions(path, **more), placement, rematch)
+    path, name = _split_name(argument)
+    target = find_target(CheckedOptions(path, **common), placement, rematch)
     try:
-        session, chosen = stack.enter_context(what.open())
+        session, chosen = stack.enter_context(target.open())
     except OpenSizesError as error:
         raise ModelError(
             f"{error} A server takes them from a placement: give them to 'placeit optimize', and serve its placement with -p."
         ) from error
-    known(session, chosen, progress, costs=running.moves)
-    with naming(what.path):
+    profile_if_needed(session, chosen, progress, costs=running.moves)
+    with naming(target.path):
         server = stack.enter_context(session.serve(chosen, **running.of_server(chosen, priority)))
     model, text = session.model, None
     if path.is_dir() and (tokenizer_folder(model.path) / TOKENIZER).is_file():
@@ -245,26 +247,28 @@ def _model(
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences()), session
 
 
-def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions, progress: Progress | None) -> Opened:
+def _serve_planned(
+    source: Planned, name: str, common: Mapping[str, Any], running: RunOptions, progress: Progress | None
+) -> Opened:
     """Open a model of a placed workload, and serve it."""
     from placeit.devices.clusterfile import names_file
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
     with contextlib.ExitStack() as stack, naming_model(source.entry):
-        given, options = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}
-        if source.entry.devices and not names_file(more["devices"] or ""):  # whole devices beside the cluster go by these
+        argument, options = f"{name}={source.path}", {**common, "inputs": source.entry.inputs}
+        if source.entry.devices and not names_file(common["devices"] or ""):  # whole devices beside the cluster go by these
             options["devices"] = ",".join(source.entry.devices)
-        model, session = _model(given, source.file, options, None, running, stack, progress, source.priority)
+        model, session = _serve_model(argument, source.file, options, None, running, stack, progress, source.priority)
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 
-def _counted(model: ServedModel) -> dict[str, Any]:
-    """Return the numbers of a model's requests by outcome, and the latencies since it was loaded anew."""
+def _request_counts(model: ServedModel) -> dict[str, Any]:
+    """Return the numbers of a model's requests by outcome, and the latencies since it was last loaded."""
     stats = model.counts.stats()
     p50, p95, p99 = stats.percentiles(0.5, 0.95, 0.99)
     latency = {"p50": p50, "p95": p95, "p99": p99}
-    batches, steps = ({str(rows): runs for rows, runs in sorted(one.items())} for one in (stats.batches, stats.steps))
+    batches, steps = ({str(rows): runs for rows, runs in sorted(counts.items())} for counts in (stats.batches, stats.steps))
     return {
         "name": model.name,
         "version": model.version,

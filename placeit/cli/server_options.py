@@ -1,4 +1,4 @@
-"""Options of ``placeit serve``: how requests run, which models come and go, and what the network may ask."""
+"""Options of ``placeit serve``: how requests run, which models are loaded and unloaded, and network access."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RunOptions:
 
     @property
     def moves(self) -> bool:
-        """True if the server may change its placement, by the costs."""
+        """True if the server may change its placement, for which it needs costs."""
         return self.refine or self.on_loss is OnLoss.REPLACE
 
     def of_server(self, placement: Placement, priority: int = 0) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """Options of models that come and go."""
+    """Options of models that are loaded and unloaded."""
 
     repository: Annotated[
         Path | None,

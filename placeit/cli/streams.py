@@ -1,4 +1,4 @@
-"""Repair a command's standard streams, so that one that is closed, full or without a reader costs no result."""
+"""Repair standard streams, so that no result is lost because a stream is closed, full or without a reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["drop_stdout", "mend_streams", "messages_only"]
 
 
 class _Messages(io.RawIOBase):
-    """Standard error as a stream that drops text it cannot write, since no place is left to report the failure."""
+    """Standard error that drops text it cannot write, since the failure could not be reported anywhere."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):

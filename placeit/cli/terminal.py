@@ -1,4 +1,4 @@
-"""Send results to standard output, as text or as JSON, and progress to standard error."""
+"""Print results to standard output, as text or as JSON, and progress to standard error."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Terminal:
 
 
 class Lines:
-    """Progress for logs: a line every few seconds; none for a short command.
+    """Progress for logs: writes a line every few seconds, and none for a short command.
 
     Args:
         write: writes a line.
@@ -137,7 +137,7 @@ class Lines:
     """
 
     EVERY = 5.0
-    """Least seconds between two lines."""
+    """Minimum seconds between two lines."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock

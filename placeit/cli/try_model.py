@@ -1,4 +1,4 @@
-"""``placeit try``: whether placeit helps with a model, in a minute and as one page."""
+"""``placeit try``: find out in a minute what placeit gains with a model, and write a page about it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import typer
 
 from placeit.cli.command import command_line
 from placeit.cli.optimize import optimize
-from placeit.cli.options import CheckedOptions, ObjectiveOption
+from placeit.cli.options import BudgetOption, CheckedOptions, ObjectiveOption
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import duration
 from placeit.core.extras import install, installed
 from placeit.core.files import write_text
 from placeit.core.units import about_bytes
@@ -43,12 +42,7 @@ _COLUMNS = 120  # of a page without pictures
 def try_model(
     *,
     objective: ObjectiveOption = "latency",
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", metavar="TIME", parser=duration, help="Time limit of the search; default: 40s.", show_default=False
-        ),
-    ] = 40.0,
+    budget: BudgetOption = 40.0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (.html); default: MODEL.try.html."),
@@ -84,14 +78,14 @@ def try_model(
     def show(console: Console) -> None:
         text.paragraph(console, found.data["verdict"])
         if guessed:
-            said = f"The model leaves sizes open. They were guessed: {', '.join(guessed)}. Give others with --input-shape."
-            text.paragraph(console, said)
+            note = f"The model leaves sizes open. They were guessed: {', '.join(guessed)}. Give others with --input-shape."
+            text.paragraph(console, note)
         if options.model.suffix.lower() == ".onnx" and not installed("onnxruntime"):
             text.paragraph(console, f"Plain ONNX Runtime did not take part, as it is not installed: {install('ort')}.")
         console.print()
         found.show(console)
         console.print()
-        text.facts(console, _circumstances() | {"page": str(page)})
+        text.facts(console, _environment() | {"page": str(page)})
 
     files = [*found.files]
     if not pictures:
@@ -101,7 +95,7 @@ def try_model(
     return replace(found, data=data, show=show, files=files, answer=answer)
 
 
-def _circumstances() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return hardware, versions and the running command, by heading."""
     from placeit.devices.host import allowed_cores, cpu_name, memory_bytes
 
@@ -114,7 +108,7 @@ def _circumstances() -> dict[str, str]:
 
 
 def _as_page(show: Callable[[Console], object]) -> str:
-    """Return what is printed as an HTML page."""
+    """Return the printed output as an HTML page."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), record=True, width=_COLUMNS, markup=False, highlight=False, soft_wrap=True)

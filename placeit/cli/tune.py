@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import FAILED
+from placeit.cli.command import exit_code
 from placeit.cli.options import CheckedOptions, Precision, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
-from placeit.cli.placements import known, open_session
+from placeit.cli.placements import open_session, profile_if_needed
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
-from placeit.core.interrupts import INTERRUPTED
 from placeit.core.units import percentage
 from placeit.report import text
 
@@ -110,12 +109,19 @@ def tune(
     path = output or options.model.with_name(f"{options.model.name}.tuned.json")
     check_outputs(path, record, inputs=[*options.files(), *files])
     with terminal.progress() as progress, open_session(options, files, by_segments=True) as (session, placements):
-        for one in placements:
-            known(session, one, progress)
-        given = {str(file): one for file, one in zip(files, placements, strict=True)}
-        others = [one.value for one in also or ()]
+        for placed in placements:
+            profile_if_needed(session, placed, progress)
+        named = {str(file): placed for file, placed in zip(files, placements, strict=True)}
+        precisions = [placed.value for placed in also or ()]
         found = tuned(
-            session, limit, rate=rate, placements=given or None, precisions=others, budget=budget, seed=seed, progress=progress
+            session,
+            limit,
+            rate=rate,
+            placements=named or None,
+            precisions=precisions,
+            budget=budget,
+            seed=seed,
+            progress=progress,
         )
         recorded = None if record is None else replace(session.recording(), tuning=found.to_dict())
     chosen = found.chosen
@@ -133,7 +139,7 @@ def tune(
         if record is not None:
             text.facts(console, {"recording": str(record), "page": ["placeit", "report", str(record)]})
 
-    code = INTERRUPTED if found.interrupted else FAILED if chosen is None else 0
+    code = exit_code(interrupted=found.interrupted, failed=chosen is None)
     data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
     data["recording_file"] = None if record is None else str(record)
     return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
@@ -142,11 +148,7 @@ def tune(
 def _show(console: Console, found: Tuned) -> None:
     text.facts(
         console,
-        {
-            "limit": str(found.limit),
-            "chosen": "nothing" if found.chosen is None else found.chosen.name,
-            "why": found.reason,
-        },
+        {"limit": str(found.limit), "chosen": "nothing" if found.chosen is None else found.chosen.name, "why": found.reason},
     )
     console.print()
     percentile = f"p{found.limit.percentile}"
@@ -160,11 +162,11 @@ def _show(console: Console, found: Tuned) -> None:
     rows = []
     for one in found.configurations:
         settings = one.placement.serving
-        how = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
-        at = one.best if found.rate is None else one.at(found.rate)
+        settings_cells = ["", ""] if settings is None else [str(settings.in_flight), str(settings.max_batch or 1)]
+        point = one.best if found.rate is None else one.at(found.rate)
         error = "" if one.error is None else percentage(one.error, "+.0%")
         capacity = [text.rate(one.predicted), text.rate(one.capacity or None), error]
-        rows.append([one.of, *how, *capacity, *cells(at), one.failed or ""])
+        rows.append([one.of, *settings_cells, *capacity, *cells(point), one.failed or ""])
     rate = "rate in limit" if found.rate is None else "rate"
     heads = ["placement", "in flight", "batch", "predicted", "capacity", "error", rate, percentile, "95 % interval", "failed"]
     text.table(console, heads, rows, spare=["failed"] if all(one.failed is None for one in found.configurations) else [])

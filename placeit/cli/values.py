@@ -1,4 +1,4 @@
-"""Values of options: durations, and completions for shells."""
+"""Parse and check the values of options, and complete them for shells."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 
 def minimised() -> str:
     """Return the help of an option that takes any objective."""
-    names = _starting(objective_names, "")  # empty if two packages use one name; the command reports that
+    names = _matching(objective_names, "")  # empty if two packages use one name; the command reports that
     return f"What to minimise: {', '.join(names[:-1])} or {names[-1]}" if names else "What to minimise"
 
 
 def duration(text: str | float) -> float:
-    """Read the value of an option that is a duration, in seconds. Raises typer.BadParameter."""
+    """Parse the value of an option that is a duration, in seconds. Raises typer.BadParameter."""
     try:
         return parse_duration(str(text))
     except UsageError as error:
@@ -66,30 +66,30 @@ def complete_devices(incomplete: str) -> list[str]:
     from placeit.devices.host import allowed_cores
 
     before, comma, last = incomplete.rpartition(",")
-    known = ["CPU", *(f"CPU@{core}" for core in allowed_cores()), *([] if comma else ["auto"])]
-    return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in before.split(",")]
+    names = ["CPU", *(f"CPU@{core}" for core in allowed_cores()), *([] if comma else ["auto"])]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in before.split(",")]
 
 
 def complete_placers(incomplete: str) -> list[str]:
     """Complete the name of a placer, without importing any."""
     from placeit.placers.registry import placer_names
 
-    return _starting(placer_names, incomplete)
+    return _matching(placer_names, incomplete)
 
 
 def complete_objectives(incomplete: str) -> list[str]:
     """Complete the name of an objective."""
-    return _starting(objective_names, incomplete)
+    return _matching(objective_names, incomplete)
 
 
 def complete_agents(incomplete: str) -> list[str]:
     """Complete the name of an agent."""
     from placeit.core.registry import entry_table
 
-    return _starting(lambda: entry_table("agent", "placeit.agents", {}), incomplete)
+    return _matching(lambda: entry_table("agent", "placeit.agents", {}), incomplete)
 
 
-def _starting(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     try:
         return [name for name in names() if name.startswith(incomplete)]
     except UsageError:  # two packages use one name; the command reports that

@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeit.cli.command import FAILED, was_given
-from placeit.cli.nodes import reach_nodes
+from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import CheckedOptions, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
-from placeit.core.interrupts import INTERRUPTED
 from placeit.core.units import percentage
 from placeit.report import text
 
@@ -67,7 +65,7 @@ def optimize_workload(
     with terminal.progress() as progress:
         found = optimize_workload(
             workload,
-            reach_nodes(options.devices, options.ray_address, options.compress, options.patience),
+            options.reach(),
             budget=budget,
             seed=seed,
             start=before,
@@ -78,33 +76,33 @@ def optimize_workload(
             cache=cost_cache(options.no_cache),
         )
     files = [] if found.chosen is None else [OutputFile(path, "the placed workload", partial(found.save, path))]
-    code = INTERRUPTED if found.interrupted else FAILED if found.chosen is None else 0
+    code = exit_code(interrupted=found.interrupted, failed=found.chosen is None)
     written = {"workload_file": None if found.chosen is None else str(path)}
     answer = f"{'nothing' if found.chosen is None else found.chosen.name}: {found.reason}"
     shown = partial(_show, found=found, path=path, devices=options.devices)
     return Output({"schema": "placeit.workload/1", **found.to_dict(), **written}, shown, code, files, answer)
 
 
-def only_rate(given: Sequence[str] | None) -> float | None:
-    """Return the rate of a single model. Raises UsageError."""
-    if not given:
+def only_rate(rates: Sequence[str] | None) -> float | None:
+    """Parse ``--rate`` for a single model. Raises UsageError."""
+    if not rates:
         return None
     try:
-        (rate,) = map(float, given)
+        (rate,) = map(float, rates)
     except ValueError:
-        raise UsageError(f"--rate is {', '.join(given)}: give one number of requests per second.") from None
+        raise UsageError(f"--rate is {', '.join(rates)}: give one number of requests per second.") from None
     return rate
 
 
-def _rates(given: Sequence[str], known: Sequence[str]) -> dict[str, float]:
-    """Return rates by the names of models, such as the known ones. Raises UsageError."""
+def _rates(rates_given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Parse ``--rate`` for a workload: rates by the names of its models. Raises UsageError."""
     rates = {}
-    for one in given:
-        name, equals, rate = one.rpartition("=")
+    for text_ in rates_given:
+        name, equals, rate = text_.rpartition("=")
         try:
             rates[name] = float(rate if equals else "")
         except ValueError:
-            raise UsageError(f"--rate is '{one}': give NAME=PER_SECOND, such as {known[0]}=20.") from None
+            raise UsageError(f"--rate is '{text_}': give NAME=PER_SECOND, such as {names[0]}=20.") from None
     return rates
 
 
@@ -129,7 +127,7 @@ def _show(console: Console, found: PlacedWorkload, path: Path, devices: str | No
 
 
 def _show_interference(console: Console, found: PlacedWorkload) -> None:
-    """Print how models slowed each other, if that was measured."""
+    """Print by how much models slowed each other, if that was measured."""
     if not found.interference.pairs:
         return
     rows = [

@@ -6,7 +6,9 @@ and exits with ``exit_code``; it shows a traceback with ``--debug`` only.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Iterator
 
 
 class PlaceitError(Exception):
@@ -132,6 +134,17 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, or its class if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def naming(placement: object) -> Iterator[None]:
+    """Add the name of a placement, such as the path of its file, to each PlacementError that is raised in the block."""
+    try:
+        yield
+    except PlacementError as error:
+        if str(error).startswith(str(placement)):
+            raise
+        raise PlacementError(f"{placement}: {error}") from error
 
 
 def forget_frames(error: BaseException) -> None:

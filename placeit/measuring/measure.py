@@ -219,20 +219,19 @@ class Race:
 
     def _counted_samples(self) -> dict[str, list[_Sample]]:
         """Return the samples that count, by name of the candidate."""
-        if self._undisturbed_suffice:
-            return self._undisturbed_samples
-        return {name: samples for name, samples in self._samples.items() if samples}
-
-    @property
-    def _undisturbed_samples(self) -> dict[str, list[_Sample]]:
-        """Samples of rounds that were not repeated, by name."""
         measured = {name: samples for name, samples in self._samples.items() if samples}
-        return {name: [one for one in samples if one.round not in self._repeated] for name, samples in measured.items()}
+        if self._undisturbed_suffice:  # a candidate that left early may have disturbed samples only
+            return {name: self._undisturbed_samples(name) or samples for name, samples in measured.items()}
+        return measured
+
+    def _undisturbed_samples(self, name: str) -> list[_Sample]:
+        """Return a candidate's samples of rounds that were not repeated."""
+        return [sample for sample in self._samples[name] if sample.round not in self._repeated]
 
     @property
     def _undisturbed_suffice(self) -> bool:
-        """True if rounds were repeated, and the other rounds are enough for the interval of each candidate."""
-        return bool(self._repeated) and all(len(samples) >= FEWEST for samples in self._undisturbed_samples.values())
+        """True if rounds were repeated, and the others suffice for the interval of each candidate still in the race."""
+        return bool(self._repeated) and all(len(self._undisturbed_samples(name)) >= FEWEST for name in self._running)
 
     def _run_round(self) -> None:
         """Run a block of each candidate."""

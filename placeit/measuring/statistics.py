@@ -91,8 +91,9 @@ def faster(a: Measurement, b: Measurement) -> Ratio:
     common, of_a, of_b = np.intersect1d(a.rounds, b.rounds, return_indices=True)
     if len(common) == 0:
         raise ExecutionError(f"'{a.name}' and '{b.name}' were never measured in the same round, so they cannot be compared.")
-    with np.errstate(divide="ignore"):  # objectives other than time can be zero
+    with np.errstate(divide="ignore", invalid="ignore"):  # objectives other than time can be zero
         logs = np.log(a.samples[of_a]) - np.log(b.samples[of_b])
+    logs[np.isnan(logs)] = 0.0  # two zeros are equal
     if len(logs) > _MAX_PAIRED:
         logs = np.array([block.mean() for block in np.array_split(logs, _MAX_PAIRED)])
     n = len(logs)

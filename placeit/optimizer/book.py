@@ -1,4 +1,4 @@
-"""The book of a search: its candidates by name, their states, and the story of how they came to be in them."""
+"""Record of a search: its candidates by name, and each change of their states as an event of the story."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Unpack
 
 from placeit.core.errors import NoRoomError, PlaceitError
 from placeit.optimizer.candidate_state import Failed, Proposed, Ran, Skipped, State
-from placeit.optimizer.candidates import Alone, Candidate, Facts, value_of
+from placeit.optimizer.candidates import Candidate, Facts, OtherDevices, value_of
 from placeit.optimizer.story import Story, What
 from placeit.workbench import Workbench
 
@@ -15,7 +15,7 @@ __all__ = ["Book", "reason_of"]
 
 
 class Book:
-    """Candidates, and the only methods that change their states; each change is an event of the story.
+    """The candidates of a search. Only its methods change their states, and each change is an event of the story.
 
     Args:
         session: a model on its devices.
@@ -24,13 +24,13 @@ class Book:
     Attributes:
         known: candidates by name, with the facts known so far. Among them are references, and single devices in another
             precision, which race whenever the same device in the requested precision does.
-        homes: for each candidate that is on no device of the cluster, by name: the session that runs it.
+        homes: devices of the candidates that run on other devices than the cluster's, by name of the candidate.
     """
 
     def __init__(self, session: Workbench, story: Story) -> None:
         self.session, self.story = session, story
         self.known: dict[str, Candidate] = {}
-        self.homes: dict[str, Alone] = {}
+        self.homes: dict[str, OtherDevices] = {}
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -49,8 +49,8 @@ class Book:
 
     def home(self, name: str) -> Workbench:
         """Return the session that runs a candidate."""
-        alone = self.homes.get(name)
-        return self.session if alone is None else alone.session
+        other_devices = self.homes.get(name)
+        return self.session if other_devices is None else other_devices.session
 
     def is_placed(self, candidate: Candidate) -> bool:
         """Return whether a candidate is one placement of the groups on the session's own devices."""
@@ -60,55 +60,55 @@ class Book:
         """Return whether a candidate is plain ONNX Runtime."""
         return name in self.homes and self.homes[name].is_onnxruntime
 
-    def enter(self, candidate: Candidate, alone: Alone | None = None) -> Candidate:
-        """Add or replace a candidate; ``alone`` runs it if it is on no device of the cluster."""
+    def enter(self, candidate: Candidate, other_devices: OtherDevices | None = None) -> Candidate:
+        """Add or replace a candidate; ``other_devices`` run it if it is not on devices of the cluster."""
         self.known[candidate.name] = candidate
-        if alone is not None:
-            self.homes[candidate.name] = alone
+        if other_devices is not None:
+            self.homes[candidate.name] = other_devices
         start = "" if candidate.start is None else f", from {candidate.start}"
         by, value = f"by {candidate.placer}{start}", candidate.simulated_value
-        self.story.tell("proposed", candidate.name, by, candidate.state.told(), value)
+        self.story.tell("proposed", candidate.name, by, candidate.state.to_dict(), value)
         return candidate
 
-    def learn_of(self, name: str, **facts: Unpack[Facts]) -> Candidate:
-        """Add facts to a candidate that do not change its state, and return the new candidate."""
+    def update_facts(self, name: str, **facts: Unpack[Facts]) -> Candidate:
+        """Update facts about a candidate that do not change its state, and return the new candidate."""
         self.known[name] = replace(self.known[name], **facts)
         return self.known[name]
 
-    def become(self, name: str, state: State, what: What, reason: str | None = None) -> Candidate:
-        """Change the state of a candidate, and return the new candidate."""
+    def set_state(self, name: str, state: State, what: What, reason: str | None = None) -> Candidate:
+        """Set the state of a candidate, and return the new candidate."""
         self.known[name] = replace(self.known[name], state=state)
-        self.story.tell(what, name, reason, state.told())
+        self.story.tell(what, name, reason, state.to_dict())
         return self.known[name]
 
     def skip(self, name: str, reason: str, *, late: bool = False) -> Candidate:
         """Record why a candidate is not run; one that was measured keeps its measurements."""
-        one, state = self.known[name], Skipped(reason, late)
-        if one.runs is not None:
+        candidate, state = self.known[name], Skipped(reason, late)
+        if candidate.runs is not None:
             self.story.tell("skipped", name, reason)
-        elif one.state != state:
-            one = self.become(name, state, "skipped", reason)
-        return one
+        elif candidate.state != state:
+            candidate = self.set_state(name, state, "skipped", reason)
+        return candidate
 
     def reconsider(self, name: str) -> Candidate:
         """Forget that a candidate was skipped, since it is worth a run now."""
-        one = self.known[name]
-        return self.become(name, Proposed(), "proposed again") if isinstance(one.state, Skipped) else one
+        candidate = self.known[name]
+        return self.set_state(name, Proposed(), "proposed again") if isinstance(candidate.state, Skipped) else candidate
 
     def fail(self, name: str, why: BaseException | str) -> None:
         """Mark a candidate as failed, and discard its measurements."""
         reason = why if isinstance(why, str) else reason_of(why)
         no_room = isinstance(why, NoRoomError | MemoryError)
-        self.become(name, Failed(reason, no_room, self.known[name].earlier), "failed", reason)
+        self.set_state(name, Failed(reason, no_room, self.known[name].earlier), "failed", reason)
 
     def undo(self, before: Candidate, why: str) -> None:
-        """Set a candidate back to what it was before a race whose measurements do not count."""
+        """Restore a candidate as it was before a race whose measurements do not count."""
         self.known[before.name] = before
-        self.story.tell("undone", before.name, why, before.state.told())
+        self.story.tell("undone", before.name, why, before.state.to_dict())
 
     def revise(self, name: str, state: Ran, reason: str) -> Candidate:
-        """Value the runs of a measured candidate anew."""
-        return self.become(name, state, "compared", reason)
+        """Replace the values of a measured candidate, and return the new candidate."""
+        return self.set_state(name, state, "compared", reason)
 
 
 def reason_of(error: BaseException) -> str:

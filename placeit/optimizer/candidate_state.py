@@ -1,4 +1,4 @@
-"""The state of a candidate: proposed, skipped, measured or failed, with what is known in that state."""
+"""The state of a candidate: proposed, skipped, measured or failed, with the facts of that state."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from numpy.typing import NDArray
 
 from placeit.measuring.statistics import Measurement
 
-__all__ = ["Failed", "Proposed", "Ran", "Skipped", "State", "Told"]
+__all__ = ["Failed", "Proposed", "Ran", "Skipped", "State", "StateDict"]
 
-Told: TypeAlias = Mapping[str, Any]
+StateDict: TypeAlias = Mapping[str, Any]
 """A state in a story: its ``kind``, and JSON-compatible facts."""
 
 
+class _State:
+    """A state of a candidate; ``kind`` is its name."""
+
+    kind: ClassVar[str]
+
+    def to_dict(self) -> StateDict:
+        """Return the state as a story has it."""
+        return {"kind": self.kind, **vars(self)}
+
+
 @dataclass(frozen=True)
-class Proposed:
-    """Neither run nor refused yet."""
+class Proposed(_State):
+    """A candidate that was neither run nor skipped yet."""
 
     kind: ClassVar = "proposed"
 
-    def told(self) -> Told:
-        """Return the state as a story has it."""
-        return {"kind": self.kind}
-
 
 @dataclass(frozen=True)
-class Skipped:
-    """Not run.
+class Skipped(_State):
+    """A candidate that is not run.
 
     Attributes:
         reason: why it was not worth a run, or could not be run.
@@ -41,17 +47,13 @@ class Skipped:
     late: bool = False
     kind: ClassVar = "skipped"
 
-    def told(self) -> Told:
-        """Return the state as a story has it."""
-        return {"kind": self.kind, "reason": self.reason, "late": self.late}
-
 
 @dataclass(frozen=True, eq=False)
-class Ran:
-    """Run, with right outputs.
+class Ran(_State):
+    """A candidate that was run, with right outputs.
 
     Attributes:
-        measured: latency, or for throughput seconds per request with many in flight, in the last race that it took part in.
+        measured: latency, or for throughput seconds per request with many in flight, in the candidate's last race.
         value: the objective in the same runs, and equal to ``measured`` for latency and throughput. Joules come from meters if
             all devices have one (``joules``), and else from a power model and measured busy times (``modelled``).
         joules: joules per request that meters showed in the same runs; None for other objectives, and if a device has no meter.
@@ -80,7 +82,7 @@ class Ran:
     earlier: bool = False
     kind: ClassVar = "measured"
 
-    def told(self) -> Told:
+    def to_dict(self) -> StateDict:
         """Return the state as a story has it: medians in place of all runs."""
         return {
             "kind": self.kind,
@@ -95,8 +97,8 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """Out of the search; its measurements no longer count.
+class Failed(_State):
+    """A candidate that failed; its measurements no longer count.
 
     Attributes:
         reason: why it failed.
@@ -108,10 +110,6 @@ class Failed:
     no_room: bool = False
     earlier: bool = False
     kind: ClassVar = "failed"
-
-    def told(self) -> Told:
-        """Return the state as a story has it."""
-        return {"kind": self.kind, "reason": self.reason, "no_room": self.no_room, "earlier": self.earlier}
 
 
 State: TypeAlias = Proposed | Skipped | Ran | Failed

@@ -1,4 +1,4 @@
-"""Candidates of a search: proposed placements, and everything that is known about them so far."""
+"""Candidates of a search: proposed placements, and the facts known about them so far."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from placeit.workbench import Workbench
 
 __all__ = [
     "NOT_RUN",
-    "Alone",
     "Beside",
     "Candidate",
     "Facts",
-    "Raced",
+    "OtherDevices",
+    "RaceResult",
     "interval",
     "known_value",
     "measured_median",
@@ -52,7 +52,7 @@ class Candidate:
             for a plain device, for which nothing was profiled.
         simulated_value: the objective in the same simulation, in the objective's unit.
         plain: whether it is the whole model on a plain device: not a device of the cluster, but all of the cluster's core sets
-            as one, as one would use them without placeit (:func:`placeit.devices.plain.plain_devices`).
+            as one, as a program without placeit uses them (:func:`placeit.devices.plain.plain_devices`).
         of: for a single device in another precision, which cannot be chosen: name of the same candidate in the requested
             precision; else None.
         twin: for a split with compiled segments, on the same cores: name of the same split with eager ones; else None.
@@ -237,8 +237,8 @@ class Facts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, eq=False)
-class Alone:
-    """Devices that the cluster does not have, or does not have in the requested precision.
+class OtherDevices:
+    """Devices that run a candidate and are not in the cluster, or not in the requested precision.
 
     Attributes:
         session: the same model on these devices.
@@ -251,13 +251,13 @@ class Alone:
 
     @property
     def is_onnxruntime(self) -> bool:
-        """True if this is plain ONNX Runtime."""
+        """True if the candidate is plain ONNX Runtime."""
         return self.session.cluster.devices[0].plain
 
 
 @dataclass(frozen=True, eq=False)
-class Raced:
-    """A race that was run.
+class RaceResult:
+    """The result of a race.
 
     Attributes:
         what: purpose of the race, as the progress display showed it.
@@ -276,11 +276,11 @@ class Raced:
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """A row that cannot be chosen, measured beside a candidate for comparison.
+    """A comparison only: a way to run the model that cannot be chosen, measured beside a candidate.
 
     Attributes:
-        row: facts about it, in the form of a candidate.
-        ratio: its time over the candidate's time in the same rounds, with its interval; None if they had no round in common.
+        row: facts about this way, in the form of a candidate.
+        ratio: its time over the candidate's time in the same rounds, with the interval; None if they have no common round.
     """
 
     row: Candidate

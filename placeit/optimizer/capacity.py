@@ -1,4 +1,4 @@
-"""Capacity of a placement, its bottleneck, and the load that requests at a rate put on it."""
+"""Capacity of a placement, its bottleneck, and simulated latencies of requests that arrive at a rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from placeit.optimizer.candidates import Candidate
-from placeit.optimizer.throughput_mode import MODE
+from placeit.optimizer.whole_models import MODE
 from placeit.planning.in_flight import share_of
 from placeit.simulator.arrivals import SimulatedReplica, serve
 from placeit.simulator.depth import at_depth
@@ -22,14 +22,14 @@ _REQUESTS = 1000  # of a simulated load
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """Capacity of a placement, its bottleneck, and its requests at a rate.
+    """Capacity of a placement, its bottleneck, and the latencies of requests that arrive at a rate.
 
     Attributes:
         capacity: requests per second: one over the seconds per request, as measured or else simulated.
         measured: whether the seconds per request were measured.
-        in_flight: requests in flight with which it serves them, in all replicas together; None in OpenVINO's throughput mode,
-            which chooses it.
-        latency: mean seconds from the begin of a request to its end, with as many in flight; None if that is unknown.
+        in_flight: requests in flight at that capacity, in all replicas together; None in OpenVINO's throughput mode, which
+            chooses their number.
+        latency: mean seconds from the start of a request to its end with ``in_flight`` requests; None if ``in_flight`` is None.
         bottlenecks: by simulated times, the bottleneck of each replica; one if there are no replicas. A plain device, whose
             time is not simulated, is its own bottleneck.
         rate: requests per second that arrive; None if no rate was given.
@@ -78,27 +78,27 @@ def service_of(candidate: Candidate, rate: float | None, *, in_flight: int | Non
         seed: seed of random arrivals.
     """
     simulated, measured = candidate.simulated_value, candidate.value
-    each = measured.median if measured is not None else simulated or 0.0
+    seconds = measured.median if measured is not None else simulated or 0.0
     if simulated is None:  # a plain device, for which only the time of whole requests is known
-        replicas, scale = [SimulatedReplica.whole(each, candidate.plan.problem.device_names[0], in_flight or 2)], 1.0
+        replicas, scale = [SimulatedReplica.whole(seconds, candidate.plan.problem.device_names[0], in_flight or 2)], 1.0
     else:
         depth, plans = share_of(in_flight, candidate.plans), candidate.plans
         flights = [at_depth(plan.problem, plan.placement, depth).in_flight for plan in plans]
         replicas = [SimulatedReplica(plan.problem, plan.placement, n) for plan, n in zip(plans, flights, strict=True)]
-        scale = each / simulated if simulated > 0 else 1.0
-    flying = None if in_flight is None and candidate.placer == MODE else sum(one.in_flight for one in replicas)
+        scale = seconds / simulated if simulated > 0 else 1.0
+    in_flight_in_all = None if in_flight is None and candidate.placer == MODE else sum(one.in_flight for one in replicas)
     load = {}
-    if rate is not None and each > 0:
+    if rate is not None and seconds > 0:
         for arrivals in ARRIVALS:
             times = arrival_times(arrivals, rate * scale, _REQUESTS, seed=seed)
             load[arrivals] = serve(replicas, times).scaled(scale)
     return Service(
-        capacity=1 / each if each > 0 else math.inf,
+        capacity=1 / seconds if seconds > 0 else math.inf,
         measured=measured is not None,
-        in_flight=flying,
-        latency=None if flying is None else flying * each,  # Little's law
+        in_flight=in_flight_in_all,
+        latency=None if in_flight_in_all is None else in_flight_in_all * seconds,  # Little's law
         bottlenecks=tuple(bottleneck(one.problem, one.placement) for one in replicas),
         rate=rate,
-        relative=None if rate is None else float(relative_throughput(each, rate)),
+        relative=None if rate is None else float(relative_throughput(seconds, rate)),
         load=load,
     )

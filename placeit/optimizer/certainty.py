@@ -1,4 +1,4 @@
-"""Decide, before any split is profiled or compiled, whether no split can be faster than the whole CPU."""
+"""Show by a lower bound, before splits are profiled or compiled, that no split can be faster than the whole CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit.core.units import percentage
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import median_interval
-from placeit.optimizer.wholes import plain_candidates
+from placeit.optimizer.whole_models import plain_candidates
 from placeit.placers.bound import lower_bound
 from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.passes import steady_runs
@@ -20,8 +20,8 @@ from placeit.workbench import Workbench
 __all__ = ["MARGIN", "Excluded", "excluded"]
 
 MARGIN = 0.1  # share of the bound, for a gain that it ignores: a part of the model may fit caches that the whole does not
-_RUNS = 7  # runs of a plain device, after two warm-up runs
-_BLOCKS = 3  # blocks of runs on each device, which tell by how much its costs are too high
+_RUNS = 7  # timed runs of a plain device, after two warm-up runs
+_BLOCKS = 3  # blocks of runs on each device, by which the error of its costs is measured
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Excluded:
 
     Attributes:
         name: the plain device that is faster than every split.
-        bound_s: least seconds of any split, by the least times of the whole model on the devices, less the margin.
+        bound_s: lower bound of the seconds of any split, less the margin.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Excluded:
 
 
 def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
-    """Return why no split can be faster than a plain device; None if some split may be, or if that is unknown.
+    """Return the proof that no split can be faster than a plain device; None if there is no proof.
 
     The bound's own error is measured on each device: the sum of the groups' times, over the time that the whole model takes
     when it runs there alone. If the bound is too high by more than its margin on some device, it proves nothing; otherwise the
@@ -53,7 +53,7 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
 
     Args:
         session: its devices must be idle during the call.
-        core: ``float64[G, D]``, least seconds of each group inside the whole model on each device.
+        core: ``float64[G, D]``, minimum seconds of each group inside the whole model on each device.
     """
     segmenter = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core))
     problem = segmenter.problem()
@@ -83,15 +83,15 @@ def _factors(session: Workbench, segmenter: Segmenter) -> NDArray[np.float64] | 
     sums = segmenter.costs.core.sum(axis=0)
     if not np.isfinite(sums).all() or (sums <= 0).any():
         return None
-    takes: list[list[float]] = [[] for _ in sums]
+    seconds_of_devices: list[list[float]] = [[] for _ in sums]
     try:
         with contextlib.ExitStack() as stack:
-            wholes = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
-            executors = [stack.enter_context(session.executor(plan, alone=True)) for plan in wholes]
+            plans = [segmenter.plan(np.full(len(segmenter.costs.core), d, np.int32)) for d in range(len(sums))]
+            executors = [stack.enter_context(session.executor(plan, alone=True)) for plan in plans]
             for _ in range(_BLOCKS):
-                for executor, seconds in zip(executors, takes, strict=True):
+                for executor, seconds in zip(executors, seconds_of_devices, strict=True):
                     seconds += steady_runs(executor.time, float)
     except FAILURES:
         return None
-    alone = np.array([np.median(seconds) for seconds in takes])
+    alone = np.array([np.median(seconds) for seconds in seconds_of_devices])
     return np.asarray(np.minimum(alone / sums, 1.0), np.float64)

@@ -1,4 +1,4 @@
-"""Compare placements with each other and with every single device, in one race."""
+"""Race placements against each other and against every single device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from placeit.core.cluster import Cluster
-from placeit.core.errors import ExecutionError, PlacementError, UsageError
+from placeit.core.errors import ExecutionError, UsageError, naming
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
@@ -20,14 +20,13 @@ from placeit.core.views import Shown
 from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP, check_length
 from placeit.measuring.statistics import Ratio
-from placeit.optimizer.candidates import Alone, Candidate, interval, measured_median
+from placeit.optimizer.candidates import Candidate, OtherDevices, interval, measured_median
 from placeit.optimizer.ledger import compiled_since
 from placeit.optimizer.races import Races
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.replicas import replicated
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import alone_on, enter_compiled, plain_candidates
-from placeit.planning.segments import Plan, Segmenter
+from placeit.optimizer.whole_models import alone_on, enter_compiled, plain_candidates
 from placeit.profiler.costs import Progress
 from placeit.runtime.compiling import Compiled
 from placeit.runtime.programs import searching
@@ -52,7 +51,7 @@ class Comparison(Shown):
         singles: names of the candidates that are whole models on one device and that the caller did not give.
         references: OpenVINO's own ways to run the model on these devices (:mod:`placeit.optimizer.references`), the fastest
             first.
-        warmup: least number of runs of each candidate before the rounds.
+        warmup: minimum number of runs of each candidate before the rounds.
         disturbed: number of rounds in which other work disturbed the machine.
         left_out: number of further rounds, which were disturbed and do not count.
         duration_s: seconds that the rounds were given; None if their number was given.
@@ -90,11 +89,11 @@ class Comparison(Shown):
 
     def speedups(self, candidate: Candidate) -> dict[str, Ratio | None]:
         """Return each single device's time over the candidate's time, by name; None where one of the two was not measured."""
-        mine, single = candidate.measured, {one.name: one.measured for one in self.candidates}
-        return {name: compared(single[name], mine) for name in self.singles}
+        own_times, times = candidate.measured, {one.name: one.measured for one in self.candidates}
+        return {name: compared(times[name], own_times) for name in self.singles}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dict, as ``placeit compare --json`` prints it; names are files there."""
+        """Return the result as a dict, as ``placeit compare --json`` prints it, where names are paths of files."""
 
         def row(candidate: Candidate) -> dict[str, Any]:
             measured, error = candidate.measured, candidate.output_error
@@ -158,8 +157,8 @@ def compare(
         objective: ``latency``, or ``throughput``, for which a run has many requests in flight. For latency, only the first
             replica of a placement runs.
         runs: number of rounds. In each round every candidate runs once, or for a while if a run takes less than 50 ms.
-        duration: seconds for the rounds, instead of their number: as many rounds as fit, at least one.
-        warmup: least number of runs of each candidate before the rounds; they do not count.
+        duration: seconds for the rounds, instead of their number; at least one round is run.
+        warmup: minimum number of runs of each candidate before the rounds; they do not count.
         rate: requests per second at which runs are started, for latency; None to start each when the previous one has ended.
         seed: seed of the order within each round.
         progress: called with the current step and the share of it that is done.
@@ -220,14 +219,17 @@ def compare(
 
 
 def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
-    """Enter each placement and every single device that can hold the model; return the problem that they solve."""
+    """Enter each placement, and every single device that can hold the model, as candidates; return the placement problem."""
     session = races.session
     segmenter, steady = races.segmenter_of(session.costs), races.objective.steady
     problem = segmenter.problem()
     names = session.cluster.names
     homes = {name: session.home_of(placement) for name, placement in placements.items()}
     plans = {names[d]: [segmenter.plan(np.full(len(problem), d, np.int32))] for d in problem.single_devices}
-    plans |= {name: _planned(session, segmenter, name, one) for name, one in placements.items() if homes[name] is session}
+    for name, placement in placements.items():
+        if homes[name] is session:
+            with naming(name):
+                plans[name] = [session.plan_of(one, segmenter) for one in placement.every]
     alone = {name: home for name, home in homes.items() if home is not session}
     if not plans and not alone:
         raise UsageError(
@@ -239,7 +241,7 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
     room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
     enter_compiled(races, problem, room)
     for name, other in alone.items():
-        races.enter(alone_on(other, name), Alone(other, np.ones(len(session.cluster))))
+        races.enter(alone_on(other, name), OtherDevices(other, np.ones(len(session.cluster))))
     for name, (plan, *others) in plans.items():
         replicas = others if steady else []
         served = replicated(segmenter, [plan, *replicas]) if replicas else [plan]
@@ -257,18 +259,10 @@ def check_compared(objective: str, rate: float | None = None) -> None:
     """Raise UsageError unless the objective is one that is measured directly, and the rate (if given) is valid for it."""
     kind = objective_kind(objective)
     if not kind.is_measured:
-        able = objectives_that(lambda one: one.is_measured)
-        raise UsageError(f"Placements are compared by {able}, which are measured; not '{objective}'.")
+        objectives = objectives_that(lambda one: one.is_measured)
+        raise UsageError(f"Placements are compared by {objectives}, which are measured; not '{objective}'.")
     if rate is not None:
         check_rate(rate)
         if not kind.paced:
-            able = objectives_that(lambda one: one.paced)
-            raise UsageError(f"A rate is the pace at which {able} is measured: leave it out for '{objective}'.")
-
-
-def _planned(session: Workbench, segmenter: Segmenter, name: str, placement: Placement) -> list[Plan]:
-    """Return the plans of a placement and its replicas; errors name the placement."""
-    try:
-        return [session.plan_of(one, segmenter) for one in placement.every]
-    except PlacementError as error:
-        raise PlacementError(f"{name}: {error}") from error
+            objectives = objectives_that(lambda one: one.paced)
+            raise UsageError(f"A rate is the pace at which {objectives} is measured: leave it out for '{objective}'.")

@@ -14,9 +14,9 @@ from placeit.optimizer.ledger import DECIDING
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.search import SELECTION_ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.wholes import enter_twin
+from placeit.optimizer.whole_models import enter_twin
 
-__all__ = ["Decide", "affordable", "confirm", "guests", "selected", "settled"]
+__all__ = ["Decide", "affordable", "confirm", "decided", "guests", "selected"]
 
 _SELECTION_SHARE = 0.5  # share of the time left for the race of the finalists
 
@@ -43,15 +43,15 @@ def confirm(search: Search) -> Decision:
     if not search.session.cluster.executable:
         return Decision()
     with search.ledger.on(DECIDING):
-        while (decision := settled(search, *selected(search))) is None:
+        while (decision := decided(search, *selected(search))) is None:
             pass
     return decision
 
 
 def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
-    """Return the best single device and the best placement over several, after a race of the finalists if time allows.
+    """Race the finalists if time allows, and return the best single device and the best placement over several.
 
-    The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twin`).
+    The best split races with its segments compiled as well (:func:`placeit.optimizer.whole_models.enter_twin`).
     """
     singles, splits = search.finalists()
     twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else None
@@ -65,10 +65,12 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         search.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
     elif twin is not None:
         search.skip(twin.name, "no time was left to race it", late=True)
-    now = [[search.known[one.name] for one in some] for some in (singles, splits)]
-    single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
-    if search.objective.steady and split is not None:  # the fewest segments of those as good within the interval
-        equal = [one for one in now[1] if one.failed is None and one.race == split.race and not _better(split, one)]
+    updated = [[search.known[one.name] for one in group] for group in (singles, splits)]
+    single, split = (min((one for one in group if one.failed is None), key=value_of, default=None) for group in updated)
+    if (
+        search.objective.steady and split is not None
+    ):  # of equally good ones within the interval, the one with the fewest segments
+        equal = [one for one in updated[1] if one.failed is None and one.race == split.race and not _better(split, one)]
         split = min([split, *equal], key=lambda one: (one.segments, value_of(one)))
     return single, split
 
@@ -79,12 +81,12 @@ def _better(split: Candidate, other: Candidate) -> bool:
     return ratio is not None and ratio.faster
 
 
-def settled(search: Search, single: Candidate | None, split: Candidate | None) -> Decision | None:
-    """Decide between the two by a separate race; None if one of them failed in it.
+def decided(search: Search, single: Candidate | None, split: Candidate | None) -> Decision | None:
+    """Decide between a single device and a split by a separate race; return None if one of them failed in it.
 
     The number of rounds is fixed before the race, and the result is looked at only once, at its end.
     """
-    if single is None or split is None or value_of(single) == 0:  # nothing is less than zero
+    if single is None or split is None or value_of(single) == 0:  # no split can be better than zero
         splits = (one for one in search.standing if one.placer != "single")
         waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
         winner = single or split

@@ -11,8 +11,8 @@ from placeit.optimizer.candidates import Candidate
 
 __all__ = ["DECISION_ROUNDS", "Decision", "decision_rounds"]
 
-DECISION_ROUNDS, _MAX_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: where runs vary little, and at most
-_STEADY = 0.12  # variation of the ratio of two runs, as a share of it, up to which the fewest rounds are enough
+DECISION_ROUNDS, _MAX_DECISION_ROUNDS = 26, 75  # rounds of the deciding race: if runs vary little, and at most
+_STEADY = 0.12  # relative deviation of the ratio of two runs, up to which the minimum of rounds is enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Decision:
         winner: the best placement; None if nothing was measured.
         single: the single device that the winner was compared with, or the winner itself; None if no single device runs.
         ratio: objective of the best placement over several devices, over the single device's; None if they were not compared.
-        hurried: whether there was no time for a decision.
+        hurried: whether there was no time left for the deciding race.
     """
 
     winner: Candidate | None = None

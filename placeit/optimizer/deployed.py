@@ -1,4 +1,4 @@
-"""Serve a candidate's requests in a race, through executors of its plan or of each of its replicas."""
+"""Run a candidate's requests in a race, by executors of its plan or of each of its replicas."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["Deployed", "ReferenceRun", "fewest_requests", "is_pipeline", "run_le
 
 _T = TypeVar("_T")
 
-_FEWEST, _MAX_REQUESTS = 4, 10_000  # least and most requests of a run with several in flight
-_FULL, _FEWEST_FULL, _MAX_FULL = 5, 8, 24  # requests of a pipeline's run: per request in a full pipeline; least and most
+_MIN_REQUESTS, _MAX_REQUESTS = 4, 10_000  # requests of a run with several in flight
+_PER_HELD, _MIN_PIPELINED, _MAX_PIPELINED = 5, 8, 24  # requests of a pipeline's run: per request that it holds; limits
 _TURNS = 2  # requests of a run per request in flight, for plans that are not pipelines
 _ONE = 1.01  # a plan that holds more requests than this is a pipeline
-_MIN_S = 0.02  # least seconds of a run with several requests in flight
+_MIN_S = 0.02  # minimum seconds of a run with several requests in flight
 _HURRY_S = 0.3  # seconds that replicas have to end after an interrupt
-_LOOK_S, _QUIET, _MAX_REST_S = 0.004, 0.25, 2.0  # seconds between looks; share of a core that counts as rest; most seconds
+_POLL_S, _QUIET, _MAX_REST_S = 0.004, 0.25, 2.0  # seconds between polls; share of a core that counts as rest; timeout
 
 
 def run_lengths(plans: Sequence[Plan]) -> list[int]:
@@ -46,8 +46,12 @@ def run_lengths(plans: Sequence[Plan]) -> list[int]:
 
 
 def fewest_requests(plan: Plan) -> int:
-    """Return the least number of requests that shows a plan's throughput; it grows with the requests that the plan holds."""
-    return int(np.clip(math.ceil(_FULL * held(plan) - 1e-9), _FEWEST_FULL, _MAX_FULL)) if is_pipeline(plan) else _FEWEST
+    """Return the minimum number of requests that shows a plan's throughput, which grows with the requests that it holds."""
+    return (
+        int(np.clip(math.ceil(_PER_HELD * held(plan) - 1e-9), _MIN_PIPELINED, _MAX_PIPELINED))
+        if is_pipeline(plan)
+        else _MIN_REQUESTS
+    )
 
 
 def is_pipeline(plan: Plan) -> bool:
@@ -65,16 +69,16 @@ def _as_long(fewest: Sequence[int], seconds: Sequence[float], most: Sequence[flo
 
 
 def _rest() -> None:
-    """Wait until the process needs hardly any processor time, for about 2 s at most."""
-    for _ in range(math.ceil(_MAX_REST_S / _LOOK_S)):
+    """Wait until the process uses hardly any CPU time, at most about 2 s."""
+    for _ in range(math.ceil(_MAX_REST_S / _POLL_S)):
         before = time.process_time()
-        time.sleep(_LOOK_S)
-        if time.process_time() - before < _QUIET * _LOOK_S:
+        time.sleep(_POLL_S)
+        if time.process_time() - before < _QUIET * _POLL_S:
             return
 
 
 class Deployed:
-    """Executors that serve whole requests, all at the same time.
+    """The open executors of a candidate, which run whole requests at the same time.
 
     Args:
         open_each: functions that open the executor of each replica. The executors are closed with this object.
@@ -88,21 +92,21 @@ class Deployed:
         self, open_each: Sequence[Callable[[], PlanExecutor]], plans: Sequence[Plan] | None = None, *, spins: bool = False
     ) -> None:
         self._spins, self._rested = spins, True
-        self._fewest = [] if plans is None else [fewest_requests(plan) for plan in plans]
+        self._min_lengths = [] if plans is None else [fewest_requests(plan) for plan in plans]
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if is_pipeline(plan)]
         self._alone: list[list[float]] = [[] for _ in self._lengths]  # per replica: seconds of one request alone in a pipeline
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
-            self._most = [float(_MAX_REQUESTS)] * len(self._fewest)
-            for i, executor in enumerate(self.executors[: len(self._fewest)]):
+            self._max_lengths = [float(_MAX_REQUESTS)] * len(self._min_lengths)
+            for i, executor in enumerate(self.executors[: len(self._min_lengths)]):
                 if i in self._pipelines:
-                    self._most[i] = min(_MAX_REQUESTS, executor.max_overlapping)
-                    self._lengths[i] = int(min(self._most[i], max(self._lengths[i], _TURNS * executor.in_flight)))
+                    self._max_lengths[i] = min(_MAX_REQUESTS, executor.max_overlapping)
+                    self._lengths[i] = int(min(self._max_lengths[i], max(self._lengths[i], _TURNS * executor.in_flight)))
                 else:
-                    self._fewest[i] = max(self._fewest[i], _TURNS * executor.in_flight)
-                    self._lengths[i] = max(self._lengths[i], self._fewest[i])
+                    self._min_lengths[i] = max(self._min_lengths[i], _TURNS * executor.in_flight)
+                    self._lengths[i] = max(self._lengths[i], self._min_lengths[i])
             self._workers = [stack.enter_context(contextlib.closing(Worker("placeit replica"))) for _ in self.executors[1:]]
             self._stack = stack.pop_all()
 
@@ -161,13 +165,13 @@ class Deployed:
             return self.executors[0].time()
         for i, seconds in zip(self._pipelines, self._times(self._pipelines, [1] * len(self._pipelines)), strict=True):
             self._alone[i].append(seconds)
-        taken = self._times(range(len(self._lengths)), self._lengths)
-        each = [seconds / n for seconds, n in zip(taken, self._lengths, strict=True)]
+        run_seconds = self._times(range(len(self._lengths)), self._lengths)
+        per_request = [seconds / n for seconds, n in zip(run_seconds, self._lengths, strict=True)]
         for i in self._pipelines:
-            further = (taken[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
-            each[i] = further if further > 0 else each[i]
-        self._lengths = _as_long(self._fewest, each, self._most)
-        return 1.0 / sum(1.0 / seconds for seconds in each)
+            further = (run_seconds[i] - float(np.median(self._alone[i]))) / (self._lengths[i] - 1)
+            per_request[i] = further if further > 0 else per_request[i]
+        self._lengths = _as_long(self._min_lengths, per_request, self._max_lengths)
+        return 1.0 / sum(1.0 / seconds for seconds in per_request)
 
     @property
     def uncounted(self) -> float:
@@ -217,7 +221,7 @@ class ReferenceRun(Deployed):
 
     Args:
         open_it: compiles the model.
-        timeout: returns the most seconds that a run may take. Compiling has no timeout: if it went on in the background, it
+        timeout: returns the seconds that a run may take. Compiling has no timeout: if it went on in the background, it
             would disturb the next measurement.
     """
 

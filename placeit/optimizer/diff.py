@@ -1,14 +1,14 @@
-"""Compare two placements, and simulate each move from one to the other."""
+"""List how two placements differ, and simulate each move from one to the other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from placeit.core.errors import PlacementError, UsageError
+from placeit.core.errors import UsageError, naming
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement
 from placeit.measuring.incumbent import compared
@@ -32,7 +32,7 @@ class Moved:
         dst: its device in the second placement.
         simulated_s: simulated seconds of a request if only this group of the first placement moves; None if it cannot move
             alone.
-        change_s: ``simulated_s`` less the simulated time of the first placement, both planned anew.
+        change_s: ``simulated_s`` less the simulated time of the first placement, both planned again.
         refused: why it cannot move alone; None if it can.
     """
 
@@ -52,9 +52,9 @@ class Difference:
         model: path of the model.
         names: names of the two placements.
         simulated_s: simulated seconds of a request, for each placement.
-        replanned_s: simulated seconds of a request with the segments planned anew, for each placement.
+        replanned_s: simulated seconds of a request with the segments planned again, for each placement.
         same_segments: whether both run as the same segments.
-        moved: groups that are on different devices, the one whose move alone would save most first.
+        moved: groups that are on different devices; the group whose move alone saves most comes first.
         measured: a race of both placements; None if they were not raced.
         profiled: when costs were measured; None if they are estimates.
     """
@@ -70,7 +70,7 @@ class Difference:
 
     @property
     def change_s(self) -> float:
-        """Seconds that all moves together add to a simulated request, planned anew before and after."""
+        """Seconds that all moves together add to a simulated request, planned again before and after."""
         return self.replanned_s[1] - self.replanned_s[0]
 
     @property
@@ -87,12 +87,8 @@ class Difference:
         first, second = (next(one.measured for one in self.measured.candidates if one.name == name) for name in self.names)
         return compared(first, second)
 
-    def raced(self, measured: Comparison) -> Difference:
-        """Return a copy that has the result of a race of both placements."""
-        return replace(self, measured=measured)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a dict, as ``placeit diff --json`` prints it; names are files there."""
+        """Return the result as a dict, as ``placeit diff --json`` prints it, where names are paths of files."""
         measured, ratio = None, self.speedup
         if self.measured is not None:
             rows = {one.name: one for one in self.measured.candidates}
@@ -140,7 +136,10 @@ def diff(session: Workbench, first: Placement, second: Placement, *, names: tupl
         PlacementError: a placement does not fit the model, the devices or their memory; names the placement.
     """
     check_differing(session, dict(zip(names, (first, second), strict=True)))
-    before, after = (_named(session, *one) for one in zip(names, (first, second), strict=True))
+    with naming(names[0]):
+        before = Trials(session, first)
+    with naming(names[1]):
+        after = Trials(session, second)
     grouping, devices = session.grouping, session.cluster.names
     changed = np.flatnonzero(before.groups != after.groups).tolist()
     moved = []
@@ -170,11 +169,3 @@ def check_differing(session: Workbench, placements: Mapping[str, Placement]) -> 
         if session.home_of(placement) is not session:
             where = ", ".join(set(placement.as_dict().values()))
             raise UsageError(f"{name} has the whole model on {where}, without groups: race it with `placeit compare`.")
-
-
-def _named(session: Workbench, name: str, placement: Placement) -> Trials:
-    """Return the trials of a placement; errors name the placement."""
-    try:
-        return Trials(session, placement)
-    except PlacementError as error:
-        raise PlacementError(f"{name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Explain why a placement has ops where they are, by the costs that a session knows."""
+"""Explain the devices of ops in a placement by the costs of a session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROPOSED = {
     "search": "the search among plans found it",
     "replicas": "the search for replicas found it",
 }
-"""Reasons for placements that no placer proposed, by the word that a result has in place of a placer's name."""
+"""Reasons for placements that no placer proposed, by the text that stands for the placer in a result."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Decision:
-    """The reason for a group's device, as far as the placement tells it.
+    """A reason for a group's device, as far as the placement file contains it.
 
     Attributes:
         by: ``pin``, ``group`` (another of its ops is pinned), ``device`` (no other can run it), ``memory`` (no other has room),
             ``placer``, or ``unknown``.
-        why: in words.
+        why: the reason, as text for users.
     """
 
     by: str
@@ -142,13 +142,8 @@ class Explained:
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict for JSON output."""
         return jsonable_dict(
-            {
-                name: value
-                for name, value in vars(self).items()
-                if name not in ("memory", "transfers", "cuts", "moves", "decided")
-            }
-            | {"memory": self.memory.to_dict()}
-            | {"transfers": [asdict(one) for one in self.transfers]}
+            vars(self)
+            | {"memory": self.memory.to_dict(), "transfers": [asdict(one) for one in self.transfers]}
             | {"cuts": [{name: getattr(one, name) for name in ("tensor", "way", "bytes", "seconds")} for one in self.cuts]}
             | {"moves": [asdict(one) for one in self.moves], "decided": [asdict(one) for one in self.decided]}
         )
@@ -165,7 +160,7 @@ class Explanation:
         segments: number of the plan's segments that compute something.
         simulated_s: simulated seconds of a request by the plan.
         host_s: part of ``simulated_s`` in which neither devices nor links work.
-        replanned_s: simulated seconds with the segments planned anew; moves are compared with this.
+        replanned_s: simulated seconds with the segments planned again; moves are compared with this.
         memory: memory traffic of the groups on each device that has groups.
         ops: the explained ops.
         profiled: when costs were measured; None if they are estimates.
@@ -288,14 +283,14 @@ def _explained(trials: Trials, placement: Placement, op: int, late: NDArray[np.f
 
 
 def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
-    """Return the transfers of tensors that a group makes, or that it reads on its device."""
+    """Return the transfers of tensors that a group computes, or that it reads on its device."""
     grouping, names, plan = trials.session.grouping, trials.session.cluster.names, trials.plan
-    graph, moves, here = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
+    graph, moves, device = grouping.groups, plan.schedule.transfers, int(trials.groups[group])
     found = []
     for i in range(len(moves)):
         tensor, src, dst = plan.tensors[int(moves.tensor[i])], int(moves.src[i]), int(moves.dst[i])
         readers = [v for v in graph.edges[graph.edge_tensor == tensor, 1].tolist() if trials.groups[v] == dst]
-        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == here and group in readers else None
+        way = "out" if graph.tensor_op[tensor] == group else "in" if dst == device and group in readers else None
         if way is not None:
             seconds = float(moves.finish[i] - moves.start[i])
             at = names[src], names[dst], tuple(graph.names[v] for v in readers)
@@ -304,7 +299,7 @@ def _transfers(trials: Trials, group: int) -> tuple[Crossing, ...]:
 
 
 def _cuts(segmenter: Segmenter, plan: Plan, group: int) -> tuple[Crossing, ...]:
-    """Return the tensors of a group that cross the border of its segment, also to a segment on the same device."""
+    """Return the tensors of a group that cross the border of its segment, even to a segment on the same device."""
     graph, of = segmenter.graph, plan.segment_of
     per_byte = float(segmenter.cut_per_byte[group, plan.placement[of[group]]])
     crossing = of[graph.edges[:, 0]] != of[graph.edges[:, 1]]
@@ -324,19 +319,19 @@ def _decided(trials: Trials, placement: Placement, op: int, moves: Sequence[Move
     result = placement.result or {}
     if pinned := _pinned(trials, result, op):
         return pinned
-    able = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
-    if len(able) == 1:
+    able_devices = {name for name, seconds in zip(names, trials.session.costs.core[group], strict=True) if np.isfinite(seconds)}
+    if len(able_devices) == 1:
         what = "there is no other device" if len(names) == 1 else "no other device can run its group"
         return (Decision("device", what),)
-    full = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
-    if len(able - full) <= 1:
+    full_devices = {move.device for move in moves if move.refused is not None} | _full(trials, result, group)
+    if len(able_devices - full_devices) <= 1:
         return (Decision("memory", "no other device that can run its group has room for it"),)
     chosen = result.get("chosen")
     placer = chosen.get("placer") if isinstance(chosen, dict) else None
     if not isinstance(chosen, dict) or not isinstance(placer, str):
         return (Decision("unknown", "the placement file does not say how it was found"),)
-    then, now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
-    if isinstance(then, dict) and {device: ops for device, ops in then.items() if ops} != now:
+    devices_then, devices_now = chosen.get("devices"), {device: ops for device, ops in placement.counts().items() if ops}
+    if isinstance(devices_then, dict) and {device: ops for device, ops in devices_then.items() if ops} != devices_now:
         return (Decision("unknown", f"the placement was changed after '{placer}' had found it"),)
     others = len(trials.session.grouping.members(group)) - 1
     together = f", with its group of {others + 1} ops" if others else ""
@@ -360,7 +355,7 @@ def _pinned(trials: Trials, result: Mapping[str, Any], op: int) -> tuple[Decisio
 
 
 def _full(trials: Trials, result: Mapping[str, Any], group: int) -> set[str]:
-    """Return the devices that have no room for a group under the memory limits of the search."""
+    """Return the devices that lack room for a group under the memory limits of the search."""
     limits, weights = result.get("memory_limits"), trials.problem.param_bytes
     full = set()
     for d, name in enumerate(trials.session.cluster.names):

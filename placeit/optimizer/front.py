@@ -1,4 +1,4 @@
-"""Search for placements that no other dominates in two values: Pareto local search after searches by weighted sums."""
+"""Search for the Pareto front of two values: Pareto local search after searches by weighted sums."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def non_dominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
     order = np.lexsort((values[:, 1], values[:, 0]))
     second = values[order, 1]
     before = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]]) if len(order) else second
-    kept: NDArray[np.intp] = order[second < before]
-    return kept
+    indices: NDArray[np.intp] = order[second < before]
+    return indices
 
 
-def spread(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Choose up to ``most`` points of a front, ``float64[N, 2]``, that are far apart: return their indices.
+def spread(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Choose up to ``count`` points of a front, ``float64[N, 2]``, that are far apart: return their indices.
 
     The ends of the front come first, then repeatedly the point farthest from the chosen ones.
     """
     size = np.ptp(values, axis=0) if len(values) else np.ones(2)
     scaled = values / np.where(size > 0, size, 1.0)
     chosen = list(dict.fromkeys([0, len(values) - 1]))[: len(values)]
-    while len(chosen) < min(most, len(values)):
+    while len(chosen) < min(count, len(values)):
         gaps = np.linalg.norm(scaled[:, None] - scaled[chosen], axis=2).min(axis=1)
         chosen.append(int(np.argmax(gaps)))
-    return np.array(chosen[:most], np.intp)
+    return np.array(chosen[:count], np.intp)
 
 
 class _Archive:
-    """The valued placements that no other valued placement dominates, and the evaluations that are left."""
+    """The non-dominated placements found so far, and the number of evaluations that are left."""
 
     def __init__(self, values_of: TwoValues, evaluations: int, deadline: float | None) -> None:
         self._values_of, self.left, self._deadline = values_of, evaluations, deadline
@@ -62,14 +62,14 @@ class _Archive:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value placements, keep those that no other dominates, and return the values."""
+        """Value placements, keep the non-dominated ones, and return all values."""
         found = self._values_of(rows)
         self.left -= len(rows)
         rows = np.concatenate([self.rows.reshape(-1, rows.shape[1]), rows])
         values = np.concatenate([self.values, found])
-        kept = non_dominated(values)
-        kept = kept[np.isfinite(values[kept]).all(axis=1)]
-        self.rows, self.values = rows[kept], values[kept]
+        indices = non_dominated(values)
+        indices = indices[np.isfinite(values[indices]).all(axis=1)]
+        self.rows, self.values = rows[indices], values[indices]
         return found
 
     def weighted(self, weights: NDArray[np.float64]) -> CostFunction:
@@ -80,7 +80,7 @@ class _Archive:
 def explore(
     problem: Problem, values_of: TwoValues, starts: NDArray[np.int32], *, seed: int, evaluations: int, deadline: float | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Find placements that no other dominates, sorted by their first value.
+    """Find non-dominated placements, sorted by their first value.
 
     If there are no more placements than evaluations, all are valued. Otherwise, local searches minimise weighted sums of the
     two values. Then all moves of one op are tried from each placement of the front, until the front has no untried placement
@@ -89,11 +89,11 @@ def explore(
     front.
 
     Args:
-        problem: decides what is feasible, and what fits.
+        problem: defines the feasible devices of each op, and the memory of devices.
         values_of: values placements.
         starts: feasible placements to start from, ``int32[B, V]``, at least one.
         seed: seed of the order of moves.
-        evaluations: most placements to value, approximately.
+        evaluations: approximate maximum number of placements to value.
         deadline: when to stop, by :func:`placeit.core.clock.now`; the starts are valued in any case.
 
     Returns:
@@ -103,10 +103,10 @@ def explore(
     front.offer(starts)
     choices = [np.flatnonzero(row) for row in problem.feasible]
     if math.prod(map(len, choices)) <= evaluations:
-        every = (np.array(row, np.int32) for row in itertools.product(*choices))
-        able = (row for row in every if fits(problem, row))
-        while (some := list(itertools.islice(able, _BATCH))) and not is_over(deadline):
-            front.offer(np.stack(some))
+        rows_of_all = (np.array(row, np.int32) for row in itertools.product(*choices))
+        feasible_rows = (row for row in rows_of_all if fits(problem, row))
+        while (batch := list(itertools.islice(feasible_rows, _BATCH))) and not is_over(deadline):
+            front.offer(np.stack(batch))
         return front.rows, front.values
     scale = np.maximum(front.values.min(axis=0), np.finfo(float).tiny)
     each = int(front.left * _SUMS_SHARE) // len(_WEIGHTS)

@@ -1,4 +1,4 @@
-"""The stage that improves candidates: a search among plans from the best of them, by simulation."""
+"""The stage that improves the best candidates by a search among plans, in simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placeit.placers.feasibility import fits
 __all__ = ["SEARCH", "Improve", "refine"]
 
 SEARCH = "search"
-"""Name of the placer for candidates that a search among plans finds."""
+"""Placer name of candidates that a search among plans finds."""
 
 _SHARE = 0.25  # share of the spare time for a search among plans
 _STARTS, _STEPS = 2, 600  # starts and steps of a search among plans, for an objective that is a time
@@ -25,7 +25,7 @@ _PLANS = 200  # moves that are tried in a search among plans, for other objectiv
 
 
 class Improve(Stage):
-    """Search among plans from the best candidates, unless placers were not asked either."""
+    """Search among plans from the best candidates, if placers were asked."""
 
     name = "improve"
     reads = ("search", "asking")
@@ -41,12 +41,12 @@ class Improve(Stage):
 
 
 def refine(search: Search) -> None:
-    """Search among plans from the best candidates, by the current costs; searches are numbered."""
+    """Search among plans from each of the best candidates, by the current costs."""
     search.say("searching among plans", 0.0)
     placed = [one for one in search.standing if search.is_placed(one)]
     ranked = sorted(placed, key=lambda one: float(search.expected(one.groups[None])[0]))
-    given = [one for one in placed if one.given and one.measured is None]
-    for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given])):
+    given_starts = [one for one in placed if one.given and one.measured is None]
+    for i, one in enumerate(dict.fromkeys([*ranked[:_STARTS], *given_starts])):
         improve = functools.partial(improved, search, one.groups, search.seed + i)
         search.searches += 1
         with search.ledger.on(Item(SEARCH, placer=True)):
@@ -54,16 +54,16 @@ def refine(search: Search) -> None:
 
 
 def improved(search: Search, groups: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
-    """Return the placement that a search among plans finds from a given one."""
+    """Return the best placement that a search among plans finds from a given placement."""
     deadline = clock.now() + max(0.0, search.spare()) * _SHARE / _STARTS
     if search.objective.is_measured:
         return search.segmenter.search(groups, search.problem, steps=_STEPS, seed=seed, deadline=deadline)
-    rng, now = np.random.default_rng(seed), search.expected(groups[None])[0]
+    rng, value_now = np.random.default_rng(seed), search.expected(groups[None])[0]
     for _ in range(_PLANS):
         if is_over(deadline):
             break
         moved, v = groups.copy(), int(rng.integers(len(groups)))
         moved[v] = rng.choice(np.flatnonzero(search.problem.feasible[v]))
-        if fits(search.problem, moved) and (value := search.expected(moved[None])[0]) < now:
-            groups, now = moved, value
+        if fits(search.problem, moved) and (value := search.expected(moved[None])[0]) < value_now:
+            groups, value_now = moved, value
     return groups

@@ -31,7 +31,7 @@ __all__ = ["Journal", "Known", "kept_journal", "open_journal"]
 
 _LOG = logging.getLogger("placeit")
 _FORMAT, _VERSION = "placeit-search", 2
-_MAX_BYTES = 1 << 23  # bytes of an automatically kept journal, beyond which it is started anew
+_MAX_BYTES = 1 << 23  # size of an automatically kept journal, beyond which it is replaced by an empty one
 _BEGINNING = f'{{"format": "{_FORMAT}"'.encode()
 
 
@@ -81,17 +81,17 @@ class Known:
     ) -> Known:
         """Return the measurements of a candidate."""
         samples, values = measured.samples.tolist(), value.samples.tolist()
-        who, plan = (candidate.name, candidate.placer), candidate.plan
+        names, plan = (candidate.name, candidate.placer), candidate.plan
         segment_s, cost = candidate.segment_s, candidate.cost if candidate.steady else None
         replicas = [Placed(one.group_devices, one.segment_of) for one in candidate.replicas]
-        return cls(*who, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
+        return cls(*names, candidate.groups, plan.segment_of, samples, values, cost, segment_s, output_error, replicas)
 
 
 class Journal:
-    """A file with a line of JSON for each measured placement, after a first line with the conditions that all of them hold for.
+    """A file of measurements: a first line with the conditions that they hold for, then a line of JSON for each placement.
 
-    Each line reaches the disk before the search goes on, so a search can be ended in any way at any moment. An incomplete last
-    line is dropped.
+    Each line is synced to disk before the search goes on, so a search can be killed at any moment. An incomplete last line is
+    dropped.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -144,10 +144,10 @@ class Journal:
             if not self.path.is_file():
                 raise FileError(f"Cannot go on from {self.path}: it is not a regular file.")
             with self.path.open("rb") as stream:
-                begun = stream.read(len(_BEGINNING))
+                beginning = stream.read(len(_BEGINNING))
         except OSError as error:
             raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
-        if not _BEGINNING.startswith(begun):
+        if not _BEGINNING.startswith(beginning):
             raise _foreign(self.path)
         return complete_lines(self.path)
 
@@ -201,7 +201,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Error:
-    """What a line of the file holds of an output error."""
+    """The output error in a line of the file."""
 
     max_abs: Seconds
     max_rel: Seconds
@@ -224,7 +224,7 @@ class _Line(_Placed):
 
 
 def _known(found: _Line, edges: NDArray[np.int32], shape: tuple[int, int]) -> Known:
-    """Return a line as measurements. Raises RecordError if it contradicts itself, or does not fit the groups and devices."""
+    """Return the measurements in a line. Raises RecordError if they are inconsistent, or do not fit groups and devices."""
     first, *others = (_placed(one, edges, shape) for one in (found, *found.replicas))
     used = [d for one in (first, *others) for d in set(one.devices.tolist())]
     if len(set(used)) < len(used):
@@ -258,8 +258,8 @@ def _placed(found: _Placed, edges: NDArray[np.int32], shape: tuple[int, int]) ->
         if not all(0 <= one < limit for one in numbers):
             raise RecordError(name, f"must be numbers below {limit}")
     place, of = np.array(found.devices, np.int32), np.array(found.segments, np.int32)
-    whole = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
-    if not whole or not (of[edges[:, 0]] <= of[edges[:, 1]]).all():
+    is_consistent = len(np.unique(of)) == int(of.max()) + 1 == len(np.unique(np.column_stack([of, place]), axis=0))
+    if not is_consistent or not (of[edges[:, 0]] <= of[edges[:, 1]]).all():
         raise RecordError("segments", "must be in an order in which they can run, each on one device")
     return Placed(place, of)
 
@@ -309,7 +309,7 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
 
 
 class _Kept(Journal):
-    """A journal that is kept without a request by the user: if it cannot be written, the search goes on."""
+    """A journal that the user did not ask for: if it cannot be written, the search goes on without it."""
 
     _works = True
 

@@ -1,4 +1,4 @@
-"""Book the time of a search on its steps and placers."""
+"""Account for the time of a search, by step and by placer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["COMPILING", "DECIDING", "FRONT", "LOADING", "MEASURING", "PROFILING"
 
 
 class Item(NamedTuple):
-    """An item that time is booked on.
+    """A step or a placer that time is accounted to.
 
     Attributes:
         what: a step of the search, or the name of a placer.
@@ -30,7 +30,7 @@ MEASURING, DECIDING, FRONT, REST = Item("measuring"), Item("deciding"), Item("Pa
 
 
 class Ledger:
-    """Accounts that book every second on one item: the innermost open one, or :data:`REST`.
+    """Accounts in which each second counts for one item: the innermost open one, or :data:`REST`.
 
     Attributes:
         seconds: seconds of each item, in the order in which the items were first opened.
@@ -42,7 +42,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def on(self, item: Item) -> Iterator[None]:
-        """Book the time inside the context on an item."""
+        """Account the time inside the context to an item."""
         self.book()
         self.seconds.setdefault(item, 0.0)
         self._open.append(item)
@@ -53,7 +53,7 @@ class Ledger:
             self._open.pop()
 
     def book(self) -> float:
-        """Book the time until now; return the sum of all that is booked."""
+        """Account the time until now, and return the sum over all items."""
         now = clock.now()
         item = self._open[-1]
         self.seconds[item] = self.seconds.get(item, 0.0) + now - self._since

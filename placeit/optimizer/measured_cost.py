@@ -1,4 +1,4 @@
-"""A cost function that measures its values: called like a simulated one, for any placer and any training."""
+"""A cost function whose values are measured: it is called like a simulated one, by placers and trainings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["MeasuredCost", "Winner"]
 
 
 _AT_ONCE = 8  # plans that are open at the same time, the anchor included
-_RIVALS = 3  # most plans in one of the further races for plans that look better than the incumbent
-_MORE = 2  # factor by which such a race has more rounds than a first one
+_RIVALS = 3  # maximum number of plans in a second race, for plans that look better than the incumbent
+_MORE = 2  # rounds of a second race, as a multiple of the rounds of a first one
 _GROWN = 1.1  # growth of the number of races after which costs are calibrated again
 
 
@@ -60,7 +60,7 @@ class MeasuredCost:
     """A cost function that runs placements of a session's groups: ``cost(int32[B, G]) -> float64[B]``, seconds or joules.
 
     A value is NaN if the placement failed and ``inf`` if it does not fit; :meth:`outcomes` has the reason. Each plan is
-    measured once, in a race with other plans and with an anchor: the single device of least simulated time. Its value is its
+    measured once, in a race with other plans and with an anchor: the single device of lowest simulated time. Its value is its
     time over the anchor's in the same rounds, times the anchor's time in its first race. Values therefore compare even if the
     speed of the machine changes between races. A plan that looks better than the incumbent, the best one so far, is raced again
     together with the incumbent before it takes its place.
@@ -116,7 +116,7 @@ class MeasuredCost:
         self._measured = 0  # plans that this process has measured
         self._asked = Asked(self._races, self._segmenter, self._problem)
         self._outcomes = Outcomes(self._races)
-        self._sound: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
+        self._confirmed: set[str] = set()  # candidates that may be the incumbent: raced twice, or the first ones
         self._estimator = 0, self._segmenter  # number of races that costs are calibrated by, and a segmenter with these costs
         if journal is not None:
             journal = journal if isinstance(journal, Journal) else open_journal(Path(journal), session, wanted)
@@ -141,14 +141,14 @@ class MeasuredCost:
             waiting.sort(key=self._expected)
         while waiting:
             batch: list[str] = []
-            most = self._affordable(waiting)
-            while waiting and len(batch) < most:
+            limit = self._affordable(waiting)
+            while waiting and len(batch) < limit:
                 if not self._is_hopeless(name := waiting.pop(0)):
                     batch.append(name)
             if batch:
                 self._measure(batch)
                 self._challenge()
-            if most < 1:
+            if limit < 1:
                 self._outcomes |= {name: self._asked.left_out(self._races.known[name].groups) for name in waiting}
                 waiting = []
         return [
@@ -222,14 +222,14 @@ class MeasuredCost:
             raise UsageError(f"A last race takes at least one placement and one round; got {few} and {rounds}.")
         races = self._races
         names = [name for name, one in self._outcomes.items() if one.source == "measured"]
-        asked = sorted(names, key=lambda name: self._outcomes[name].value)[:few]
-        if not asked:
+        best_names = sorted(names, key=self._value)[:few]
+        if not best_names:
             raise ExecutionError("Nothing has been measured, so nothing can be the best.")
-        best = [races.known[name] for name in asked]
+        best = [races.known[name] for name in best_names]
         found = self._race(best, best[0], rounds, "measuring the best once more", min_rounds=rounds)
         names = sorted((name for name in found if self._outcomes[name].source == "measured"), key=self._value)
         if not names:
-            reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in asked)
+            reasons = dict.fromkeys(str(self._outcomes[name].reason) for name in best_names)
             raise ExecutionError(" ".join(["None of the best placements could be run once more.", *reasons]))
         first, won = names[0], races.known[names[0]]
         rivals = [name for name in names[1:] if len(np.intersect1d(found[name].rounds, found[first].rounds))]
@@ -244,13 +244,13 @@ class MeasuredCost:
                 plan = self._segmenter.merged(known.segment_of, known.devices)
                 name = self._asked.enter(plan, known.placer)
                 self._races.recall(name, known, plan)
-                self._sound.add(name)
+                self._confirmed.add(name)
                 self._outcomes.conclude(name)
 
     def _expected(self, name: str) -> float:
         """Return the objective of a candidate by calibrated costs; calibrate again if there were 10 % more races since."""
-        known, segmenter = self._estimator
-        if (races := len(self._races.races)) > known * _GROWN:
+        calibrated_races, segmenter = self._estimator
+        if (races := len(self._races.races)) > calibrated_races * _GROWN:
             segmenter = self._races.segmenter_of(self.calibrated())
             self._estimator = races, segmenter
         return self._races.objective.of_plan(segmenter.priced(self._races.known[name].plan)) * self._races.scale
@@ -276,31 +276,31 @@ class MeasuredCost:
             return 0
         seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
         # a first race checks outputs only before its runs
-        taken = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
-        total = np.cumsum(np.maximum(taken, average))
+        race_seconds = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
+        total = np.cumsum(np.maximum(race_seconds, average))
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
 
     def _value(self, name: str) -> float:
         return self._outcomes[name].value
 
     def _best(self) -> Candidate | None:
-        """Return the incumbent: the best candidate in ``_sound`` if one of them still runs, else the best of all."""
-        able = self._valued()
-        return next((one for one in able if one.name in self._sound), able[0] if able else None)
+        """Return the incumbent: the best confirmed candidate if there is one, else the best of all."""
+        valued = self._valued()
+        return next((one for one in valued if one.name in self._confirmed), valued[0] if valued else None)
 
     def _valued(self) -> list[Candidate]:
         """Return the candidates whose values compare across races, best first."""
         return [one for one in self._races.ranked if one.cost is not None and one.steady]
 
     def _anchor(self, otherwise: Candidate) -> Candidate:
-        """Return the single device of least simulated time, if one runs; see :meth:`Races.anchor_of`."""
+        """Return the single device of lowest simulated time that runs; see :meth:`Races.anchor_of`."""
         groups = len(self._problem)
         names = [self._asked.name_of(np.full(groups, d, np.int32)) for d in self._problem.single_devices]
         singles = sorted(
             (self._races.known[name] for name in names if name is not None), key=lambda one: one.plan.schedule.makespan
         )
-        able = [one for one in singles if one.cost is not None or not self._outcomes.is_known(one.name)]
-        return self._races.anchor_of(able, self._best(), otherwise)
+        usable = [one for one in singles if one.cost is not None or not self._outcomes.is_known(one.name)]
+        return self._races.anchor_of(usable, self._best(), otherwise)
 
     def _measure(self, names: Sequence[str]) -> None:
         """Race candidates beside the anchor, and record their outcomes."""
@@ -309,19 +309,19 @@ class MeasuredCost:
         self._race(fresh, anchor, self._rounds, f"measuring {len(names)} placement{'s' * (len(names) > 1)}", again=False)
         self._measured += len(names)
         first = anchor if races.known[anchor.name].cost is not None else self._best()
-        if not self._sound and first is not None:
-            self._sound.add(first.name)
+        if not self._confirmed and first is not None:
+            self._confirmed.add(first.name)
 
     def _challenge(self) -> None:
         """Race the candidates that look better than the incumbent again: the best of many is partly lucky."""
         while (best := self._best()) is not None and best.cost is not None and self._races.left() > 0:
-            fresh = self._outcomes.keys() - self._sound
+            fresh = self._outcomes.keys() - self._confirmed
             rivals = [one for one in self._valued() if one.name in fresh and is_worth_trying(value_of(one), best.cost)]
             rivals = rivals[: self._affordable([one.name for one in rivals[:_RIVALS]])]
             if not rivals:
                 return
             self._race([*rivals, best], self._anchor(best), _MORE * self._rounds, "measuring what looks better once more")
-            self._sound |= {one.name for one in rivals}
+            self._confirmed |= {one.name for one in rivals}
 
     def _race(
         self,
@@ -337,7 +337,14 @@ class MeasuredCost:
         races = self._races
         races.twice = again
         found = races.race(
-            candidates, what, rounds=rounds, share=1.0, min_rounds=min_rounds, drop_losers=False, anchor=anchor, most=_AT_ONCE
+            candidates,
+            what,
+            rounds=rounds,
+            share=1.0,
+            min_rounds=min_rounds,
+            drop_losers=False,
+            anchor=anchor,
+            max_open=_AT_ONCE,
         )
         undone = self._outcomes.undo(candidates, anchor, found)
         for one in (anchor, *candidates):

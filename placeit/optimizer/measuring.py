@@ -1,4 +1,4 @@
-"""The stage that measures: turns of races of promising candidates, with corrected costs and new candidates between them."""
+"""The stage that measures candidates: races in turns, with corrected costs and new candidates between turns."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from placeit.optimizer.improving import refine
 from placeit.optimizer.ledger import COMPILING, MEASURING
 from placeit.optimizer.proposing import ask_all
 from placeit.optimizer.races import too_late
-from placeit.optimizer.search import ROUNDS, Search
+from placeit.optimizer.search import FEWEST_BESIDE, ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 
 __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_singles", "within"]
 
-_FINALISTS = 5  # most new placements that are measured in one turn
-_TURNS = 3  # most turns of measuring and searching again
+_FINALISTS = 5  # maximum number of new placements that are measured in one turn
+_TURNS = 3  # maximum number of turns of measuring and searching again
 _TURN_SHARE = 0.35  # share of the time left for a turn
 _EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose themselves what is measured
 _AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
-_MUCH_SHARE = 0.1  # share of the time left, from which on compiling a candidate has to be worth it
+_MUCH_SHARE = 0.1  # share of the time left, above which only candidates expected to be best are compiled
 
 
 class Measure(Stage):
-    """Measure the most promising candidates, in turns; then placers that choose themselves what is measured do so."""
+    """Measure the most promising candidates in turns; then run the placers that choose themselves what is measured."""
 
     name = "measure"
     reads = ("search",)
@@ -75,10 +75,10 @@ def improve(search: Search) -> None:
         if search.excluded is not None or not one_more or turn == _TURNS - 1 or search.indivisible:
             return
         search.learn()
-        known = len(search.known)
+        count = len(search.known)
         ask_all(search, search.placers, _AGAIN_SHARE, turn=turn + 2)
         refine(search)
-        if len(search.known) == known or not worth_another_turn(search):
+        if len(search.known) == count or not worth_another_turn(search):
             return
 
 
@@ -90,7 +90,7 @@ def worth_another_turn(search: Search) -> bool:
 
 
 def rivals(search: Search) -> list[Candidate]:
-    """Return the candidates that splits have to beat: on the cluster's devices, if the best split is compiled at the end."""
+    """Return the candidates that splits are compared with; if the best split is compiled later, eager ones only."""
     return [one for one in search.standing if search.is_placed(one) or not compiles_splits(search.session)]
 
 
@@ -102,8 +102,8 @@ def promising(search: Search) -> list[Candidate]:
     for one in search.standing:
         if one.measured is None and one.placer != "single":
             # given placements are always measured
-            known = one.given or one.simulated_value is None
-            why = None if known else why_hopeless(known_value(one, scale), best, search.objective.worse)
+            is_always_measured = one.given or one.simulated_value is None
+            why = None if is_always_measured else why_hopeless(known_value(one, scale), best, search.objective.worse)
             one = search.reconsider(one.name) if why is None else search.skip(one.name, why)
             if why is None:
                 fresh.append(one)
@@ -154,7 +154,7 @@ def within(search: Search, room: float, fresh: Sequence[Candidate], beside: Sequ
 
 
 def time_plain(search: Search) -> None:
-    """Run plain devices once if there is no time to race all single devices: nothing else tells how long they take."""
+    """Run plain devices once if there is no time to race all single devices, since their times are not known otherwise."""
     fresh = search.fresh_singles
     if search.race_s(fresh, ROUNDS) > max(search.left() * _TURN_SHARE, TRIFLE_S):
         for candidate in fresh:
@@ -191,7 +191,7 @@ def time_singles(search: Search) -> None:
         value = summed_up(name, [search.objective.of_run(seconds, lambda: (busy, 0.0))], [0])  # noqa: B023
         modelled = value if search.objective.has_model else None
         state = Ran(summed_up(name, [seconds], [0]), value, modelled=modelled)
-        search.become(name, state, "measured", "run once, since there is no time for a race")
+        search.set_state(name, state, "measured", "run once, since there is no time for a race")
 
 
 def measure(search: Search) -> None:
@@ -199,9 +199,10 @@ def measure(search: Search) -> None:
     while (racing := promising(search)) and any(one.measured is None for one in racing):
         what = f"measuring {len(racing)} placement{'s' if len(racing) > 1 else ''}"
         rounds = search.rounds_within(max(search.spare() - search.compiling_s(racing), TRIFLE_S), racing)
-        known = [one for one in search.ranked if one in racing]
-        singles = [one for one in (*known, *racing) if one.placer == "single"]
-        anchor = search.anchor_of(singles, next((one for one in known if one.cost is not None), None), racing[0])
-        search.race(racing, what, rounds=rounds, share=_TURN_SHARE, min_rounds=rounds, anchor=anchor)
+        measured = [one for one in search.ranked if one in racing]
+        singles = [one for one in (*measured, *racing) if one.placer == "single"]
+        anchor = search.anchor_of(singles, next((one for one in measured if one.cost is not None), None), racing[0])
+        share = max(search.spare(), 0.0) / max(search.left(), TRIFLE_S)  # runs on a busy machine take longer than expected
+        search.race(racing, what, rounds=rounds, share=share, min_rounds=min(rounds, FEWEST_BESIDE), anchor=anchor)
         if search.ranked:
             return

@@ -1,4 +1,4 @@
-"""Place several models in a row, as one application graph: choose the devices of each.
+"""Choose the devices of several models that run one after the other, as one application graph.
 
 An op of the graph is a share of a stage's requests. Its seconds on a device are the mean time that one item of the source
 causes there: the time of a request, times the requests that an item leads to. So the capacity of a placement is the bound of
@@ -37,7 +37,7 @@ _WORTH = 0.98  # share of the seconds per item that a stage on several devices m
 
 @dataclass(frozen=True, eq=False)
 class ModelStage:
-    """A model among several in a row: it splits an item into requests, and joins their outputs to the item for the next model.
+    """One of several models in a row. It splits an item into requests, and joins their outputs to the item for the next model.
 
     Attributes:
         name: name of the stage.
@@ -101,14 +101,14 @@ class PlacedStages:
         """Open a server for each stage, by the stage's name; all are closed when the context ends.
 
         Args:
-            queue: most requests that wait at each server.
+            queue: maximum number of requests that wait at each server.
         """
         placements = self.placements
         with contextlib.ExitStack() as stack:
             yield {one.name: stack.enter_context(_server(one.session, placements[one.name], queue)) for one in self.stages}
 
     def run(self, servers: Mapping[str, Server], item: Any) -> Any:
-        """Take an item through all stages, on the servers of :meth:`open`, and return the item after the last one.
+        """Run an item through all stages, on the servers of :meth:`open`, and return the result of the last stage.
 
         Any number of threads may do so at once: ``ThreadPoolExecutor(16).map`` has 16 items in flight, and keeps their order.
         """
@@ -149,21 +149,21 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
     requests, sizes = np.zeros(len(stages)), np.zeros(len(stages))
     seconds = np.zeros((len(stages), len(names)))
     for s, stage in enumerate(stages):
-        asked = [list(stage.split(item)) for item in items]
-        requests[s] = sum(map(len, asked)) / len(items)
-        sizes[s] = sum(value.nbytes for one in asked for inputs in one for value in map(np.asarray, inputs.values())) / len(
+        by_item = [list(stage.split(item)) for item in items]
+        requests[s] = sum(map(len, by_item)) / len(items)
+        sizes[s] = sum(value.nbytes for one in by_item for inputs in one for value in map(np.asarray, inputs.values())) / len(
             items
         )
         if not requests[s]:
             raise UsageError(f"None of the items leads to a request of the stage '{stage.name}': give others.")
-        seconds[s], answers = _measured(stage, asked, rounds, seed)
+        seconds[s], answers = _measured(stage, by_item, rounds, seed)
         items = [stage.join(item, outputs) for item, outputs in zip(items, answers, strict=True)]
     problem = _problem(stages, seconds * requests[:, None], sizes)
     return PlacedStages(stages, problem, _best(problem, len(stages), seed), requests, seconds)
 
 
 def _whole(session: Workbench, names: Sequence[str]) -> Placement:
-    """Return the whole model on each of some devices, in one segment; nothing has to be profiled for that."""
+    """Return a placement of the whole model as one segment, with a replica on each of the devices; it needs no costs."""
     groups = len(session.grouping.groups)
     first, *others = (
         replace(one, segments=np.zeros(len(one), np.int32))
@@ -177,26 +177,26 @@ def _server(session: Workbench, placement: Placement, queue: int) -> Server:
 
 
 def _measured(
-    stage: ModelStage, asked: Sequence[Sequence[Arrays]], rounds: int, seed: int
+    stage: ModelStage, by_item: Sequence[Sequence[Arrays]], rounds: int, seed: int
 ) -> tuple[NDArray[np.float64], list[list[Outputs]]]:
     """Return the seconds of a request on each device, ``float64[D]``, and the outputs of all requests, by item."""
-    session, every = stage.session, list(itertools.chain(*asked))
+    session, inputs_of_all = stage.session, list(itertools.chain(*by_item))
     with contextlib.ExitStack() as stack:
         servers = {
             name: stack.enter_context(_server(session, _whole(session, [name]), QUEUE)) for name in session.cluster.names
         }
-        found = Race({name: functools.partial(_seconds, server, every) for name, server in servers.items()}, seed=seed).run(
-            rounds=rounds, drop_losers=False
-        )
-        answers = iter([_answered(next(iter(servers.values())), inputs).result() for inputs in every])
-    outputs = [list(itertools.islice(answers, len(one))) for one in asked]
-    return np.array([found[name].median for name in session.cluster.names]) / len(every), outputs
+        found = Race(
+            {name: functools.partial(_seconds, server, inputs_of_all) for name, server in servers.items()}, seed=seed
+        ).run(rounds=rounds, drop_losers=False)
+        answers = iter([_answered(next(iter(servers.values())), inputs).result() for inputs in inputs_of_all])
+    outputs = [list(itertools.islice(answers, len(one))) for one in by_item]
+    return np.array([found[name].median for name in session.cluster.names]) / len(inputs_of_all), outputs
 
 
-def _seconds(server: Server, every: Sequence[Arrays]) -> float:
+def _seconds(server: Server, requests: Sequence[Arrays]) -> float:
     """Return the sum of the seconds of requests that are served one after the other."""
-    ended = [_answered(server, inputs) for inputs in every]
-    return sum(answer.ended - answer.begun for answer in ended)
+    answers = [_answered(server, inputs) for inputs in requests]
+    return sum(answer.ended - answer.begun for answer in answers)
 
 
 def _answered(server: Server, inputs: Arrays) -> Answer:
@@ -226,17 +226,17 @@ def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: 
 
 
 def _best(problem: Problem, stages: int, seed: int) -> NDArray[np.int32]:
-    """Return the placement of least seconds per item, without replicas that gain too little."""
+    """Return the placement with the lowest seconds per item, without replicas that gain too little."""
     cost = ThroughputCost(problem)
     try:
         found = Exact().place(problem, cost, seed=seed, evaluations=None)
     except UsageError:
         found = Annealing(restarts=4).place(problem, cost, seed=seed, evaluations=None)
-    most = float(cost(found)[0]) / _WORTH
+    limit = float(cost(found)[0]) / _WORTH
     for s in range(stages):
-        whole = np.repeat(found[None], problem.devices, axis=0)
-        whole[:, s * problem.devices : (s + 1) * problem.devices] = np.arange(problem.devices)[:, None]
-        seconds = cost(whole)
-        if seconds.min() <= most:
-            found = whole[int(seconds.argmin())]
+        on_one_device = np.repeat(found[None], problem.devices, axis=0)
+        on_one_device[:, s * problem.devices : (s + 1) * problem.devices] = np.arange(problem.devices)[:, None]
+        seconds = cost(on_one_device)
+        if seconds.min() <= limit:
+            found = on_one_device[int(seconds.argmin())]
     return found

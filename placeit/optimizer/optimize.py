@@ -1,4 +1,4 @@
-"""From a model to a measured, checked placement: the stages of a search, one after the other."""
+"""Search for the best placement of a model: the list of stages, and functions that run them."""
 
 from __future__ import annotations
 
@@ -33,19 +33,10 @@ from placeit.workbench import Workbench
 
 __all__ = ["STAGES", "decide", "find", "follow"]
 
-STAGES: Sequence[Stage] = (
-    Load(),
-    Profile(),
-    Bound(),
-    Enter(),
-    Propose(),
-    Improve(),
-    Measure(),
-    Decide(),
-    Report(),
-)
+STAGES: Sequence[Stage] = (Load(), Profile(), Bound(), Enter(), Propose(), Improve(), Measure(), Decide(), Report())
 """The stages of a search, in order."""
-_KNOWING_SHARE, _KNOWN = 0.5, 3  # share of the budget for placements that `cost` does not know; known ones that take part
+_FIRST_SHARE = 0.5  # share of the budget for measuring placements that `cost` does not know
+_MAX_KNOWN = 3  # placements known to `cost` that take part in the race
 
 
 @searching()
@@ -55,7 +46,7 @@ def find(session: Workbench, goal: Goal, progress: Progress | None = None, on_ev
 
 
 def follow(state: SearchState) -> Optimized:
-    """Run the stages of a search. After Ctrl-C, those that may be interrupted are left out."""
+    """Run the stages of a search; after Ctrl-C, skip the stages that may be interrupted."""
     for stage in STAGES:
         if state.interrupted and stage.may_be_interrupted:
             continue
@@ -116,7 +107,7 @@ def decide(
     decision, interrupted = Decision(), False
     try:
         if session.cluster.executable:
-            search.deadline = begin + _KNOWING_SHARE * budget
+            search.deadline = begin + _FIRST_SHARE * budget
             with search.ledger.on(MEASURING):
                 if cost is not None:
                     _learn_from(search, cost)
@@ -134,11 +125,11 @@ def decide(
 
 
 def _learn_from(search: Search, cost: MeasuredCost) -> None:
-    """Value candidates by a measured cost, and enter the best splits that it knows."""
+    """Value the candidates by a measured cost, and enter the best splits that it has measured."""
     cost.deadline = search.deadline
     cost(np.stack([one.groups for one in search.candidates if search.is_placed(one)]))
-    known = {one.devices.tobytes(): one for one in cost.known if one.cost is not None}
-    splits = [one for one in known.values() if (one.devices != one.devices[0]).any() and search.find(one.devices) is None]
-    best = sorted(splits, key=lambda one: one.cost or 0.0)[:_KNOWN]
+    by_devices = {one.devices.tobytes(): one for one in cost.known if one.cost is not None}
+    splits = [one for one in by_devices.values() if (one.devices != one.devices[0]).any() and search.find(one.devices) is None]
+    best = sorted(splits, key=lambda one: one.cost or 0.0)[:_MAX_KNOWN]
     search.begin_with({f"measured before, {number}": one.devices for number, one in enumerate(best, 1)})
-    search.take_over(one for one in known.values() if search.find(one.devices) is not None)
+    search.take_over(one for one in by_devices.values() if search.find(one.devices) is not None)

@@ -76,7 +76,7 @@ class Candidates:
 
 
 class Goal:
-    """The question that a search answers, checked before any work.
+    """The checked options of a search.
 
     Args:
         cluster: the devices.
@@ -84,8 +84,8 @@ class Goal:
 
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
-        asked: names of the placers that are asked for placements, as they were given.
-        exploring: the placers that choose themselves what is measured, by name.
+        asked: names of the placers that propose placements, as the caller gave them.
+        exploring: placers that choose themselves which placements are measured, by name.
         names: names of all placers.
         placers: the placers, by these names.
         named: whether the caller named the placers; False for the default ones.
@@ -123,8 +123,8 @@ class Goal:
         self.candidates, self.seed, self.rate = candidates, seed, rate
         self.named = candidates.placers is not None
         placers = DEFAULT_PLACERS if candidates.placers is None else candidates.placers
-        every = [placers] if isinstance(placers, str) else placers
-        self.placers = placers_by_name(every)
+        listed = [placers] if isinstance(placers, str) else placers
+        self.placers = placers_by_name(listed)
         self.names = list(self.placers)
         self.exploring = {name: placer for name, placer in self.placers.items() if isinstance(placer, Explores)}
         self.asked = [name for name in self.names if name not in self.exploring]

@@ -1,4 +1,4 @@
-"""Outcomes of placements that a measured cost was asked about, and the candidates that stand for these placements."""
+"""Outcomes of placements that a measured cost has valued, and the candidates that placements with equal plans share."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Outcomes(dict[str, MeasuredOutcome]):
         self._said: set[str] = set()  # reasons that were logged as warnings
 
     def is_known(self, name: str) -> bool:
-        """Return whether a candidate need not be measured any more."""
+        """Return whether the outcome of a candidate is final, so that it need not be measured again."""
         return name in self and self[name].source in ("measured", "failed", "infeasible")
 
     def drop(self, name: str, why: str) -> None:
-        """Record that a measurement does not count; it is repeated when the placement is asked about again."""
+        """Record that a measurement does not count; it is repeated when the placement is valued again."""
         self._say("The measurement of a placement is dropped", why)
         self[name] = MeasuredOutcome(self._races.known[name].groups, math.nan, "dropped", why)
 
@@ -76,7 +76,7 @@ class Outcomes(dict[str, MeasuredOutcome]):
         self._said.add(why)
 
     def conclude(self, name: str) -> None:
-        """Record the outcome of a candidate, as far as it is known now."""
+        """Record the current outcome of a candidate."""
         one = self._races.known[name]
         if one.failed is not None:
             self._say("A placement cannot be measured", one.failed)
@@ -96,7 +96,7 @@ class Outcomes(dict[str, MeasuredOutcome]):
             )
 
     def undo(self, candidates: Sequence[Candidate], anchor: Candidate, found: Mapping[str, Measurement]) -> set[str]:
-        """Undo what a race says of candidates whose anchor failed in it; return their names.
+        """Discard the results of candidates whose anchor failed in the same race, and return their names.
 
         Args:
             candidates: the candidates, as they were before the race.
@@ -119,7 +119,7 @@ class Outcomes(dict[str, MeasuredOutcome]):
 
 
 class Asked:
-    """The candidates that placements stand for: placements with equal plans are one candidate.
+    """Maps placements to candidates: placements with equal plans share one candidate.
 
     Args:
         races: the races that candidates are entered in.

@@ -1,4 +1,4 @@
-"""Check that a candidate's outputs are right: the worst of all checks is kept, and wrong outputs make it fail."""
+"""Check the outputs of candidates: the largest error is recorded, and wrong outputs make a candidate fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OutputChecks:
     """The checks of a search's candidates against the whole model.
 
     Args:
-        book: the candidates; what checks find is recorded there.
+        book: the candidates, in which errors are recorded.
     """
 
     def __init__(self, book: Book) -> None:
@@ -45,7 +45,7 @@ class OutputChecks:
                 return False
             before = book.known[name].output_error
             worst = found if before is None else before.worse(found)
-            book.learn_of(name, output_error=worst)
+            book.update_facts(name, output_error=worst)
             if (why := worst.wrong(book.home(name).tolerance)) is not None:
                 book.fail(name, why)
         return book.known[name].failed is None
@@ -62,10 +62,10 @@ class OutputChecks:
         session = self._book.session
         gap = OutputDifference.between(session.reference.output_check().expected, other.reference.output_check().expected)
         if gap.wrong(session.tolerance) is not None:
-            said = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
+            difference = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
             _LOG.warning(
                 "OpenVINO and ONNX Runtime do not compute the same from %s: %s. Splits are compared with the runtime of their "
                 "devices; ONNX Runtime does what the file says also where integers take more than 32 bits.",
                 session.model.path,
-                said,
+                difference,
             )

@@ -26,7 +26,7 @@ from placeit.simulator.objectives.energy import Energy
 __all__ = ["FRONT", "Pareto", "Point", "find_front"]
 
 FRONT = "front"
-"""Name of the placer of placements that only the search for the front found."""
+"""Placer name of placements that only the search for the front found."""
 _EVALUATIONS = 10_000  # placements that are simulated
 _EXPLORING_SHARE = 0.4  # share of the time left for simulation; the rest is for a race
 _ROUNDS = 12  # rounds of that race
@@ -116,11 +116,11 @@ def find_front(search: Search, energy: Energy, chosen: Candidate, deadline: floa
         search.session.hurry()
         interrupted = True
     points = [_point(search, races, one) for one in races.known.values()]
-    known = [one for one in points if one is not None]
-    values = np.array([(one.latency_s, one.energy_j) for one in known]).reshape(-1, 2)
+    valued = [one for one in points if one is not None]
+    values = np.array([(one.latency_s, one.energy_j) for one in valued]).reshape(-1, 2)
     front = non_dominated(values)
     shown = front[np.sort(spread(values[front], MAX_POINTS))]
-    return Pareto(tuple(known[i] for i in shown), races.meters, interrupted)
+    return Pareto(tuple(valued[i] for i in shown), races.meters, interrupted)
 
 
 def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadline: float) -> list[NDArray[np.int32]]:
@@ -139,14 +139,12 @@ def _explored(search: Search, energy: Energy, starts: NDArray[np.int32], deadlin
 
 
 def _enter(search: Search, races: Races, rows: Sequence[NDArray[np.int32]], chosen: Candidate) -> None:
-    """Enter the answer and the single devices in the race of the front, whatever their simulated values; then placements."""
-    known = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
-    beside = [chosen, *(one for one in search.standing if one.placer == "single")]
-    entered: dict[str, Candidate] = {}
-    for one in beside:
-        entered[one.name] = one
+    """Enter the answer, the single devices and the placements of the front as candidates of a race."""
+    by_groups = {one.groups.tobytes(): one for one in search.standing if search.is_placed(one)}
+    singles = (one for one in search.standing if one.placer == "single")
+    entered = {one.name: one for one in (chosen, *singles)}
     for number, row in enumerate(rows, 1):
-        if (found := known.get(row.tobytes())) is None:
+        if (found := by_groups.get(row.tobytes())) is None:
             plan = search.segmenter.plan(row)
             found = Candidate(search.free_name(f"{FRONT} {number}"), FRONT, plan, search.session.placing, None, None)
         entered.setdefault(found.name, found)

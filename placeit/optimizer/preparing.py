@@ -1,4 +1,4 @@
-"""The stages before a search has candidates: starting placements, costs, and bounds."""
+"""The stages before candidates are entered: starting placements, costs, and bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere, on_eager_devices
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 from placeit.planning.room import check_room
 from placeit.profiler.memory_rates import Rates, shared_reads
 from placeit.profiler.support import supported_ops
@@ -87,7 +87,7 @@ class Profile(Stage):
 
 
 class Bound(Stage):
-    """Find out whether no split can be the answer, and how much devices read from a memory that they share."""
+    """Find out whether a bound excludes all splits, and how much devices read from a memory that they share."""
 
     name = "bound"
     reads = ("deadline",)
@@ -96,18 +96,24 @@ class Bound(Stage):
 
     def run(self, state: SearchState) -> None:
         """Bound the time of any placement by the costs."""
-        session = state.session
+        session, core = state.session, state.session.costs.core
+        cached = session.costs.profiled is not None and session.costs.profiled.cached  # else profiling has tried the bound
         with state.ledger.on(PROFILING):
-            if _may_stop(state) and (profiled := session.costs.profiled) is not None and profiled.cached:  # nothing was run
-                _is_certain(state, session.costs.core)
+            if cached and _may_stop(state) and _is_enough(core.sum(axis=0), state.deadline):
+                _is_certain(state, core)
             if not state.goal.objective.steady and state.deadline - clock.now() > _MEMORY_S:
                 state.memory = shared_reads(session.grouping, session.costs, Rates.of_model(session.model, session.cache))
+
+
+def _is_enough(seconds: NDArray[np.float64], deadline: float) -> bool:
+    """Return whether there is time to compare placements, by seconds of a run on each device; ``inf`` where none can run."""
+    return min_budget_s(seconds[np.isfinite(seconds)]) <= max(deadline - clock.now(), TRIFLE_S)
 
 
 def tell_worth(seconds: NDArray[np.float64], deadline: float, budget: float) -> bool:
     """Return whether there is time to compare placements, by seconds of a run on each device; if not, log a warning."""
     finite = seconds[np.isfinite(seconds)]
-    enough = min_budget_s(finite) <= max(deadline - clock.now(), TRIFLE_S)
+    enough = _is_enough(seconds, deadline)
     if len(seconds) > 1 and len(finite) and not enough:
         _LOG.warning(
             "A run takes %.3g s. Comparing placements takes at least about %.3g s, but of the budget of %g s only "
@@ -129,6 +135,6 @@ def _may_stop(state: SearchState) -> bool:
 
 
 def _is_certain(state: SearchState, core: NDArray[np.float64]) -> bool:
-    """Return whether no split can be faster, by the least seconds of each group on each device, ``float64[G, D]``."""
+    """Return whether no split can be faster, by the minimum seconds of each group on each device, ``float64[G, D]``."""
     state.excluded = found = excluded(state.session, core)
     return found is not None

@@ -1,4 +1,4 @@
-"""The stages that find candidates: known placements are entered, and placers are asked for more."""
+"""The stages that collect candidates: known placements, and proposals of placers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.optimizer.runs import RunOptions
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import begin_with, fitted
-from placeit.optimizer.throughput_mode import throughput_mode
+from placeit.optimizer.whole_models import throughput_mode
 from placeit.placers.asking import ask
 from placeit.placers.base import Measured, Placer, RefiningPlacer
 from placeit.simulator.simulate import SimulatedCost
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Enter(Stage):
-    """Enter the placements that are known: earlier measurements, single devices, plain devices, starting placements."""
+    """Enter known placements: measurements of earlier searches, single devices, plain devices, starting placements."""
 
     name = "enter"
     reads = ("starts", "on_cores", "deadline", "enough", "excluded", "memory")
@@ -42,7 +42,7 @@ class Enter(Stage):
     may_be_interrupted = False
 
     def run(self, state: SearchState) -> None:
-        """Make the search and enter what is known. Raises PlacementError if a starting placement does not fit."""
+        """Create the search and enter known placements. Raises PlacementError if a starting placement does not fit."""
         session, goal = state.session, state.goal
         given = fitted(session, state.starts, goal.objective)
         until = state.deadline if goal.energy is None else state.deadline - goal.budget.seconds * _FRONT_SHARE
@@ -59,7 +59,9 @@ class Enter(Stage):
             search.enter(*mode)
         begin_with(search, given, state.on_cores)
         state.without = search.compare_precisions() if goal.candidates.compare_precisions else []
-        if session.cluster.executable and state.enough is None:  # the costs were cached, so nothing was told while profiling
+        if (
+            session.cluster.executable and state.enough is None
+        ):  # the costs were cached, so that profiling did not check the budget
             state.enough = tell_worth(np.array(search.single_seconds()), state.deadline, goal.budget.seconds)
 
 
@@ -95,12 +97,14 @@ class Propose(Stage):
 
 def compare_wholes(search: Search) -> None:
     """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
-    wholes = [one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"]
-    wholes = [one for one in wholes if one.segments == len(one.plans)]
-    if not search.session.cluster.executable or not wholes:
+    candidates = [
+        one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"
+    ]
+    candidates = [one for one in candidates if one.segments == len(one.plans)]
+    if not search.session.cluster.executable or not candidates:
         return
     singles = sorted(search.fresh_singles, key=known_value)
-    racing = [*singles[:1], *wholes, *(one for one in singles[1:] if one.simulated_value is None)]
+    racing = [*singles[:1], *candidates, *(one for one in singles[1:] if one.simulated_value is None)]
     room = search.left() * _FIRST_SHARE
     while len(racing) > 2 and search.race_s(racing, 1) > room:
         racing.pop()
@@ -119,19 +123,19 @@ def ask_all(search: Search, placers: Mapping[str, Placer], share: float = _ASKED
     if turn > 1 and ranked:
         measured = Measured(np.stack([one.groups for one in ranked]), np.array([value_of(one) for one in ranked]))
     cost = search.objective.cost(problem, SimulatedCost(problem))
-    for i, (placer, who) in enumerate(placers.items()):
-        kind, name = placer.partition(":")[0], placer if turn == 1 else f"{placer}, turn {turn}"
+    for i, (label, placer) in enumerate(placers.items()):
+        kind, name = label.partition(":")[0], label if turn == 1 else f"{label}, turn {turn}"
         search.say(f"asking {kind}", i / len(placers))
         deadline = clock.now() + max(0.0, search.spare()) * share / (len(placers) - i)
-        start = ranked[0].name if measured is not None and isinstance(who, RefiningPlacer) else None
-        asked = functools.partial(ask, who, problem, cost, seed=search.seed, deadline=deadline, measured=measured)
+        start = ranked[0].name if measured is not None and isinstance(placer, RefiningPlacer) else None
+        propose = functools.partial(ask, placer, problem, cost, seed=search.seed, deadline=deadline, measured=measured)
         with search.ledger.on(Item(kind, placer=True)):
-            search.add(name, kind, asked, start=start)
+            search.add(name, kind, propose, start=start)
         if name in search.unplanned and search.known:  # without any candidate, an error reports it
             why = search.unplanned[name][1]
-            _LOG.warning("The placer '%s' gave no placement; the others continue: %s", placer, why)
+            _LOG.warning("The placer '%s' gave no placement; the others continue: %s", label, why)
     if turn == 1:
-        search.placers = {name: who for name, who in placers.items() if name not in search.unplanned}
+        search.placers = {name: placer for name, placer in placers.items() if name not in search.unplanned}
 
 
 def check_asked(search: Search, placers: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Races between placements, with their outputs checked, and the measurements that they give."""
+"""Run races between candidates, check their outputs, and record their measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.measure import FAILURES, WARMUP, Race
 from placeit.measuring.statistics import FEWEST, Measurement, faster
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.candidates import Candidate, RaceResult
 from placeit.optimizer.deployed import ReferenceRun
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.output_checks import OutputChecks
@@ -33,14 +33,14 @@ _LASTING, _LASTING_SHARE, _SHIFT = 2, 4, 1.5  # unsteady: a ratio that changes b
 
 
 class Races(Runs):
-    """Races on a session's devices, and the measurements of candidates that they give.
+    """Races between candidates on a session's devices.
 
     Args:
         session, objective, deadline, seed, progress, ledger, story: as for :class:`Runs`.
 
     Attributes:
         warmup: runs of each candidate before a race that do not count.
-        duration: most seconds of a race.
+        duration: maximum seconds of a race.
         twice: whether outputs are checked after a race as well as before it.
         running_s: seconds of all races without the opening of executors: runs, and the work between them.
     """
@@ -63,11 +63,11 @@ class Races(Runs):
         too low, and so on. It is the anchor only if no single device has a cost. If there is no incumbent, the anchor is the
         first single device, or else ``otherwise``.
         """
-        known = [one for one in singles if one.cost is not None]
-        return next(one for one in (*known, incumbent, *singles, otherwise) if one is not None)
+        valued = [one for one in singles if one.cost is not None]
+        return next(one for one in (*valued, incumbent, *singles, otherwise) if one is not None)
 
     def with_others(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates, and the ones in another precision that race whenever these do."""
+        """Return the candidates, and single devices in another precision that race whenever these candidates do."""
         names = {candidate.name for candidate in candidates}
         return [*candidates, *(other for other in self.known.values() if other.failed is None and other.of in names)]
 
@@ -82,7 +82,7 @@ class Races(Runs):
         together: bool = False,
         drop_losers: bool = True,
         anchor: Candidate | None = None,
-        most: int = sys.maxsize,
+        max_open: int = sys.maxsize,
         guests: Sequence[Candidate] = (),
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
@@ -94,14 +94,14 @@ class Races(Runs):
         Args:
             candidates: the candidates that take part.
             what: text for the progress display.
-            rounds: most rounds.
+            rounds: maximum number of rounds.
             share: share of the time left that the rounds may take.
             min_rounds: rounds that are run whatever time they take.
             together: whether all must run in the same rounds, to be compared by round.
             drop_losers: whether candidates that are far behind leave early.
             anchor: a candidate, one of these or another, that takes part in every race; left out if nothing finds room beside
                 it.
-            most: most candidates that are open at the same time, the anchor included.
+            max_open: maximum number of candidates that are open at the same time, the anchor included.
             guests: references that run in the same rounds, as far as there is memory and time for all rounds with them.
 
         Returns:
@@ -122,7 +122,7 @@ class Races(Runs):
                 for i, candidate in enumerate([*first, *waiting]):
                     self.say("compiling segments", i / (len(first) + len(waiting)))
                     may_wait = bool(runners) and not together
-                    if may_wait and (len(runners) >= most or not self.has_room()):
+                    if may_wait and (len(runners) >= max_open or not self.has_room()):
                         later.append(candidate)
                         continue
                     if may_wait and (takes := self.compiling_s([candidate])) > max(left := self.left(), TRIFLE_S):
@@ -134,7 +134,7 @@ class Races(Runs):
                     try:
                         with self.ledger.on(COMPILING):
                             deployed = stack.enter_context(self.deploy(candidate))
-                        self.learn_of(candidate.name, refused=deployed.refused)
+                        self.update_facts(candidate.name, refused=deployed.refused)
                     except FAILURES as error:
                         lacking = isinstance(error, MemoryError | DeviceError) and not refuses_ops(error)
                         if may_wait and lacking:  # there may be room without the others
@@ -181,15 +181,12 @@ class Races(Runs):
                 self.fail(name, error)
             deployed.close()
 
-        def rest(name: str) -> None:
-            runners[name].deployed.rest()
-
         race = Race(
             runners,
             seed=self.seed + len(self.races) + 1,
             warmup=self.warmup,
             leave=leave,
-            rest=rest,
+            rest=lambda name: runners[name].deployed.rest(),
             pace=self.pace,
             watch=self.watch,
         )
@@ -222,10 +219,10 @@ class Races(Runs):
                 if before is not None:  # an anchor may not run in this race
                     state = replace(state, cost=before.cost, steady=before.steady, final=before.final)
                 state = replace(state, segment_s=segments.get(name))
-                self.become(name, state, "measured", f"{len(measurement.samples)} rounds: {what}")
+                self.set_state(name, state, "measured", f"{len(measurement.samples)} rounds: {what}")
                 learned.append(name)
             rounds_run = max((len(result.samples) for result in results.values()), default=0)
-            self.races.append(Raced(what, rounds_run, results, race.disturbed, race.left_out))
+            self.races.append(RaceResult(what, rounds_run, results, race.disturbed, race.left_out))
             self.story.tell("race ends", None, f"{what}: {rounds_run} rounds")
         for name in race.running if self.twice else ():
             self.checks.passed(name, runners[name].deployed, after=True)
@@ -241,12 +238,12 @@ class Races(Runs):
         joules = runner.metered(measurement, counted) if self.objective.by_meters else None
         by = value if joules is None else joules
         if isinstance(runner.deployed, ReferenceRun) and self.known[name].reference is not None:
-            self.learn_of(name, used=runner.deployed.used)
+            self.update_facts(name, used=runner.deployed.used)
         modelled = value if self.objective.has_model else None
         return by, Ran(measurement, by, joules, modelled, inner_s=runner.within(counted), race=len(self.races))
 
     def _withdraw(self, race: Race, runners: Mapping[str, Runner], rounds: int, share: float) -> None:
-        """Take references out of a race, the slowest first, until there is time for all its rounds by the runs so far."""
+        """Remove references from a race, the slowest first, until there is time for all rounds, by the runs so far."""
         guests = [name for name in race.running if self.known[name].reference is not None]
         for name in sorted(guests, key=lambda name: -runners[name].took):
             if rounds * sum(block_s(runners[one].took, period=self.period) for one in race.running) <= max(
@@ -258,7 +255,7 @@ class Races(Runs):
             self.skip(name, f"a run took {runners[name].took:.3g} s, and there was no time left for {rounds} rounds")
 
     def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
-        """Value candidates by their ratio to the anchor in the same rounds, so that no drift of the machine enters it."""
+        """Value candidates by their ratio to the anchor in the same rounds, which cancels drift of the machine."""
         if anchor not in found and not any(one.cost is not None for one in self.known.values()):
             anchor = min(found, key=lambda name: found[name].median, default=anchor)
         beside = found.get(anchor)

@@ -14,7 +14,7 @@ from placeit.optimizer.candidates import Beside, Candidate, known_value, measure
 from placeit.optimizer.certainty import MARGIN
 from placeit.optimizer.decision import Decision
 from placeit.optimizer.search import Search
-from placeit.optimizer.wholes import compiles_splits
+from placeit.optimizer.whole_models import compiles_splits
 from placeit.simulator.objectives.base import Objective
 
 __all__ = ["better_references", "chosen_of"]
@@ -59,8 +59,8 @@ def chosen_of(
         return order[0], "every placement that was run failed, and this one was not run"
     if not search.session.cluster.executable:
         least = known_value(order[0])
-        most = least / WORTH if single is None else min(least / WORTH, known_value(single))
-        best = _best_in_simulation(objective, order, most)
+        limit = least / WORTH if single is None else min(least / WORTH, known_value(single))
+        best = _best_in_simulation(objective, order, limit)
         if best is single:
             margin = " by more than 1 %" if least < known_value(best) else ""
             return (
@@ -81,12 +81,12 @@ def chosen_of(
             return single, "the search was interrupted before the decision, so the single device is chosen"
         return order[0], "the search was interrupted; this is the best so far"
     if single is None:
-        able = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
+        ability = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
         if search.problem.feasible.all(axis=0).any():
-            able = "has memory for the whole model"
+            ability = "has memory for the whole model"
         return (
             decision.winner,
-            f"it was measured to be {objective.best}; no single device {able}{_of_replicas(decision.winner)}",
+            f"it was measured to be {objective.best}; no single device {ability}{_of_replicas(decision.winner)}",
         )
     if decision.winner.placer != "single":
         ratio = decision.ratio
@@ -105,12 +105,12 @@ def chosen_of(
         if all(map(search.is_onnxruntime, rivals)):
             beside = ", and plain ONNX Runtime was not measured to be better" if rivals else ""
             return decision.winner, f"it is the only device{beside}"
-    takes = measured_median(decision.winner)
-    if search.excluded is not None and decision.ratio is None and takes < search.excluded.bound_s:
-        return decision.winner, search.excluded.why(takes)
+    seconds = measured_median(decision.winner)
+    if search.excluded is not None and decision.ratio is None and seconds < search.excluded.bound_s:
+        return decision.winner, search.excluded.why(seconds)
     several = "placement over several devices" if objective.steady else "split placement"
-    whole = measured_median(single) if single.simulated_s is None else single.simulated_s
-    share = search.bound_s / whole if objective.is_makespan and 0 < whole < math.inf else math.nan
+    single_s = measured_median(single) if single.simulated_s is None else single.simulated_s
+    share = search.bound_s / single_s if objective.is_makespan and 0 < single_s < math.inf else math.nan
     if decision.hurried and (1.0 - MARGIN) * share > 1.0 and not compiles_splits(search.session):
         why = f"no {several} can be {objective.better}"
     elif decision.hurried:
@@ -140,7 +140,7 @@ def better_references(references: Sequence[Beside], objective: Objective) -> str
 
 
 def _enough_s(search: Search) -> float:
-    """Return about how many seconds a budget needs to decide as well, beside all that the search did so far."""
+    """Return the estimated budget, in seconds, with which a search like this one has time for the decision."""
     singles, splits = search.finalists()
     return search.ledger.book() + search.compiling_s([*singles, *splits]) + search.final_s()
 
@@ -156,9 +156,9 @@ def _of_replicas(chosen: Candidate) -> str:
     return why
 
 
-def _best_in_simulation(objective: Objective, order: Sequence[Candidate], most: float) -> Candidate:
-    """Return the best of the candidates whose simulated values are at most ``most``; for throughput, of the fewest segments."""
-    near = [one for one in order if known_value(one) <= most]
+def _best_in_simulation(objective: Objective, order: Sequence[Candidate], limit: float) -> Candidate:
+    """Return the best candidate with a simulated value up to ``limit``; for throughput, the one with the fewest segments."""
+    near = [one for one in order if known_value(one) <= limit]
     if objective.steady:
         return min(near, key=lambda one: (one.segments, known_value(one)))
     # up to 1 % less of an objective that is not a time is not worth being slower

@@ -1,4 +1,4 @@
-"""References: OpenVINO's own ways to run a model on a session's devices. They race beside the answer, but are no placements."""
+"""References: OpenVINO's own ways to run a model on several devices, which race beside the answer but cannot be chosen."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from placeit.devices.own_modes import own_modes
 from placeit.devices.plain import all_here, plain_devices
 from placeit.measuring.incumbent import compared
 from placeit.optimizer.candidate_state import Proposed, Skipped
-from placeit.optimizer.candidates import Alone, Beside, Candidate, known_value
+from placeit.optimizer.candidates import Beside, Candidate, OtherDevices, known_value
 from placeit.optimizer.races import Races
-from placeit.optimizer.throughput_mode import MODE
-from placeit.optimizer.wholes import alone_on
+from placeit.optimizer.whole_models import MODE, alone_on
 
 __all__ = ["REFERENCE", "enter_references", "references_beside"]
 
 REFERENCE = "reference"
-"""Name of the placer of references."""
+"""Placer name of references."""
 
 
 def enter_references(races: Races, problem: Problem) -> list[Candidate]:
     """Enter the references on the session's devices, unless they are entered already; return the ones that are worth a run.
 
-    There are none with pins, which OpenVINO does not know; for a PyTorch model, whose segments only it gets; if a device
-    or a link is emulated, described or on another node; for objectives that are not measured directly; and for latency on one
-    device. A device takes part if its memory, within the limit that was set for it, holds all weights.
+    There are no references with pins, which OpenVINO does not support; for a PyTorch model, of which OpenVINO gets only
+    segments; if a device or a link is emulated, described or on another node; for objectives that are not measured directly;
+    and for latency on one device. A device takes part if its memory, within its limit, holds all weights.
 
     Args:
         races: the races to enter them in. Single devices must be entered already: they tell which device is the fastest.
@@ -57,7 +56,7 @@ def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
     return found
 
 
-def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def _references(races: Races, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
     session, steady = races.session, races.objective.steady
     converted = isinstance(session.model, ConvertsOps)
     if session.pins or converted or not races.objective.is_measured or not all_here(session.cluster):
@@ -67,14 +66,14 @@ def _references(races: Races, problem: Problem) -> list[tuple[Candidate, Alone]]
     if len(devices) < 2 and not (steady and (single or _worth_alone(races, devices))):
         return []
     proposed = {one.placer for one in races.candidates}
-    found: list[tuple[Candidate, Alone]] = []
+    found: list[tuple[Candidate, OtherDevices]] = []
     for mode in own_modes(devices, whole, steady=steady, single=single):
         if mode.target == "CPU" and (MODE in proposed or not _worth_alone(races, devices)):  # it is a candidate already
             continue
         home = session.alone(Device(mode.target))
         state = Proposed() if mode.same is None else Skipped(mode.same)
         candidate = replace(alone_on(home, mode.name, placer=REFERENCE), reference=mode, state=state)
-        found.append((candidate, Alone(home, np.zeros(len(session.cluster)))))
+        found.append((candidate, OtherDevices(home, np.zeros(len(session.cluster)))))
     return found
 
 
@@ -85,7 +84,7 @@ def _has_batch_of_one(model: Model) -> bool:
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
-    """Return whether references are worth a run on a single device: it is no core set, or the cluster does not have it."""
+    """Return whether references on a single device are worth a run: it is no core set, or not in the cluster."""
     return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
 
 
@@ -95,22 +94,22 @@ def _hardware(races: Races, problem: Problem) -> tuple[list[Device], list[Device
     All core sets together are the CPU. A device that cannot run all ops comes first: others run the remaining ops.
     """
     cluster, weights = races.session.cluster, float(problem.param_bytes.sum())
-    own = [d for d, device in enumerate(cluster.devices) if driven_by_openvino(device)]
+    openvino_devices = [d for d, device in enumerate(cluster.devices) if driven_by_openvino(device)]
     members: dict[str, list[int]] = {}
-    for d in own:
+    for d in openvino_devices:
         members.setdefault(target_name(cluster.devices[d]), []).append(d)
     whole: list[Device] = []
     found: list[tuple[bool, float, Device]] = []
-    for target, some in members.items():
-        device = max((cluster.devices[d] for d in some), key=lambda one: len(one.cores))
+    for target, numbers in members.items():
+        device = max((cluster.devices[d] for d in numbers), key=lambda one: len(one.cores))
         if device.core_set:
             device = next((one for one in plain_devices(cluster) if driven_by_openvino(one)), device)
-        if weights > device.memory_bytes or not problem.feasible[:, some].any():
+        if weights > device.memory_bytes or not problem.feasible[:, numbers].any():
             continue
-        able = bool(problem.feasible[:, some].all())
-        if able:
+        runs_all = bool(problem.feasible[:, numbers].all())
+        if runs_all:
             whole.append(device)
-        found.append((able, min(_alone(races, target), default=math.inf), device))
+        found.append((runs_all, min(_alone(races, target), default=math.inf), device))
     return [device for _, _, device in sorted(found, key=lambda one: one[:2])], whole
 
 

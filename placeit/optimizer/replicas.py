@@ -27,6 +27,7 @@ from placeit.simulator.throughput_bound import ThroughputCost, bottleneck
 __all__ = ["REPLICAS", "enter_given", "enter_replicas", "replicated"]
 
 REPLICAS = "replicas"
+"""Placer name of candidates with replicas."""
 _MAX_DEVICES, _MAX_ENTERED = 6, 3  # devices that are divided into groups (203 ways); divisions that become candidates
 _ORDERS, _SHARE = 8, 0.1  # orders of which the split of a group is the best; share of the time left for all groups
 
@@ -45,17 +46,18 @@ def enter_replicas(search: Search) -> None:
     search.say("dividing devices into replicas", 0.0)
     with search.ledger.on(Item(REPLICAS, placer=True)):
         deadline = clock.now() + max(0.0, search.left()) * _SHARE
-        splits: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        plans: dict[tuple[int, ...], Plan | None] = {}
         found: dict[frozenset[tuple[int, ...]], Candidate] = {}
         for groups in sorted(_divisions(devices), key=len, reverse=True):  # replicas on single devices first
+            if found and is_over(deadline):
+                break
             for group in groups:
-                if group not in splits:
-                    splits[group] = _split(search, group, deadline)
-            able = [group for group in groups if splits[group] is not None]
-            key = frozenset(able)
-            if 1 < len(able) <= (search.objective.in_flight or len(able)) and key not in found:
-                placements = [placement for group in able if (placement := splits[group]) is not None]
-                found[key] = _candidate(search, [search.segmenter.plan(placement) for placement in placements])
+                if group not in plans:
+                    plans[group] = _split(search, group, deadline)
+            plans_by_group = {group: plan for group in groups if (plan := plans[group]) is not None}
+            key = frozenset(plans_by_group)
+            if 1 < len(plans_by_group) <= (search.objective.in_flight or len(plans_by_group)) and key not in found:
+                found[key] = _candidate(search, [*plans_by_group.values()])
         best = sorted(found.values(), key=lambda one: one.simulated_value or 0.0)[:_MAX_ENTERED]
         earlier = _recall(search)
         for candidate in best:
@@ -88,7 +90,7 @@ def _recall(search: Search) -> dict[frozenset[bytes], str]:
 
 
 def _key(plans: Sequence[Plan]) -> frozenset[bytes]:
-    """Return the key of replicas: the devices of the groups in each."""
+    """Return a key that equal sets of replicas share: the devices of the groups in each."""
     return frozenset(plan.group_devices.tobytes() for plan in plans)
 
 
@@ -126,24 +128,26 @@ def _divisions(devices: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
     yield from (groups for groups in ways(devices) if len(groups) > 1)
 
 
-def _split(search: Search, group: tuple[int, ...], deadline: float) -> NDArray[np.int32] | None:
-    """Return a placement of the whole model on a group of devices, split contiguously; None if it does not fit."""
+def _split(search: Search, group: tuple[int, ...], deadline: float) -> Plan | None:
+    """Return a plan of the whole model on a group of devices, split contiguously; None if it does not fit."""
     problem = search.problem
     if len(group) == 1:
-        return np.full(len(problem), group[0], np.int32) if group[0] in problem.single_devices else None
+        whole = np.full(len(problem), group[0], np.int32)
+        return search.segmenter.plan(whole) if group[0] in problem.single_devices else None
     inside = _restricted(problem, group)
     if inside is None or search.session.costs.shared or search.indivisible or is_over(deadline):
         return None
     try:
-        return Dp(_ORDERS).place(inside, ThroughputCost(inside), seed=search.seed, evaluations=None, deadline=deadline)
+        split = Dp(_ORDERS).place(inside, ThroughputCost(inside), seed=search.seed, evaluations=None, deadline=deadline)
     except InfeasibleError:
         return None
+    return search.segmenter.plan(split)
 
 
 def _restricted(problem: Problem, group: tuple[int, ...]) -> Problem | None:
     """Return the problem restricted to a group of devices; None if an op can run on none of them."""
-    able = np.isin(np.arange(problem.devices), group)
-    compute = np.where(able, problem.compute, np.inf)
+    allowed = np.isin(np.arange(problem.devices), group)
+    compute = np.where(allowed, problem.compute, np.inf)
     return replace(problem, compute=compute) if np.isfinite(compute).any(axis=1).all() else None
 
 

@@ -1,30 +1,32 @@
-"""The stage that reports: the answer and its reason, and the front of latency and energy."""
+"""The stage that makes the result: the answer, the reason for it, and the front of latency and energy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import compared
-from placeit.optimizer.candidates import Beside, known_value
+from placeit.optimizer.candidates import Beside, Candidate, known_value, value_of
 from placeit.optimizer.capacity import service_of
 from placeit.optimizer.decision import Decision
-from placeit.optimizer.ledger import FRONT, compiled_since
+from placeit.optimizer.ledger import COMPILING, DECIDING, FRONT, LOADING, MEASURING, PROFILING, REST, Item, compiled_since
 from placeit.optimizer.pareto import find_front
 from placeit.optimizer.placed_module import execution
 from placeit.optimizer.reasons import better_references, chosen_of
 from placeit.optimizer.references import references_beside
-from placeit.optimizer.result import Optimized, Unplanned
+from placeit.optimizer.result import Optimized, Spent, Unplanned
 from placeit.optimizer.search import Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.spending import spending
 from placeit.profiler.prediction_error import mape, pearson, spearman
 from placeit.runtime.compiling import Compiled
 
 __all__ = ["Report", "optimized"]
 
-_CORRELATED = 5  # fewest placements whose correlation means anything
+_STEPS = (LOADING, PROFILING), (COMPILING, MEASURING, DECIDING, FRONT, REST)  # steps before and after the placers
+
+_MIN_CORRELATED = 5  # minimum number of placements for a correlation
 
 
 class Report(Stage):
@@ -119,8 +121,8 @@ def optimized(
         if not pairs or session.costs.shared
         else {
             "mape": mape(predicted, actual),
-            "pearson": pearson(predicted, actual) if len(pairs) >= _CORRELATED else None,
-            "spearman": spearman(predicted, actual) if len(pairs) >= _CORRELATED else None,
+            "pearson": pearson(predicted, actual) if len(pairs) >= _MIN_CORRELATED else None,
+            "spearman": spearman(predicted, actual) if len(pairs) >= _MIN_CORRELATED else None,
         },
         asked_s=asked,
         spent_s=sum(one.seconds for one in spent),
@@ -141,3 +143,45 @@ def optimized(
         _again=session.again,
         _execution=execution(home, chosen.plan),
     )
+
+
+def spending(search: Search, chosen: Candidate) -> tuple[Spent, ...]:
+    """Return the time spent so far by steps and placers, in the order of the search."""
+    search.ledger.book()
+    seconds = search.ledger.seconds
+    ancestors = _ancestors(search, chosen)
+    placer_items = [item for item in seconds if item.placer]
+    placer_items += [Item(name, placer=True) for name in search.notes if Item(name, placer=True) not in placer_items]
+    steps = [[Spent(item.what, False, seconds[item]) for item in items if item in seconds] for items in _STEPS]
+    placers = [_of_placer(search, item.what, seconds.get(item, 0.0), chosen, ancestors) for item in placer_items]
+    return (*steps[0], *placers, *steps[1])
+
+
+def _of_placer(search: Search, name: str, seconds: float, chosen: Candidate, ancestors: set[str]) -> Spent:
+    proposals = [one for one in search.proposals if one.placer == name]
+    candidates = [search.known[one.candidate] for one in proposals]
+    simulated = [one.simulated_value for one in candidates if one.simulated_value is not None]
+    measured = [value for one in candidates if math.isfinite(value := value_of(one))]
+    measured += [one.measured for one in proposals if one.measured is not None]
+    found = {one.candidate for one in proposals if not one.same and search.known[one.candidate].placer != "single"}
+    return Spent(
+        what=name,
+        placer=True,
+        seconds=seconds,
+        proposed=len(proposals),
+        new=sum(one.fresh for one in proposals),
+        simulated_value=min(simulated, default=None),
+        measured_value=min(measured, default=None),
+        role="answer" if chosen.name in found else "start" if ancestors & found else None,
+        note=search.notes.get(name),
+    )
+
+
+def _ancestors(search: Search, chosen: Candidate) -> set[str]:
+    """Return the names of the candidates that the search for the answer started from, directly or indirectly."""
+    names: set[str] = set()
+    start = chosen.start
+    while start is not None and start not in names:
+        names.add(start)
+        start = search.known[start].start
+    return names

@@ -23,7 +23,7 @@ from placeit.measuring.incumbent import compared
 from placeit.measuring.measure import WARMUP
 from placeit.measuring.run_report import RunReport
 from placeit.measuring.statistics import Ratio
-from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, Raced, interval
+from placeit.optimizer.candidates import NOT_RUN, Beside, Candidate, RaceResult, interval
 from placeit.optimizer.capacity import Service
 from placeit.optimizer.pareto import Point
 from placeit.optimizer.placed_module import Execution, placed_module
@@ -40,7 +40,7 @@ from placeit.workbench.prepared import Prepared
 __all__ = ["Optimized", "Spent", "Unplanned"]
 
 _RUNS, _REQUESTS = 30, 100  # of a recording: single runs, and requests with several in flight
-_SHOWN = 10  # candidates in a repr, so that it has at most 14 lines
+_SHOWN = 10  # maximum number of candidates in a repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Optimized(Drawn):
         interrupted: whether Ctrl-C ended the search early.
         cluster: the devices.
         pins: device names by op names or globs of them that held for every candidate.
-        memory: most bytes of weights by device, where a limit was given.
+        memory: limits of the bytes of weights, by device that has a limit.
         profiled: when the costs were measured, and how busy the machine was; None if they were not measured.
         conditions: precision and other conditions that the placement was found for.
         energy: energy meters of the devices; if they are complete, joules were measured by them. None unless energy is the
@@ -132,7 +132,7 @@ class Optimized(Drawn):
         pareto: the front of latency and energy, the fastest first (:mod:`placeit.optimizer.pareto`); None if it was not
             requested.
         curves: for each placer that learned from runs: the objective of each placement that it measured, in that order.
-        story: what happened in the search, when, in which stage and why (:mod:`placeit.optimizer.story`).
+        story: the events of the search (:mod:`placeit.optimizer.story`).
     """
 
     model: str
@@ -141,7 +141,7 @@ class Optimized(Drawn):
     groups: int
     objective: Objective
     candidates: tuple[Candidate, ...]
-    races: tuple[Raced, ...]
+    races: tuple[RaceResult, ...]
     unplanned: tuple[Unplanned, ...]
     precisions: tuple[Beside, ...]
     without_precisions: tuple[str, ...]
@@ -189,13 +189,13 @@ class Optimized(Drawn):
             return "Nothing was measured, so a gain is not known."
         if self.speedup is not None and chosen is not best and best is not None:
             return f"You gain {_factor(self.speedup)} over {best.name}, the best single device."
-        said = [f"Keep what you have if {chosen.name} runs the whole model: no other way was measured to be better."]
+        sentences = [f"Keep what you have if {chosen.name} runs the whole model: no other way was measured to be better."]
         for other in (one.name for one in self.candidates if one.plain and one is not chosen):
             both = [race.measured for race in self.races if {chosen.name, other} <= race.measured.keys()]
             ratio = compared(both[-1][other], both[-1][chosen.name]) if both else None
             if ratio is not None and ratio.ci_low > 1:
-                said.append(f"In a race with {other}, you gain {_factor(ratio)} by it.")
-        return " ".join(said)
+                sentences.append(f"In a race with {other}, you gain {_factor(ratio)} by it.")
+        return " ".join(sentences)
 
     @property
     def compiling_s(self) -> float:
@@ -306,7 +306,7 @@ class Optimized(Drawn):
 
     @functools.cached_property
     def module(self) -> Callable[..., Any]:
-        """A ``torch.nn.Module`` that runs the chosen placement: it takes and returns what the placed module does.
+        """A ``torch.nn.Module`` that runs the chosen placement, with the arguments and results of the placed module.
 
         Its other attributes are the placed module's. Calls open an executor as :meth:`run` does.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.devices.energy import EnergyMeters
 from placeit.measuring.statistics import Measurement, summed_up
-from placeit.optimizer.candidates import Alone
+from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.deployed import Deployed
 from placeit.simulator.objectives.base import Objective
 
@@ -23,7 +23,7 @@ class Runner:
     Args:
         deployed: the candidate's executors.
         objective: objective that runs are valued by.
-        alone: the candidate's devices, if they are not devices of the cluster.
+        other_devices: the candidate's devices, if they are not devices of the cluster.
         meters: energy meters that are read while requests run one after the other for as long as that takes; None for one run
             at a time.
 
@@ -36,9 +36,13 @@ class Runner:
     """
 
     def __init__(
-        self, deployed: Deployed, objective: Objective, alone: Alone | None = None, meters: EnergyMeters | None = None
+        self,
+        deployed: Deployed,
+        objective: Objective,
+        other_devices: OtherDevices | None = None,
+        meters: EnergyMeters | None = None,
     ) -> None:
-        self.deployed, self.objective, self.alone, self._meters = deployed, objective, alone, meters
+        self.deployed, self.objective, self.other_devices, self._meters = deployed, objective, other_devices, meters
         self.values: list[float] = []
         self.joules: list[float | None] = []
         self.inner: list[float | None] = []
@@ -51,14 +55,14 @@ class Runner:
         """
         begin = clock.now()
         if self._meters is None or not self._meters.complete:
-            taken, joules = [self.deployed.time()], None
+            seconds, joules = [self.deployed.time()], None
         else:
-            taken, joules = self.deployed.metered(self._meters)
+            seconds, joules = self.deployed.metered(self._meters)
         self.took = clock.now() - begin
-        self.values.append(self.objective.of_run(taken[-1], self.work))
+        self.values.append(self.objective.of_run(seconds[-1], self.work))
         self.joules.append(joules)
         self.inner.append(self.deployed.inner)
-        return float(np.median(taken))
+        return float(np.median(seconds))
 
     def work(self) -> tuple[NDArray[np.float64], float]:
         """Return the seconds that each device of the cluster was busy in the last run, and the sum for all links."""
@@ -71,7 +75,7 @@ class Runner:
             else:
                 moving += span.seconds
         seconds = np.array(list(busy.values()))
-        return seconds if self.alone is None else seconds @ np.atleast_2d(self.alone.busy), moving
+        return seconds if self.other_devices is None else seconds @ np.atleast_2d(self.other_devices.busy), moving
 
     def valued(self, measured: Measurement, counted: Sequence[range]) -> Measurement:
         """Return the objective of the measured runs, given the runs that each sample is of (:meth:`Race.counted`)."""
@@ -90,5 +94,5 @@ class Runner:
     @staticmethod
     def _summed_up(values: Sequence[float], measured: Measurement, counted: Sequence[range]) -> Measurement:
         runs = [values[one.start : one.stop] for one in counted]
-        medians = [float(np.median(some)) for some in runs]
-        return summed_up(measured.name, medians, measured.rounds, [value for some in runs for value in some])
+        medians = [float(np.median(block)) for block in runs]
+        return summed_up(measured.name, medians, measured.rounds, [value for block in runs for value in block])

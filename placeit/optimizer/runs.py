@@ -1,4 +1,4 @@
-"""Run candidates: open their executors, and know what a run takes and which measurements are kept."""
+"""Open the executors of candidates, estimate the seconds of their runs, and keep their measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from placeit.measuring.pace import Pace
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer.book import Book
 from placeit.optimizer.candidate_state import Proposed, Ran
-from placeit.optimizer.candidates import Candidate, Raced
+from placeit.optimizer.candidates import Candidate, RaceResult
 from placeit.optimizer.deployed import Deployed, ReferenceRun, fewest_requests, is_pipeline, run_lengths
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.ledger import COMPILING, Ledger
@@ -44,7 +44,7 @@ _COPIES = 2  # copies of the weights that free memory must hold before another p
 
 @dataclass(frozen=True, eq=False)
 class RunOptions:
-    """What is run, by which objective, and for how long.
+    """Options of a search: the session, the objective, and the deadline.
 
     Attributes:
         session: a model on its devices.
@@ -66,7 +66,7 @@ class RunOptions:
 
 
 class Runs(Book):
-    """Runs of candidates on a session's devices by an objective, until a deadline.
+    """Candidates, and their runs on a session's devices, by an objective and until a deadline.
 
     Attributes:
         races: the races that have been run.
@@ -84,7 +84,7 @@ class Runs(Book):
         self.objective = objective.measured_with(self.meters)
         self.pace = None if objective.rate is None else Pace(objective.rate)
         self.watch: Watching | None = None
-        self.races: list[Raced] = []
+        self.races: list[RaceResult] = []
         self.journal: Journal | None = None
         self.ledger = options.ledger
         options.session.compiling.progress = options.progress
@@ -92,7 +92,7 @@ class Runs(Book):
         self._priced: dict[str, tuple[Plan, Plan]] = {}  # plan of each candidate, and this plan by the session's costs
 
     def watch_machine(self) -> None:
-        """Repeat rounds, from now on, that other work on the machine disturbs."""
+        """From now on, repeat rounds that other work on the machine disturbs."""
         self.watch = self.session.policy.watch()
 
     @property
@@ -155,9 +155,9 @@ class Runs(Book):
 
         For a pipeline of a model with state, there are at least enough to time it.
         """
-        given, found = share_of(self.objective.in_flight, candidate.plans), []
+        share, found = share_of(self.objective.in_flight, candidate.plans), []
         for plan in candidate.plans:
-            best = home.best_in_flight(plan, in_flight(plan)) if given is None else given
+            best = home.best_in_flight(plan, in_flight(plan)) if share is None else share
             found.append(max(best, fewest_requests(plan)) if home.model.states and is_pipeline(plan) else best)
         return found
 
@@ -183,8 +183,8 @@ class Runs(Book):
 
     def compiling_s(self, candidates: Iterable[Candidate]) -> float:
         """Return the seconds to compile the missing programs of the candidates that are on the session's own devices."""
-        here = (one for one in candidates if one.name not in self.homes)
-        return self.session.runtime.compiler.expected_s(plan for one in here for plan in one.plans)
+        own = (one for one in candidates if one.name not in self.homes)
+        return self.session.runtime.compiler.expected_s(plan for one in own for plan in one.plans)
 
     def say(self, what: str, share: float) -> None:
         """Report the current step, and the share of it that is done."""
@@ -196,7 +196,7 @@ class Runs(Book):
         return self.deadline - clock.now()
 
     def has_room(self) -> bool:
-        """Return whether this machine has memory for another copy of the model's weights, and as much again for all else."""
+        """Return whether this machine has free memory for two more copies of the model's weights."""
         return free_bytes() > _COPIES * float(self.session.grouping.groups.bytes_once.sum())
 
     def keep(self, names: Sequence[str]) -> None:
@@ -231,16 +231,14 @@ class Runs(Book):
             segment_s=known.segment_s,
             earlier=True,
         )
-        self.learn_of(name, plan=plan, replicas=replicas, output_error=known.output_error)
-        self.become(name, found, "measured", "by an earlier search")
+        self.update_facts(name, plan=plan, replicas=replicas, output_error=known.output_error)
+        self.set_state(name, found, "measured", "by an earlier search")
         if (why := known.output_error.wrong(self.home(name).tolerance)) is not None:
             self.fail(name, f"Ran by an earlier search: {why}")
 
     def calibrated(self) -> Costs:
         """Return the session's costs, corrected by the measured times of segments that ran beside each other."""
-        segmenter = self.segmenter_of(
-            self.session.costs
-        )  # a candidate's own plan may have been priced with costs that are corrected already
+        segmenter = self.segmenter_of(self.session.costs)  # plans of candidates may have corrected costs already
         runs = []
         for name, one in self.known.items():
             if one.segment_s is None or one.value is None or len(one.plan.segments) < 2 or not self.is_placed(one):
@@ -264,4 +262,4 @@ class Runs(Book):
             if one.runs is not None and one.modelled is not None:
                 self.revise(name, replace(one.runs, value=one.modelled, cost=None), "by the power model: a meter was lost")
             elif one.runs is not None:
-                self.become(name, Proposed(), "undone", "only meters have valued it, and one of them was lost")
+                self.set_state(name, Proposed(), "undone", "only meters have valued it, and one of them was lost")

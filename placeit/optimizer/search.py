@@ -1,4 +1,4 @@
-"""The candidates of a search with all that is known of them, and the time that races of them take."""
+"""The state of a search: candidates, plans and proposals, and estimates of the time that races take."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.journal import Journal, Known
 from placeit.optimizer.races import Races
 from placeit.optimizer.runs import COMPILING_SHARE, RunOptions
-from placeit.optimizer.wholes import enter_compiled, in_other_precision, plain_candidates
+from placeit.optimizer.whole_models import enter_compiled, in_other_precision, plain_candidates
 from placeit.placers.base import Placer
 from placeit.placers.bound import lower_bound
 from placeit.placers.feasibility import fits, repair
 from placeit.planning.segments import Plan
 from placeit.profiler.support import refused_ops, refuses_ops, warn_of_refused
 
-__all__ = ["ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
+__all__ = ["FEWEST_BESIDE", "ROUNDS", "SELECTION_ROUNDS", "Explores", "Proposal", "Search"]
 
 ROUNDS, SELECTION_ROUNDS = 6, 8  # rounds of a race in a turn, and of the race that selects the last two
+FEWEST_BESIDE = 3  # minimum number of runs beside a candidate of known cost that give a candidate a cost
 _FINAL_SINGLES, _FINAL_SPLITS = 2, 3  # single devices, and placements over several, that take part in the selection
 _APART = 1.2  # times the best single device, from which on another one is not raced again if no split can be faster
 _FAR_BEHIND = 1.05  # times the best single device, from which on a placement over several is far behind
-_FEWEST_BESIDE = 3  # runs beside a candidate of known cost, from which on measurements of an earlier search count
 _KEPT_ROUNDS = 12  # rounds of the deciding race that time is reserved for
 
 
@@ -48,7 +48,7 @@ class Proposal(NamedTuple):
         placer: the placer that proposed it.
         candidate: name of the candidate.
         fresh: whether it was not a candidate before.
-        same: whether it is the placement that the placer was told to start from.
+        same: whether it is the placement that the placer started from.
         measured: the objective, as the placer itself has measured it; None if it has not.
     """
 
@@ -60,7 +60,7 @@ class Proposal(NamedTuple):
 
 
 class Search(Races):
-    """Candidates, their plans and their races, as the stages of :func:`placeit.optimizer.optimize.find` find them."""
+    """Candidates with their plans and races, which the stages of :func:`placeit.optimizer.optimize.find` add to."""
 
     def __init__(self, options: RunOptions) -> None:
         super().__init__(options)
@@ -83,7 +83,7 @@ class Search(Races):
 
     @functools.cached_property
     def bound_s(self) -> float:
-        """Least seconds of any placement; NaN for throughput, or if the costs of groups are unknown.
+        """Lower bound of the seconds of any placement; NaN for throughput, or if the costs of groups are unknown.
 
         The known error of the bound is corrected. If a device ran the whole model in less time than simulated, its costs are
         reduced by that factor, and the bound is at most the time of the fastest measured placement.
@@ -174,7 +174,7 @@ class Search(Races):
                 continue
             plan = self.segmenter.merged(known.segment_of, known.devices)
             name = (self.find(known.devices) or self.enter_plan(known.name, known.placer, plan)).name
-            if len(known.samples) >= (FEWEST if known.cost is None else _FEWEST_BESIDE):
+            if len(known.samples) >= (FEWEST if known.cost is None else FEWEST_BESIDE):
                 self.recall(name, known, plan)
 
     def singles(self, *, plain: bool = True) -> None:
@@ -200,7 +200,7 @@ class Search(Races):
         for name, groups in placements.items():
             self.add(name, "start", groups.copy)
             if (candidate := self.find(groups)) is not None:
-                self.learn_of(candidate.name, given=True)
+                self.update_facts(candidate.name, given=True)
 
     @property
     def indivisible(self) -> bool:
@@ -219,18 +219,15 @@ class Search(Races):
         left = self.left()
         if not singles or not others:
             return left
-        kept, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
-        return left if left < least else left - min(kept, max(left / 2, least))
+        reserve, least = (self.race_s([*singles, *others], rounds) for rounds in (_KEPT_ROUNDS, FEWEST))
+        return left if left < least else left - min(reserve, max(left / 2, least))
 
     def final_s(self) -> float:
         """Return the seconds that selection and decision will take."""
         singles, splits = self.finalists()
         select, decide = (
-            self.race_s(self.with_others(some), rounds)
-            for rounds, some in (
-                (SELECTION_ROUNDS, [*singles, *splits]),
-                (DECISION_ROUNDS, [*singles[:1], *splits[:1]]),
-            )
+            self.race_s(self.with_others(candidates), rounds)
+            for rounds, candidates in ((SELECTION_ROUNDS, [*singles, *splits]), (DECISION_ROUNDS, [*singles[:1], *splits[:1]]))
         )
         return select + decide
 
@@ -240,8 +237,8 @@ class Search(Races):
         singles = [candidate for candidate in ranked if candidate.placer == "single"][:_FINAL_SINGLES]
         splits = [candidate for candidate in ranked if candidate.placer != "single"][:_FINAL_SPLITS]
         if singles:  # one split is enough to show that all are far behind
-            near = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
-            splits = near or splits[:1]
+            close = [candidate for candidate in splits if value_of(candidate) < _FAR_BEHIND * value_of(singles[0])]
+            splits = close or splits[:1]
             if not splits and self.excluded is not None:
                 singles = [candidate for candidate in singles if value_of(candidate) < _APART * value_of(singles[0])]
         return singles, splits

@@ -25,18 +25,18 @@ __all__ = ["SearchState", "Stage"]
 
 
 class SearchState:
-    """The question of a search, and what its stages have found so far.
+    """The options of a search, and the results of its stages so far.
 
     Args:
         session: the model on the devices.
-        goal: the question.
+        goal: the options.
         progress: called with the current step and the share of it that is done.
         on_event: called with each event of the story; None for no calls.
 
     Attributes:
         deadline: when the search should be over, by :func:`placeit.core.clock.now`.
         ledger: seconds of steps and placers.
-        story: what happened.
+        story: the events so far.
         before: programs that the session compiled before the search, by kind of device.
         starts: starting placements on the session's devices, by name.
         on_cores: devices of the other starting placements, by name.
@@ -78,9 +78,9 @@ class Stage(ABC):
 
     Attributes:
         name: its name in the story.
-        reads: attributes of :class:`SearchState` that it reads, apart from the question, the ledger and the story.
+        reads: attributes of :class:`SearchState` that it reads, apart from the goal, the ledger and the story.
         writes: attributes that it sets.
-        may_be_interrupted: whether after Ctrl-C the search goes on with what it knows, instead of ending with an error.
+        may_be_interrupted: whether a search continues with its results so far after Ctrl-C in this stage, and does not fail.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Starting placements of a search."""
+"""Read starting placements of a search, fit them to the session, and enter them as candidates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, PlacementError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.clusterfile import discover
-from placeit.devices.plain import all_here
+from placeit.devices.plain import all_here, compiled_twins
 from placeit.optimizer.candidate_state import Failed, Proposed
-from placeit.optimizer.candidates import Alone
+from placeit.optimizer.candidates import OtherDevices
 from placeit.optimizer.replicas import enter_given
 from placeit.optimizer.search import Search
-from placeit.optimizer.wholes import alone_on
+from placeit.optimizer.whole_models import alone_on
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.drivers import drive
 from placeit.simulator.objectives.base import Objective
@@ -37,11 +37,11 @@ def read_starts(start: Start | Sequence[Start] | None) -> dict[str, Placement]:
     Raises:
         FileError, PlacementError: a file cannot be read, or is not a placement; names the file.
     """
-    given = [] if start is None else [start] if isinstance(start, Placement | str | Path) else start
+    starts = [] if start is None else [start] if isinstance(start, Placement | str | Path) else start
     found: dict[str, Placement] = {}
-    for number, one in enumerate(given, 1):
+    for number, one in enumerate(starts, 1):
         if isinstance(one, Placement):
-            found["start" if len(given) == 1 else f"start {number}"] = one
+            found["start" if len(starts) == 1 else f"start {number}"] = one
         else:
             found[f"start {one}"] = Placement.load(one)
     return found
@@ -90,16 +90,16 @@ def _other_cores(session: Workbench, placement: Placement) -> Device | None:
 
 
 def on_eager_devices(session: Workbench, placement: Placement) -> Placement:
-    """Return a placement on compiled twins of the session's devices as one on the devices themselves; another one as it is.
+    """Move a placement from compiled twins of the session's devices to the devices themselves; return others unchanged.
 
     Such a placement is usually the answer of an earlier search, which compiles the segments of its best split.
     """
-    twins = session.setup.compiled_twins
+    twins = compiled_twins(session.cluster)
     eager = {} if twins is None else dict(zip(twins.names, session.cluster.names, strict=True))
     if not set(placement.device_names) <= eager.keys():
         return placement
-    every = [replace(one, device_names=tuple(eager[name] for name in one.device_names)) for one in placement.every]
-    return replace(every[0], replicas=tuple(every[1:]))
+    replicas = [replace(one, device_names=tuple(eager[name] for name in one.device_names)) for one in placement.every]
+    return replace(replicas[0], replicas=tuple(replicas[1:]))
 
 
 def divide_for(session: Workbench, starts: Mapping[str, Placement]) -> None:
@@ -143,18 +143,18 @@ def begin_with(search: Search, given: Mapping[str, list[NDArray[np.int32]]], oth
         if len(groups) > 1:
             enter_given(search, name, groups)
     cluster = search.session.cluster
-    mine = {core for device in cluster.devices for core in device.cores}
+    own_cores = {core for device in cluster.devices for core in device.cores}
     for name, device in others.items():
         homes = {home.session.cluster.names: known for known, home in search.homes.items() if search.known[known].may_be_chosen}
         known = homes.get((device.name,))
         if known is None:
             home = search.session.alone(device)
-            inside = all_here(cluster) and mine.issuperset(device.cores)
+            inside = all_here(cluster) and own_cores.issuperset(device.cores)
             why = None if inside else f"It is on {device.name}, which is not among the devices {', '.join(cluster.names)}."
-            busy = np.array([float(not mine.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
+            busy = np.array([float(not own_cores.isdisjoint(device.cores) and bool(one.cores)) for one in cluster.devices])
             state = Proposed() if why is None else Failed(why)
-            known = search.enter(replace(alone_on(home, search.free_name(name)), state=state), Alone(home, busy)).name
-        search.learn_of(known, given=True)
+            known = search.enter(replace(alone_on(home, search.free_name(name)), state=state), OtherDevices(home, busy)).name
+        search.update_facts(known, given=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The story of a search: what happened to its candidates, when, in which stage and why."""
+"""The story of a search: its events, with the time, the stage and the reason of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from placeit.core import clock
-from placeit.optimizer.candidate_state import Told
+from placeit.optimizer.candidate_state import StateDict
 
 __all__ = ["Event", "OnEvent", "Story", "What", "events_of", "happen", "replay"]
 
@@ -28,7 +28,7 @@ What: TypeAlias = Literal[
     "interrupted",
     "chosen",
 ]
-"""What an event of a search is called."""
+"""Kinds of events."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Event:
     Attributes:
         at_s: seconds since the search was asked for.
         stage: name of the stage that was under way.
-        what: what happened.
-        candidate: name of the candidate that it happened to; None if it concerns the whole search.
+        what: kind of the event.
+        candidate: name of the candidate that it is about; None if it is about the whole search.
         reason: why, or with which result; None if ``what`` says all.
         state: state of the candidate from then on; None if it does not change.
-        simulated_value: of a candidate that is proposed: its objective as simulated; None if it is not known.
+        simulated_value: for a proposed candidate: its simulated objective; None if it is not known.
     """
 
     at_s: float
@@ -50,7 +50,7 @@ class Event:
     what: What
     candidate: str | None = None
     reason: str | None = None
-    state: Told | None = None
+    state: StateDict | None = None
     simulated_value: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Story:
         what: What,
         candidate: str | None = None,
         reason: str | None = None,
-        state: Told | None = None,
+        state: StateDict | None = None,
         simulated_value: float | None = None,
     ) -> None:
         """Add an event that happens now."""
@@ -100,16 +100,16 @@ class Story:
         self.tell("stage begins")
 
 
-def happen(states: Mapping[str, Told], event: Event) -> Mapping[str, Told]:
+def happen(states: Mapping[str, StateDict], event: Event) -> Mapping[str, StateDict]:
     """Return the states of all candidates after an event, given the states before it."""
     if event.candidate is None or event.state is None:
         return states
     return {**states, event.candidate: event.state}
 
 
-def replay(events: Iterable[Event]) -> Mapping[str, Told]:
+def replay(events: Iterable[Event]) -> Mapping[str, StateDict]:
     """Return the states of all candidates, by name, after the events of a search."""
-    start: Mapping[str, Told] = {}
+    start: Mapping[str, StateDict] = {}
     return functools.reduce(happen, events, start)
 
 

@@ -1,4 +1,4 @@
-"""Simulate a placement, and others that differ from it by a move, by the costs that a session knows."""
+"""Simulate a placement, and moves of its groups to other devices, by the costs of a session."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Move", "Trials"]
 
 @dataclass(frozen=True)
 class Move:
-    """The simulated effect of moving something to another device.
+    """The simulated effect of moving a group or a segment to another device.
 
     Attributes:
         what: ``group`` or ``segment``.
         device: the other device.
         simulated_s: simulated seconds of a request after the move; None if the move is impossible.
-        change_s: ``simulated_s`` less the simulated seconds without the move, both planned anew; None if it is impossible.
+        change_s: ``simulated_s`` less the simulated seconds without the move, both planned again; None if it is impossible.
         refused: why it cannot be moved there; None if it can.
     """
 
@@ -37,7 +37,7 @@ class Move:
 
 
 class Trials:
-    """A placement, and placements that differ from it by a move.
+    """A placement whose moves are simulated.
 
     Attributes:
         session: the model on the devices.
@@ -45,7 +45,7 @@ class Trials:
         problem: the problem of placing the groups.
         groups: ``int32[G]``, the device of each group.
         plan: plan of the placement.
-        replanned_s: simulated seconds of a request with the segments planned anew.
+        replanned_s: simulated seconds of a request with the segments planned again.
     """
 
     def __init__(self, session: Workbench, placement: Placement) -> None:
@@ -72,7 +72,7 @@ class Trials:
         return [self.move(what, groups, d) for d in range(len(self.session.cluster)) if d != here]
 
     def worst(self, count: int) -> list[int]:
-        """Return the groups whose best move saves most, or costs least; of equal ones, the one of most time comes first."""
+        """Return the groups whose best move saves most, or costs least; of equal groups, the slowest comes first."""
         best = []
         for g in np.flatnonzero(self.segmenter.computes).tolist():
             changes = [one.change_s for one in self.moves("group", [g]) if one.change_s is not None]
@@ -80,6 +80,6 @@ class Trials:
         return [g for _, _, g in sorted(best)[:count]]
 
     def heaviest(self, group: int) -> int:
-        """Return the op of a group with the most floating-point operations, of equal ones the first."""
+        """Return the op of a group with the most floating-point operations, of several, the first."""
         graph = self.session.grouping.graph
         return max((graph.index[name] for name in self.session.grouping.members(group)), key=lambda v: graph.flops[v])

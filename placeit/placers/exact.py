@@ -103,7 +103,11 @@ class _Search:
             share=covering.sum(axis=0) / len(covering),
             capacity=capacity,
         )
-        self._limit, self._left, self._deadline = nodes, nodes, deadline
+        self._limit, self._left, self._deadline = (
+            nodes,
+            nodes + 1,
+            deadline,
+        )  # one more, which tells that the search is not over
 
     def next(self, bound: float, chunk: int) -> NDArray[np.int32]:
         """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; no rows at the end.

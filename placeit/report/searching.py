@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from placeit.core import clock
-from placeit.optimizer.candidate_state import Told
+from placeit.optimizer.candidate_state import StateDict
 from placeit.optimizer.story import Event, happen
 from placeit.report import text
 
@@ -29,7 +29,7 @@ class SearchView:
 
     def __init__(self, budget: float, unit: str, now: Callable[[], float] = clock.now) -> None:
         self._budget, self._unit, self._now, self._begin = budget, unit, now, now()
-        self._states: Mapping[str, Told] = {}
+        self._states: Mapping[str, StateDict] = {}
         self._simulated: dict[str, float] = {}
         self._racing = ""
         self._what, self._share = "starting", 0.0

@@ -1,6 +1,6 @@
-"""Adapt a server to its devices: use devices that come back, and leave devices that become slow, if that pays for the move.
+"""Adapt a server to its devices: move to devices that come back, and away from slow ones, if that is worth the move.
 
-After a loss, the model is placed anew at once (:data:`placeit.serving.server.Replace`). The moves of this module can wait.
+After a loss, the model is placed again at once (:data:`placeit.serving.server.Replace`), not by this module.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["Adapter", "Pace"]
 
 _LOG = logging.getLogger("placeit")
 
-_LOOK_S = 1.0  # seconds between looks at the devices
-_LOOKS, _MIN_REQUESTS = 3, 5  # looks for which a pace has to persist, and least requests of each look
-_SLOW = 2.0  # factor by which the pace of a device has to change; less may come from other devices that are busy
+_POLL_S = 1.0  # seconds between two checks of the devices
+_CHECKS, _MIN_REQUESTS = 3, 5  # checks in a row that have to show a change, and minimum number of requests of each check
+_SLOW = 2.0  # factor by which the time of a device has to change; less may come from other devices that are busy
 _PAUSE_S, _MAX_PAUSE_S = 2.0, 60.0  # first and longest pause between searches for lost devices
 _RETRY_S, _MAX_RETRY_S = 30.0, 600.0  # first and longest wait before a slow device that is not used is tried again
 _CALM_S = 600.0  # seconds without a loss after which the first pause applies again
@@ -52,21 +52,21 @@ class Pace:
         """Add the ratio of a request on a device."""
         self._new.setdefault(name, []).append(ratio)
 
-    def look(self, known: Mapping[str, float]) -> dict[str, float]:
-        """Return the new ratios of devices that took twice or half as long as their ``known`` ratios at three looks in a row.
+    def changes(self, known: Mapping[str, float]) -> dict[str, float]:
+        """Return the new ratios of devices that differ by a factor of two from their ``known`` ratios in three calls in a row.
 
-        A look counts for a device once it has five new requests, by the median of their ratios. The new ratio is the median of
-        the three looks, and at least 1.
+        A call counts for a device if the device has five new requests; the median of their ratios counts. The new ratio is the
+        median of the three calls, and at least 1.
         """
         changed = {}
         for name, ratios in self._new.items():
             if len(ratios) < _MIN_REQUESTS:
                 continue
-            seen, before = self._seen.setdefault(name, deque(maxlen=_LOOKS)), known.get(name, 1.0)
+            seen, before = self._seen.setdefault(name, deque(maxlen=_CHECKS)), known.get(name, 1.0)
             seen.append(float(np.median(ratios)))
             ratios.clear()
             ratio = max(1.0, float(np.median(seen)))
-            if len(seen) == _LOOKS and ratio != before and (min(seen) >= _SLOW * before or max(seen) * _SLOW <= before):
+            if len(seen) == _CHECKS and ratio != before and (min(seen) >= _SLOW * before or max(seen) * _SLOW <= before):
                 changed[name] = ratio
         return changed
 
@@ -77,7 +77,7 @@ class Pace:
 
 
 class Adapter(Attendant):
-    """Adapts a server, on a separate thread. Another thread searches for lost devices, as that may hang.
+    """Adapts a server to its devices, on a separate thread. Another thread searches for lost devices, as that may hang.
 
     Args:
         server: the server to adapt.
@@ -94,16 +94,16 @@ class Adapter(Attendant):
         self._searched: object = None  # state of devices and executors for which the last move was searched
         self._next_move: tuple[PlanExecutor | None, Better] | None = None
         self._lost = frozenset(planning.lost())
-        # how many looks in a row have found a segment of an executor at work in a slot while its lane began nothing else
+        # number of checks in a row in which a segment of an executor was running in a slot while its lane began nothing else
         self._at_work: dict[tuple[PlanExecutor, tuple[int, int, int]], int] = {}
         self._reopened: Gate | None = None  # opens when the search for lost devices has ended; None if no search runs
         self._pause = _PAUSE_S  # seconds until the next search for lost devices
         self._next_search, self._last_return = math.inf, -math.inf  # when to search, and when a device last came back
 
     def attend(self) -> None:
-        """Look at the devices once a second, until the adapter is closed."""
-        while not self._closing.wait(_LOOK_S):
-            self._look(time.monotonic())
+        """Check the devices once a second, until the adapter is closed."""
+        while not self._closing.wait(_POLL_S):
+            self._check(time.monotonic())
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
         """Find out whether a device of an executor is lost; see :meth:`placeit.workbench.recovery.Recovery.suspect`."""
@@ -113,8 +113,8 @@ class Adapter(Attendant):
         """Log a warning that the server no longer adapts, and why."""
         _LOG.warning("The server adapts no more: %s", error)
 
-    def _look(self, now: float) -> None:
-        """Record what has happened to devices, and move if that pays."""
+    def _check(self, now: float) -> None:
+        """Update the state of the devices, and move if that is worth it."""
         self._abandon_hung()
         lost = frozenset(self._planning.lost())
         self._update_lost(lost, now)
@@ -132,16 +132,16 @@ class Adapter(Attendant):
     def _abandon_hung(self) -> None:
         """Declare devices lost on which a segment hangs.
 
-        Looks are counted in place of seconds, which also pass while this process is stopped.
+        Checks are counted in place of seconds, which also pass while this process is stopped.
         """
         before, self._at_work = self._at_work, {}
         for executor in self._server.executors:
             expected = self._expected_times(executor.plan)
             for work in executor.at_work() if expected else ():
-                looks = self._at_work[executor, work] = before.get((executor, work), 0) + 1
+                checks = self._at_work[executor, work] = before.get((executor, work), 0) + 1
                 name, seconds = expected[work[0]]
-                if looks * _LOOK_S > self._planning.timeout(name, seconds):
-                    self._planning.abandon(executor, name, looks * _LOOK_S)
+                if checks * _POLL_S > self._planning.timeout(name, seconds):
+                    self._planning.abandon(executor, name, checks * _POLL_S)
 
     # -- news ------------------------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class Adapter(Attendant):
             ended.open()
 
     def _update_pace(self, now: float) -> None:
-        """Record the pace of devices in the last requests, and the slow devices that are due to be tried again."""
+        """Update the ratios of devices by the last requests, and reset slow devices that are due to be tried again."""
         for request in self.heard():
             for name, ratio in self._ratios(request.plan, {s: finish - start for s, start, finish in request.ran}).items():
                 self._pace.add(name, ratio)
-        for name, ratio in self._pace.look(self._planning.slow).items():
+        for name, ratio in self._pace.changes(self._planning.slow).items():
             self._set_ratio(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
         used = {name for executor in self._server.executors for name, _ in self._expected_times(executor.plan)}
         for name, (when, _) in [*self._retries.items()]:
@@ -206,7 +206,7 @@ class Adapter(Attendant):
         return self._expected[plan]
 
     def _set_ratio(self, name: str, ratio: float, news: str) -> None:
-        """Record the ratio of a device, and the change as news."""
+        """Set the ratio of a device, and record the change as news."""
         slow, now = {**self._planning.slow, name: ratio}, time.monotonic()
         if ratio > 1:
             _LOG.warning("%s", news)
@@ -224,7 +224,7 @@ class Adapter(Attendant):
     # -- moves -----------------------------------------------------------------------------------------------------------
 
     def _find_move(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
-        """Return the move that saves most among the moves that involve a device with news; None if there is no such move."""
+        """Return the move with a device that has news that saves most; None if there is no such move."""
         found: list[tuple[PlanExecutor | None, Better]] = []
         places: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
         for executor in places if self._news else []:
@@ -234,8 +234,8 @@ class Adapter(Attendant):
                     decision = f"{', '.join(better.devices)} would save {percentage(better.saved)}, and moving there takes "
                     decision += f"{better.price:.1f} s."
                     self._server.history.happened("decision", decision, seconds=better.decided_s)
-                here = [] if executor is None else [name for name, _ in self._expected_times(executor.plan)]
-                if better is not None and not self._news.keys().isdisjoint((*better.devices, *here)):
+                current_devices = [] if executor is None else [name for name, _ in self._expected_times(executor.plan)]
+                if better is not None and not self._news.keys().isdisjoint((*better.devices, *current_devices)):
                     found.append((executor, better))
         return max(found, key=lambda one: one[1].saved, default=None)
 
@@ -243,17 +243,17 @@ class Adapter(Attendant):
         """Compile a better placement, and let it serve unless its devices turn out to be slow."""
         begin, self._next_move = perf_counter(), None
         old = [] if leaving is None else [leaving]
-        here = [name for one in old for name, _ in self._expected_times(one.plan)]
-        why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *here)))
+        current_devices = [name for one in old for name, _ in self._expected_times(one.plan)]
+        why = " ".join(dict.fromkeys(news for name, news in self._news.items() if name in (*better.devices, *current_devices)))
         try:
             executor = self._planning.open(better.plan, better.priority)
         except FAILURES as error:
             _LOG.warning("A placement on %s was left out: %s", ", ".join(better.devices), error)
             self._server.history.happened("left out", str(error))
             return
-        known = self._planning.slow
+        slow = self._planning.slow
         ratios = self._ratios(better.plan, dict(enumerate(executor.segment_seconds().tolist())))
-        slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * known.get(name, 1.0)}
+        slower = {name: ratio for name, ratio in ratios.items() if ratio >= _SLOW * slow.get(name, 1.0)}
         for name, ratio in slower.items():
             self._set_ratio(name, ratio, f"{name} takes {ratio:.1f} times as long as its costs say.")
         replacement = Replacement(why, better.devices, 0.0, better.decided_s, perf_counter() - begin)

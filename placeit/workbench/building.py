@@ -1,4 +1,4 @@
-"""Build a bundle: write the segments of a placement, and all that is needed to run them elsewhere."""
+"""Build a bundle: write the segments of a placement, and all that another machine needs to run them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_target(path: Path) -> None:
 
 
 def build(placements: Sequence[Prepared], path: Path, *, name: str, serving: Serving | None = None) -> Manifest:
-    """Write a bundle of a placement, run it, and compare its outputs with the reference; only then is it moved to its path.
+    """Write a bundle of a placement, check its outputs against the reference, and then move it to its path.
 
     Args:
         placements: the prepared placement and its replicas.
@@ -62,7 +62,7 @@ def build(placements: Sequence[Prepared], path: Path, *, name: str, serving: Ser
         FileError: the path cannot be written.
         DeviceError: segments for a device cannot be in a bundle.
         ModelError: a segment cannot be written.
-        ExecutionError: the bundle does not compute what the model does, or a device failed.
+        ExecutionError: the outputs of the bundle differ from the model's, or a device failed.
     """
     with temporary_folder(path.absolute().parent) as folder:
         building = _Building(placements, folder, serving)
@@ -181,7 +181,7 @@ class _Building:
         """Return the placement of the parts, each replica with the segments of its plan."""
         graph, part_of = self._contracted.graph, self._contracted.part_of
         numbers = {name: d for d, name in enumerate(self._used)}
-        made: list[Placement] = []
+        placements: list[Placement] = []
         for one in self._placements:
             home, plan, of = one.home, one.plan, one.segments
             segments = np.zeros(len(graph), np.int32)
@@ -189,8 +189,8 @@ class _Building:
             for v, part in self._contracted.bodies.items():
                 segments[part] = of[v]
             devices = [numbers[home.cluster.names[plan.segments[s].device]] for s in segments.tolist()]
-            made.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
-        first, *others = made
+            placements.append(Placement(graph.names, np.array(devices, np.int32), tuple(self._used), graph.hash, segments))
+        first, *others = placements
         return replace(first, replicas=tuple(others), serving=self._serving)
 
     def _segments(self) -> Iterator[BundledSegment]:
@@ -250,7 +250,7 @@ class _Building:
         return tuple(map(tuple, table))
 
     def _host(self) -> tuple[float, ...]:
-        """Return the seconds of a request besides the work of devices, on each device and on several; empty if unknown."""
+        """Return the overhead of a request in seconds, on each device alone and on several devices; empty if unknown."""
         if not self._has_costs:
             return ()
         home = self._home
@@ -281,11 +281,11 @@ def _own_format(device: Device) -> Format:
 
 
 def _other_format(device: Device) -> Format | None:
-    """Return the format to which segments for a core set are converted if its name does not ask for a runtime; else None."""
+    """Return the format that segments for a core set are converted to; None if its name asks for a runtime."""
     return None if device.where.runtime or not device.core_set else device_kind(device).bundle_format
 
 
 def _as_found(device: Device) -> Device:
-    """Return a core set with the driver that its address stands for, in place of the one that the model chose."""
+    """Return a core set with the driver of its address, in place of the driver that the model chose."""
     [found] = discover([str(device.where)]).devices
     return replace(found, name=device.name, slowdown=device.slowdown)

@@ -1,4 +1,4 @@
-"""Prepare the placement of a bundle on the devices of this machine, and check what it computes there."""
+"""Prepare the placement of a bundle on the devices of this machine, and check its outputs there."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def renamed(placement: Placement, names: Mapping[str, str]) -> Placement:
 
 
 def _costs(manifest: Manifest, session: Workbench, names: Mapping[str, str]) -> Costs:
-    """Return the costs of the parts that were measured where the bundle was built, or zero costs if nothing was measured.
+    """Return the costs of the parts, as measured when the bundle was built, or zero costs if nothing was measured.
 
     A part can run only on the device that the bundle has it on.
     """

@@ -27,7 +27,7 @@ from placeit.simulator.simulate import schedule
 
 __all__ = ["Answer", "Estimate", "estimate"]
 
-_SEARCH_S, _STEPS = 0.5, 2000  # most seconds, and steps, of the search for a split
+_SEARCH_S, _STEPS = 0.5, 2000  # time limit, and number of steps, of the search for a split
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Estimate(Shown):
     @property
     def best(self) -> Answer:
         """The answer that takes the least time."""
-        able = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
-        return min(able, key=lambda answer: answer.seconds or 0.0)
+        possible = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
+        return min(possible, key=lambda answer: answer.seconds or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate for JSON, as ``placeit estimate --json`` prints it."""
@@ -125,8 +125,8 @@ def estimate(
     costs, errors = predicted_costs(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
     segmenter = Segmenter(placing.grouping, placing.held(costs))
     problem, names = segmenter.problem(), cluster.names
-    able = problem.single_devices
-    if not able and len(names) == 1:
+    usable = problem.single_devices
+    if not usable and len(names) == 1:
         raise InfeasibleError(f"The model does not run on {names[0]}, or does not fit there.")
     singles = [np.full(len(problem), d, np.int32) for d in range(len(names))]
 
@@ -137,11 +137,12 @@ def estimate(
         return Answer(name, plan.schedule.makespan, memory, placing.placement(groups, plan))
 
     alone = [
-        answer(name, segmenter.plan(singles[d])) if d in able else Answer(name, None, {}, None) for d, name in enumerate(names)
+        answer(name, segmenter.plan(singles[d])) if d in usable else Answer(name, None, {}, None)
+        for d, name in enumerate(names)
     ]
     split = None
     if len(names) > 1:
-        starts = [singles[d] for d in able]
+        starts = [singles[d] for d in usable]
         starts.append(Heft().plan(problem).placement)
         begin = starts[int(segmenter.seconds(np.stack(starts)).argmin())]
         found = segmenter.search(begin, problem, steps=_STEPS, seed=0, deadline=clock.now() + _SEARCH_S)

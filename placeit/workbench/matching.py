@@ -1,4 +1,4 @@
-"""Find the devices of a bundle on this machine, and list how they differ."""
+"""Find the devices of a bundle on this machine, and list how they differ from the devices that it was built with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from placeit.devices.openvino import openvino_core
 __all__ = ["Devices", "Rematch", "differences", "matched"]
 
 Rematch: TypeAlias = Literal["auto"] | Mapping[str, str] | None
-"""Devices that replace the devices of a bundle: new names by old names, ``auto``, or None for devices with the old names."""
+"""Devices that replace the devices of a bundle: new names by old names, ``auto``, or None to keep all names."""
 
 Devices: TypeAlias = str | Sequence[str] | Path | Cluster | None
 """Where to look for devices: device names, a cluster file, a cluster, or None for this machine."""
@@ -65,15 +65,15 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
         missing = _missing(names, needed, names, within)
     if missing:
         raise DeviceError(_missing_message(path, needed.values(), missing))
-    taken = list(names.values())
-    twice = [name for name in taken if taken.count(name) > 1]
-    if twice:
-        both = ", ".join(old for old, new in names.items() if new == twice[0])
-        raise UsageError(f"The devices {both} of {path} would all be {twice[0]}: rematch each to a different device.")
+    new_names = list(names.values())
+    repeated = [name for name in new_names if new_names.count(name) > 1]
+    if repeated:
+        both = ", ".join(old for old, new in names.items() if new == repeated[0])
+        raise UsageError(f"The devices {both} of {path} would all be {repeated[0]}: rematch each to a different device.")
     if within is None:
-        cluster = discover(taken, precision=manifest.precision)
+        cluster = discover(new_names, precision=manifest.precision)
     else:
-        cluster = within.only(taken)
+        cluster = within.only(new_names)
     found = {device.name: device for device in cluster.devices}
     other_runtime = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # which then drives any core set
     for old, new in names.items():
@@ -83,7 +83,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
 
 
 def differences(manifest: Manifest, cluster: Cluster, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield how devices and versions differ from the ones that a bundle was built with, a line for each difference.
+    """Yield a line for each difference between devices and versions here and where a bundle was built.
 
     Args:
         manifest: of the bundle.
@@ -149,8 +149,8 @@ def _substitutes(
     needed: Sequence[Needed], missing: Mapping[str, str], names: Mapping[str, str], within: Cluster | None
 ) -> dict[str, str]:
     """Return a free device of the same kind for each missing device, where there is one, by names in the bundle."""
-    here = [Address(name) for name in openvino_core().available_devices] if within is None else []
-    free = [device.where for device in within.devices if device.address is not None] if within is not None else here
+    found_here = [Address(name) for name in openvino_core().available_devices] if within is None else []
+    free = [device.where for device in within.devices if device.address is not None] if within is not None else found_here
     label = {str(device.address): device.name for device in within.devices} if within is not None else {}
     taken = {name for old, name in names.items() if old not in missing}
     found: dict[str, str] = {}
@@ -184,12 +184,12 @@ def _divided_cores(sets: Sequence[Needed]) -> dict[str, str]:
     spare = len(cores) - len(sets)  # cores beyond one for each set
     found: dict[str, str] = {}
     for one in sets:
-        more = (
+        extra = (
             min(one.cores - 1, spare * (one.cores - 1) // max(1, wanted - len(sets))) if wanted > len(cores) else one.cores - 1
         )
-        mine, cores = cores[: 1 + more], cores[1 + more :]
+        own_cores, cores = cores[: 1 + extra], cores[1 + extra :]
         address = parse_device(one.address)
-        found[one.name] = str(Address("CPU", tuple(sorted(mine)), runtime=address.runtime))
+        found[one.name] = str(Address("CPU", tuple(sorted(own_cores)), runtime=address.runtime))
     return found
 
 

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["Workbench"]
 
 _HURRY_S = 0.3  # seconds that threads have to end after an interrupt
-_MIN_SHARE = 1 / 4  # least share of the budget for profiling again after a device has refused an op
+_MIN_SHARE = 1 / 4  # minimum share of the budget for profiling again after a device has refused an op
 
 
 class Workbench:
     """A model on a cluster: its costs, plans, executors and the check of their outputs. A context manager.
 
-    A search works on it, and :class:`placeit.Session` adds what users do with it.
+    Searches use it. :class:`placeit.Session` adds the methods for users.
 
     Args:
         setup: the model, the cluster and the options; also an attribute.
@@ -93,7 +93,7 @@ class Workbench:
                 stack.callback(runtime.close)
 
     def hurry(self) -> None:
-        """Have :meth:`close` not wait for running segments, after an interrupt that was handled."""
+        """After an interrupt that was handled: make :meth:`close` not wait for running segments."""
         self._hurried = True
         disarm_watchdog()
 
@@ -113,7 +113,7 @@ class Workbench:
         return self._others[key]
 
     def again(self) -> Workbench:
-        """Return a new workbench with the same model, groups, devices and costs, for use when this one is closed."""
+        """Return a new workbench with the same model, groups, devices and costs, to be used after this one is closed."""
         other = Workbench(self._current_setup(), self._costs)
         other._runs_on = self._runs_on
         return other
@@ -128,9 +128,9 @@ class Workbench:
         A plain device (:func:`placeit.devices.plain.plain_devices`), the throughput mode or a compiled twin of a core set is
         not in the cluster, and yet `placeit optimize` may choose it.
         """
-        used, known = set(placement.as_dict().values()), set(self.cluster.names)
+        used, own_names = set(placement.as_dict().values()), set(self.cluster.names)
         for cluster in () if self.pins else self.setup.elsewhere:
-            if used <= set(cluster.names) and (not used <= known or placement.device_names == cluster.names):
+            if used <= set(cluster.names) and (not used <= own_names or placement.device_names == cluster.names):
                 return self.alone(cluster)
         return self
 
@@ -188,7 +188,8 @@ class Workbench:
     ) -> Costs:
         """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
 
-        In these costs, a pinned group can run only where it is pinned. They are :attr:`costs` from here on.
+        In these costs, a pinned group can run only where it is pinned. They become :attr:`costs`. If a device does not
+        compile some ops, these are placed on other devices from then on, with a warning.
 
         Args:
             budget_s: seconds that it may take; it makes fewer passes over models that take long.
@@ -196,23 +197,21 @@ class Workbench:
                 measured again if they do not hold any more.
             worth: decides whether to go on, once the time of a run is known; see :func:`placeit.profiler.costs.profile`. Not
                 asked if some device is described.
-            certain: decides whether to stop, once the least times of groups are known; see
+            certain: decides whether to stop, once the minimum times of groups are known; see
                 :func:`placeit.profiler.costs.profile`.
             progress: told the current activity, and how far it is.
 
-        Ops that a device turns out not to compile are placed on other devices from here on, with a warning.
-
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
-            DeviceError: a device compiles nothing, or no other one supports what it does not compile.
+            DeviceError: a device compiles no op, or no other device supports the ops that it does not compile.
         """
         self.compiling.progress, begin = progress, clock.now()
         options: dict[str, Any] = {"check": check, "worth": worth, "certain": certain, "progress": progress}
         self._divide_by_support()
         while True:
-            left = max(budget_s * _MIN_SHARE, budget_s - (clock.now() - begin))
+            remaining = max(budget_s * _MIN_SHARE, budget_s - (clock.now() - begin))
             try:
-                return self.take(profiling.measure(self._current_setup(), lambda: self.runtime, budget_s=left, **options))
+                return self.take(profiling.measure(self._current_setup(), lambda: self.runtime, budget_s=remaining, **options))
             except DeviceError as error:
                 self._refuse(error)
 
@@ -231,20 +230,20 @@ class Workbench:
             self.placing = divided_by_support(self.placing, self.model, self.cluster)
 
     def recall(self) -> bool:
-        """Take the costs from the cache without profiling, if they are there; return whether they are.
+        """Load the costs from the cache, without profiling, and return whether they were there.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.
             DeviceError: some device exists in simulation only.
         """
         self._divide_by_support()
-        kept = profiling.recall(self._current_setup(), lambda: self.runtime)
-        if kept is not None:
-            self.take(kept)
-        return kept is not None
+        cached = profiling.recall(self._current_setup(), lambda: self.runtime)
+        if cached is not None:
+            self.take(cached)
+        return cached is not None
 
     def take(self, costs: Costs) -> Costs:
-        """Use costs from another source, and return them with pins applied. Raises InfeasibleError."""
+        """Set the costs, and return them with pins applied. Raises InfeasibleError."""
         self._runs_on = np.isfinite(costs.core)
         self._costs = self.placing.held(costs)
         return self._costs
@@ -263,7 +262,7 @@ class Workbench:
 
     @property
     def planned_with(self) -> tuple[Costs | None, Placing]:
-        """Costs (None if they are not known) and groups, on which plans depend besides the placement."""
+        """The costs (None if they are not known) and the groups; plans depend on these and the placement."""
         return self._costs, self.placing
 
     @property
@@ -352,15 +351,15 @@ class Workbench:
 
     @property
     def reference(self) -> Reference:
-        """The uncut model, as its framework runs it: ``reference(inputs)`` returns its outputs by name."""
+        """The uncut model, run by its framework: ``reference(inputs)`` returns its outputs by name."""
         if self._reference is None:
             self._reference = Reference(self.model, self._whole_model_device, self.precision, self.tolerance)
         return self._reference
 
     def _whole_model_device(self) -> Device | None:
         """Return a device of this machine that can run the whole model; None if there is no such device."""
-        able = zip(self.cluster.devices, self._supported().T, strict=True)
-        return next((device for device, ops in able if ops.all() and not (device.address and device.address.node)), None)
+        supported = zip(self.cluster.devices, self._supported().T, strict=True)
+        return next((device for device, ops in supported if ops.all() and not (device.address and device.address.node)), None)
 
     def op_times(self, plan: Plan, *, passes: int = 10) -> list[OpTime]:
         """Return the time of each op inside its segment; see :func:`placeit.profiler.op_times.op_times`."""

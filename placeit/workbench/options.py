@@ -27,8 +27,8 @@ class Inputs:
     """Inputs of a model: values, or only sizes where the model leaves them open.
 
     Attributes:
-        arrays: by name, what the model is measured and checked on, if its time or validity depends on values; None for random
-            inputs. Costs are kept for each of them apart.
+        arrays: inputs by name that the model is measured and checked on, if its time or outputs depend on values; None for
+            random inputs. Costs are kept for each set of inputs separately.
         shapes: sizes by input name; a range (``"32..512@128"``) stays open: the model runs at any size in it.
         batch: first size of every input that leaves it open. Sizes that neither ``shapes`` nor ``batch`` gives are the sizes
             of ``arrays``.
@@ -58,8 +58,8 @@ class Constraints:
     Attributes:
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along the other ops of its group;
             a group whose ops are pinned to several devices is split.
-        memory: most memory by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
-        max_groups: most groups that placers decide about.
+        memory: memory limits by device name, in bytes or with a unit (``{"CPU@0": "2 GB"}``); less than the device has.
+        max_groups: maximum number of groups that placers decide about.
         texts: texts of a decoder's longest length, for whose states every placement has room beside the weights.
         tolerance: largest ``OutputDifference.max_rel`` of outputs that are right; None for 0.001 in float32, 0.02 in float16
             and 0.1 in bfloat16, by the coarsest type of the precision, of the model's tensors, and of tensors sent between
@@ -81,11 +81,11 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Policy:
-    """Guards against measurements that mislead.
+    """Guards against misleading measurements.
 
     Attributes:
-        watch: returns a monitor that tells which blocks of a profile, and which rounds of a race, other work on the machine
-            disturbed; these are repeated. :class:`placeit.profiler.passes.Calm` finds none.
+        watch: returns a monitor that detects blocks of a profile, and rounds of a race, that other work on the machine
+            disturbs; these are repeated. :class:`placeit.profiler.passes.Calm` detects none.
         check_costs: whether a search first compares costs from the cache with a few runs of the whole model, and measures them
             again if they no longer hold.
         stop_early: whether a search considers no splits if a lower bound shows that none is faster than a plain device.
@@ -108,7 +108,7 @@ class Traffic:
         arrivals: how requests arrive at a rate: ``constant``, at regular intervals, or ``poisson``, independently of each
             other.
         seed: of ``poisson`` arrivals.
-        queue: most requests that may wait; requests that arrive at a rate and find the queue full are dropped.
+        queue: maximum number of requests that may wait; requests that arrive at a rate and find the queue full are dropped.
 
     Raises:
         UsageError: a rate, a number or a time is not positive, or ``arrivals`` is unknown.

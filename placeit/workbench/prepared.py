@@ -1,4 +1,4 @@
-"""Placements made ready to run: their plans on the sessions that run them."""
+"""Prepared placements: a placement with its plan, and the session that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CACHED = 16  # prepared placements in a cache
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A placement that serves whole requests, on the session that runs it.
+    """A placement with its plan, ready to be run by a session.
 
     Attributes:
         placement: placement of the model's ops; its replicas are not prepared.
@@ -54,7 +54,7 @@ class Prepared:
         """Compile the placement for a server, and return its executor.
 
         Args:
-            in_flight: most requests in flight; None for as many as its highest throughput needs.
+            in_flight: maximum number of requests in flight; None for as many as its highest throughput needs.
             priority: 0 or less; added to the priority of servers.
         """
         best = self.home.best_in_flight(self.plan, 0) or None if in_flight is None else in_flight

@@ -1,4 +1,4 @@
-"""Where the costs of a model on a cluster come from: its devices, the cache, or estimates for described devices."""
+"""Get the costs of a model on a cluster: by measuring, from the cache, or by estimates for described devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from placeit.runtime.runtime import Runtime
 from placeit.workbench.setup import Setup
 
 if TYPE_CHECKING:
-    from placeit.profiler.costs import Certain, Progress, Worth
+    from placeit.profiler.costs import Certain, Worth
 
 __all__ = ["measure", "recall"]
 
@@ -25,10 +25,9 @@ def measure(
     runtime: Callable[[], Runtime],
     *,
     budget_s: float,
-    check: bool,
     worth: Worth | None,
     certain: Certain | None,
-    progress: Progress | None,
+    **options: Any,
 ) -> Costs:
     """Measure the costs of groups on the devices, or take them from the cache; estimate them for described devices.
 
@@ -36,21 +35,20 @@ def measure(
         setup: the model, its groups and the cluster.
         runtime: returns the opened devices; not called if some devices are only expected or described.
         budget_s: as for :func:`placeit.profiler.costs.profile`.
-        check: as for :func:`placeit.profiler.costs.profile`.
         worth: as for :func:`placeit.profiler.costs.profile`; not called if some device is described.
         certain: as for :func:`placeit.profiler.costs.profile`; not called if some device is described.
-        progress: as for :func:`placeit.profiler.costs.profile`.
+        options: other options of :func:`placeit.profiler.costs.profile`.
 
     Raises:
         InfeasibleError: no device supports some op.
-        DeviceError: a device compiles nothing, or not what it said that it supports.
+        DeviceError: a device compiles no op, or not all ops that it claims to support.
     """
     from placeit.profiler.compiled_costs import by_ratio
     from placeit.profiler.costs import profile
     from placeit.profiler.estimates import estimated
 
     model, grouping, cache, watch = setup.model, setup.placing.grouping, setup.cache, setup.policy.watch
-    ask = functools.partial(profile, model, grouping, cache=cache, check=check, watch=watch, progress=progress)
+    ask = functools.partial(profile, model, grouping, cache=cache, watch=watch, **options)
 
     def measured(_: Cluster, opened: Runtime, **asked: Any) -> Costs:
         found = by_ratio(opened, functools.partial(ask, **asked), budget_s=budget_s, cache=cache, watch=watch)
@@ -79,8 +77,8 @@ def recall(setup: Setup, runtime: Callable[[], Runtime]) -> Costs | None:
         return cached_costs(setup.model, setup.placing.grouping, cluster, runtime, cache)
 
     with _available(setup, runtime) as opened:
-        kept = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
-    return None if kept is None else as_expected(kept, setup.cluster, setup.expected)
+        cached = by_ratio(opened, found, budget_s=0.0, cache=cache, watch=setup.policy.watch)
+    return None if cached is None else as_expected(cached, setup.cluster, setup.expected)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Plans for a server to try in place of its current one."""
+"""Find and compile plans that a server may try in place of its current one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.workbench.opened import Workbench
 
 __all__ = ["Proposals"]
 
-_WORTH = 0.98  # share of the incumbent's expected time, below which a plan is tried: requests pay for the comparison
+_WORTH = 0.98  # a plan is tried if its expected time is below this share of the incumbent's, as trials slow requests down
 _STEPS = 50  # of a search
 _SIMULATED = 8  # best plans by the bound of their throughput that are simulated with requests in flight
 
@@ -30,7 +30,7 @@ class Proposals:
 
     Args:
         session: a profiled session.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
         priority: of their segments; 0 or less, added to the one of servers.
 
     Raises:
@@ -66,12 +66,12 @@ class Proposals:
         problem = segmenter.problem()
         if not self._placements:
             self._placements = [np.full(len(problem), d, np.int32) for d in problem.single_devices]
-        here = [plan.group_devices] if self._is_here(plan) else []
-        starts = [*here, *self._placements]
+        current = [plan.group_devices] if self._is_here(plan) else []
+        starts = [*current, *self._placements]
         if not starts:
             return
         best = starts[int(np.argmin(segmenter.seconds(np.stack(starts))))]
-        for start in (*here, best):
+        for start in (*current, best):
             self._placements.append(segmenter.search(start, problem, steps=_STEPS, seed=self._seed))
             self._seed += 1
 
@@ -92,14 +92,14 @@ class Proposals:
         if not found:
             return None
         by = Throughput(self.in_flight) if steady else Latency()
-        now = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
+        current = by.of_plan(segmenter.plan(plan.group_devices)) if self._is_here(plan) else self._plain_s
         first = np.argsort(segmenter.seconds(np.stack(self._placements)))[:_SIMULATED]
         plans = [segmenter.plan(self._placements[number]) for number in first]
         values = [by.of_plan(one) for one in plans]
-        if not is_worth_trying(least := min(values), now, _WORTH):
+        if not is_worth_trying(least := min(values), current, _WORTH):
             return None
-        near = [(value, one) for value, one in zip(values, plans, strict=True) if value <= least / WORTH]
-        return min(near, key=lambda one: (len(one[1].segments) if steady else 0, one[0]))[1]
+        close = [(value, one) for value, one in zip(values, plans, strict=True) if value <= least / WORTH]
+        return min(close, key=lambda one: (len(one[1].segments) if steady else 0, one[0]))[1]
 
     def _segmenter(self, steady: bool) -> Segmenter:
         """Return a segmenter for the calibrated costs, and for throughput also for the number of requests in flight."""
@@ -110,12 +110,12 @@ class Proposals:
         return plan.problem.device_names == self._session.cluster.names
 
     def starts_threads(self, plan: Plan) -> bool:
-        """Return whether compiling a plan may start threads that run it; a device of one core uses its own thread only."""
+        """Return whether compiling a plan may start threads, as for any device but a core set of one core."""
         devices = [self._session.cluster.devices[segment.device] for segment in plan.programs]
         return not all(device.core_set and len(device.cores) == 1 for device in devices)
 
     def open(self, plan: Plan) -> PlanExecutor:
-        """Compile a plan, to be compared with the incumbent, and to serve in its place."""
+        """Compile a plan, and return its executor."""
         return to_serve(functools.partial(self._session.executor, priority=self._priority), plan, self.in_flight)
 
     def check(self, executor: PlanExecutor) -> None:

@@ -1,4 +1,4 @@
-"""Recordings of models, of prepared placements and of their runs."""
+"""Make recordings of models, of prepared placements and of their runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from placeit.devices.kinds import kind_of
 from placeit.devices.meters import Series
 from placeit.measuring.run_report import RunReport
 from placeit.profiler import recorded as r
-from placeit.profiler import recording as whole
 from placeit.profiler.op_times import OpTime
 from placeit.profiler.peaks import peak_of
+from placeit.profiler.recording import MAX_SPANS, Recording
 from placeit.profiler.timeline import critical_path, link_use, states
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.spans import Done, Event
@@ -39,18 +39,18 @@ __all__ = ["of_model", "of_plan", "of_run"]
 _DIGITS = 9  # decimals of seconds: nanoseconds
 
 
-def of_model(session: Workbench) -> whole.Recording:
+def of_model(session: Workbench) -> Recording:
     """Return a recording of a model and its devices, without a run."""
-    return _about(session, ())
+    return _base_recording(session, ())
 
 
-def of_plan(placements: Sequence[Prepared]) -> whole.Recording:
+def of_plan(placements: Sequence[Prepared]) -> Recording:
     """Return a recording of a prepared placement and its replicas, which have not run."""
-    about = _about(placements[0].home, placements)
+    about = _base_recording(placements[0].home, placements)
     return replace(about, plan=_plan(placements, ()), predicted=_predicted(placements[0]))
 
 
-def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> whole.Recording:
+def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = True) -> Recording:
     """Return a recording of a run: its requests, segments and transfers, with their times and devices.
 
     Args:
@@ -65,7 +65,7 @@ def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = Tr
     plans = [report.plan] if isinstance(report, RunReport) else report.plans
     ran = [Prepared(one, session.home_of(one), plan) for one, plan in zip(report.placement.every, plans, strict=False)]
     done = _last(report.done)
-    about = _about(session, ran)
+    about = _base_recording(session, ran)
     clock = _Clock(done, gaps=isinstance(report, RateReport))
     plan = _plan(ran, done)
     moments = [[clock(t) for t in (one.arrived, max(one.arrived, one.begun), one.ended)] for one in done]
@@ -74,7 +74,7 @@ def of_run(session: Workbench, report: RunReport | RateReport, *, ops: bool = Tr
     wall = max((one.ended_s for one in requests), default=0.0)
     conflicts = {device.name: device.conflicts for device in about.devices}
     timed = [one.home.op_times(one.plan) if ops else [] for one in ran]
-    of_ops = [row for k, some in enumerate(timed) for row in _ops(ran[k], _first(ran, k), some)]
+    of_ops = [row for k, some in enumerate(timed) for row in _ops(ran[k], _first_segment(ran, k), some)]
     used = {segment.device for segment in plan.segments} if of_ops else ()
     devices = {device.name: device for one in ran for device in one.home.cluster.devices}
     return replace(
@@ -131,37 +131,38 @@ class _Clock:
 
 
 def _last(done: Sequence[Done]) -> list[Done]:
-    """Return the last requests that fit into a recording, in the order in which they began."""
-    kept: list[Done] = []
-    left = whole.MAX_SPANS
+    """Return the latest requests that fit into a recording, in the order in which they began."""
+    latest: list[Done] = []
+    room = MAX_SPANS
     for one in sorted(done, key=lambda one: one.begun, reverse=True):
-        left -= len(one.ran) + len(one.moved)
-        if kept and left < 0:
+        room -= len(one.ran) + len(one.moved)
+        if latest and room < 0:
             break
-        kept.append(one)
-    return kept[::-1]
+        latest.append(one)
+    return latest[::-1]
 
 
-def _first(placements: Sequence[Prepared], k: int) -> int:
+def _first_segment(placements: Sequence[Prepared], k: int) -> int:
     """Return the position of a replica's first segment among the segments of all replicas."""
     return sum(len(one.plan.segments) for one in placements[:k])
 
 
-def _about(session: Workbench, placements: Sequence[Prepared]) -> whole.Recording:
+def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recording:
+    """Return a recording of the model and of the devices of a session and of prepared placements."""
     graph, grouping = session.grouping.graph, session.grouping
     devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
-    made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
-    read = np.zeros(len(graph))
+    bytes_made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
+    bytes_read = np.zeros(len(graph))
     pairs = {(int(w), int(t)) for (_, w), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)}
     for w, t in pairs:
-        read[w] += graph.tensor_bytes[t]
+        bytes_read[w] += graph.tensor_bytes[t]
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
-    return whole.Recording(
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    return Recording(
+        bytes_made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(devices.values()),
         environment=_environment(),
         model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
@@ -180,7 +181,7 @@ def _about(session: Workbench, placements: Sequence[Prepared]) -> whole.Recordin
                     graph.kinds[v],
                     int(grouping.group_of[v]),
                     float(graph.flops[v]),
-                    float(made[v] + read[v]),
+                    float(bytes_made[v] + bytes_read[v]),
                     float(graph.param_bytes[v]),
                     tuple(shapes[v]),
                 )
@@ -235,11 +236,11 @@ def _device(device: Device, shared: Iterable[str]) -> r.RecordedDevice:
 
 def _with_peak(device: Device, precision: str, found: r.RecordedDevice, ops: Sequence[r.OpTime]) -> r.RecordedDevice:
     """Add the highest rates that were measured on a device: of its kernels, and of programs that reach its peak."""
-    peak, mine = peak_of(device, precision), [one for one in ops if one.device == found.name]
+    peak, own_ops = peak_of(device, precision), [one for one in ops if one.device == found.name]
     return replace(
         found,
-        peak_flops_per_s=max(filter(None, [peak.flops_per_s, *(one.flops_per_s for one in mine)]), default=None),
-        peak_bytes_per_s=max(filter(None, [peak.bytes_per_s, *(one.bytes_per_s for one in mine)]), default=None),
+        peak_flops_per_s=max(filter(None, [peak.flops_per_s, *(one.flops_per_s for one in own_ops)]), default=None),
+        peak_bytes_per_s=max(filter(None, [peak.bytes_per_s, *(one.bytes_per_s for one in own_ops)]), default=None),
     )
 
 
@@ -251,7 +252,7 @@ def _plan(placements: Sequence[Prepared], done: Sequence[Done]) -> r.RecordedPla
     segments: list[r.RecordedSegment] = []
     tensors: list[r.RecordedTensor] = []
     for k, one in enumerate(placements):
-        home, plan, first = one.home, one.plan, _first(placements, k)
+        home, plan, first = one.home, one.plan, _first_segment(placements, k)
         members: list[list[int]] = [[] for _ in plan.segments]
         for v, s in enumerate(one.segments.tolist()):
             members[s].append(v)
@@ -388,16 +389,16 @@ def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) 
         made: tensors of each op.
         ops: of the kernel.
     """
-    mine, read, left = set(ops), set[int](), set[int]()
+    own, read, written = set(ops), set[int](), set[int]()
     into, out = graph.predecessors, graph.successors
     for v in ops:
         edges = into.edge[into.ptr[v] : into.ptr[v + 1]].tolist()
-        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in mine}
+        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in own}
         readers: dict[int, list[int]] = {t: [] for t in made[v]}
         for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
             readers[int(graph.edge_tensor[e])].append(int(graph.edges[e, 1]))
-        left |= {t for t, some in readers.items() if not (some and mine.issuperset(some))}
-    return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *left]].sum())
+        written |= {t for t, readers_ in readers.items() if not (readers_ and own.issuperset(readers_))}
+    return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *written]].sum())
 
 
 def _groups(prepared: Prepared, timed: Sequence[OpTime]) -> list[r.GroupTime]:

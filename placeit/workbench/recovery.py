@@ -1,4 +1,4 @@
-"""Place a model that is being served anew when devices are lost, come back or become slow."""
+"""Place a served model again when devices are lost, come back or become slow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["Better", "ExpectedTimes", "Recovery"]
 _LOG = logging.getLogger("placeit")
 
 _DECISION_S, _STEPS = 0.5, 600  # seconds of a decision, and steps of its search
-_TRIAL_RUNS, _TRIAL_TIMEOUT_S = 5, 60.0  # runs of a new executor before it serves, and the timeout of all of them
-_MIN_PRICE_S = 1.0  # least seconds that a move is expected to take
+_TRIAL_RUNS, _TRIAL_TIMEOUT_S = 5, 60.0  # runs of a new executor before it serves, and their common timeout
+_MIN_PRICE_S = 1.0  # minimum seconds that a move is expected to take
 _TIMEOUT_S, _TIMEOUT_FACTOR = 30.0, 100.0  # a segment hangs if it takes more seconds, and more times its expected seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Better:
-    """A placement that may be better than the one that serves.
+    """A placement that may be better than the current one of a server.
 
     Attributes:
         plan: the plan that could run instead.
@@ -71,7 +71,7 @@ class Recovery:
     Args:
         runtime: runtime of the model.
         costs: costs of its groups on all devices.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
 
     Attributes:
         slow: ratio of measured to expected seconds, by name of each slow device; any thread may read it.
@@ -94,15 +94,15 @@ class Recovery:
         if lost.gone is None:
             raise why
         pairs = zip(self._runtime.cluster.names, self._runtime.devices, strict=False)  # streams have no devices
-        known = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
-        silent = max((device.silent_s for device in known), default=0.0)
-        taken = {name for other in others for name in _devices(other.plan)}
+        losable = (device for name, device in pairs if name in _devices(lost.plan) and isinstance(device, Losable))
+        silent = max((device.silent_s for device in losable), default=0.0)
+        used = {name for other in others for name in _devices(other.plan)}
         unable = dict[str, DeviceError]()
         while True:
             gone = self._runtime.pool.lost()
             begin = perf_counter()
             try:
-                plan = self._plan(_without(taken | unable.keys(), gone))
+                plan = self._plan(_without(used | unable.keys(), gone))
                 decided = perf_counter()
                 executor = self._executor(plan, lost.priority)
             except PlaceitError as error:
@@ -159,7 +159,7 @@ class Recovery:
         return self._runtime.pool.reopen()
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:
-        """Run sample inputs on the plan on which a request has failed; if they fail as well, declare the device lost."""
+        """Run sample inputs on the plan of a failed request; if they fail as well, declare the device lost."""
         if executor.gone is not None or not error.device:
             return
         trial = functools.partial(self._try, executor.plan, executor.priority)
@@ -182,7 +182,7 @@ class Recovery:
         return max(_TIMEOUT_S, _TIMEOUT_FACTOR * seconds * self.slow.get(name, 1.0))
 
     def abandon(self, executor: PlanExecutor, name: str, seconds: float) -> None:
-        """Declare a device lost on which a segment of an executor has been running for some seconds."""
+        """Declare a device lost because a segment has been running there for ``seconds``."""
         if executor.gone is None:
             why = ExecutionError(f"a segment has been running there for {seconds:.0f} s, far longer than it should take.")
             executor.lose(self._runtime.pool.fail(name, why, functools.partial(self._try, executor.plan, executor.priority)))
@@ -211,11 +211,11 @@ class Recovery:
             if executor.gone is not None or executor.plan.problem.device_names != self._costs.cluster.names:
                 return None
             here = executor.plan.group_devices
-        taken = {name for other in others for name in _devices(other.plan)}
-        plan = self._plan(_without(taken, self._runtime.pool.lost()), here=here)
+        used = {name for other in others for name in _devices(other.plan)}
+        plan = self._plan(_without(used, self._runtime.pool.lost()), here=here)
         if executor is not None:
-            now = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
-            saved = 1 - plan.schedule.makespan / now if now > 0 else 0.0
+            current_s = Segmenter(self._runtime.grouping, self._scaled()).priced(executor.plan).schedule.makespan
+            saved = 1 - plan.schedule.makespan / current_s if current_s > 0 else 0.0
         price = max(_MIN_PRICE_S, self._runtime.compiler.expected_s([plan]))
         priority = next((one.priority for one in (executor, *others) if one is not None), SERVING_PRIORITY)
         return Better(plan, _devices(plan), saved, price, perf_counter() - begin, priority)

@@ -1,4 +1,4 @@
-"""The uncut model as a reference: its outputs, and checks of executors against them."""
+"""Run the uncut model as a reference, and check the outputs of executors against it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reference:
         return run_in_thread(functools.partial(self._run, inputs))  # on another thread, so that Ctrl-C ends the wait
 
     def varies(self) -> bool:
-        """Return whether the model computes other outputs each time for the same inputs. Raises DeviceError."""
+        """Return whether two runs of the model on the same inputs have different outputs. Raises DeviceError."""
         inputs = self._model.sample_inputs()
         return OutputDifference.between(self(inputs), self(inputs)).max_rel > self._tolerance
 
@@ -70,7 +70,7 @@ class Reference:
     def output_check(self, given: Arrays | None = None) -> OutputCheck:
         """Return a new output check on the given inputs, or the check on the model's inputs, which is prepared once."""
         if given is not None:
-            return self._made(given, chosen=True)
+            return self._new_check(given, chosen=True)
         if self._check is None:
             chosen = self._model.given is not None
             if not chosen and "float16" in {*self._model.graph.tensor_dtypes, _HALF.get(self._precision)}:
@@ -78,13 +78,13 @@ class Reference:
                     "Numbers above 65504 overflow in float16 between segments, even where the whole model computes them in "
                     "float32. Outputs are checked on random inputs: give --inputs to check them on yours."
                 )
-            self._check = self._made(self._model.sample_inputs(), chosen=chosen)
+            self._check = self._new_check(self._model.sample_inputs(), chosen=chosen)
             self._run = None  # a compiled copy of the whole model, which has done its work
             trim_memory()
         return self._check
 
-    def _made(self, inputs: Arrays, *, chosen: bool) -> OutputCheck:
-        """Return an output check on inputs; ``chosen`` tells whether a user gave them."""
+    def _new_check(self, inputs: Arrays, *, chosen: bool) -> OutputCheck:
+        """Return a new output check on inputs; ``chosen`` tells whether the user chose them."""
         others = other_inputs(self._model, inputs, given=chosen)
         return OutputCheck(inputs, others, self, self._tolerance, self._in_precision())
 

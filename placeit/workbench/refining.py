@@ -1,6 +1,6 @@
-"""Refining a server: it tries another plan with a small share of its requests, and changes to it if it is faster.
+"""Refine the placement of a server: try another plan with a small share of its requests, and keep it if it is faster.
 
-Unlike :mod:`placeit.optimizer`, it measures only requests that are made anyway.
+Unlike :mod:`placeit.optimizer`, this measures only requests of users, and runs no others.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Refiner", "Trial"]
 
 T = TypeVar("T")
 
-_WINDOW, _FEWEST = 200, 40  # most and fewest requests that percentiles are taken of
-_FEWEST_OTHERS = 100  # fewest other requests during a trial: the few that wait for the candidate's check are at most 5 %
+_WINDOW, _FEWEST = 200, 40  # maximum and minimum number of requests for percentiles
+_FEWEST_OTHERS = 100  # minimum number of other requests in a trial, so that requests that wait for its check are at most 5 %
 _PAIRS = 25  # pairs that decide
 _DEVIATIONS = 1.0  # standard deviations by which each of two percentiles is moved in the candidate's favour
 _TRIALS = 3  # trials of a candidate that failed or slowed other requests down, which may have another cause
 _AGAIN = 1000  # requests after which to search again if nothing was found
 _SEARCHES = 4  # searches before each candidate
-_LOOK_S = 0.05
+_POLL_S = 0.05  # seconds between two checks for requests that have ended
 
 
 class Trial:
@@ -52,7 +52,7 @@ class Trial:
     Args:
         before: seconds of requests before the trial, at least :data:`_FEWEST`.
         tail: largest factor by which the 95th percentile may grow, apart from chance.
-        in_flight: most requests in flight at once; None for as many as a plan needs.
+        in_flight: maximum number of requests in flight; None for as many as a plan needs.
     """
 
     def __init__(self, before: Sequence[float], *, tail: float, in_flight: int | None = None) -> None:
@@ -123,7 +123,7 @@ def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
 
 
 @dataclass(eq=False)
-class _Known:
+class _SegmentTimes:
     """Seconds of each segment in the last requests on a plan."""
 
     plan: Plan
@@ -153,84 +153,86 @@ class Refiner(Attendant):
         self.report = Refinement()
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._alone: deque[bool] = deque(maxlen=_WINDOW)
-        self._known = [_Known(server.plan)]  # the first serves; a second is the candidate, or the plan that served before
+        self._known = [_SegmentTimes(server.plan)]  # of the plan that serves, then of the candidate or the previous plan
         self._tried: list[Plan] = []
         self._dropped: list[Plan] = []  # plans that failed or slowed other requests down, once for each time
         self._trial: Trial | None = None
         self._background = Background(limits.core)
 
-    def _say(self, **facts: object) -> None:
+    def _report(self, **facts: object) -> None:
         self.report = replace(self.report, **facts)  # type: ignore[arg-type]
 
     def attend(self) -> None:
         """Search, compile and try candidates, until the refiner is closed."""
         with contextlib.closing(self._background), contextlib.suppress(_Closing):
-            while self._until(lambda: len(self._others) >= _FEWEST):
-                plan = self._found()
+            while self._wait_until(lambda: len(self._others) >= _FEWEST):
+                plan = self._find_candidate()
                 if plan is not None:
                     self._try(plan)
                 else:
-                    self._say(doing="waiting: no other placement is expected to be faster")
+                    self._report(doing="waiting: no other placement is expected to be faster")
                     enough = self.report.requests + _AGAIN
-                    self._until(lambda enough=enough: self.report.requests >= enough)  # type: ignore[misc]
+                    self._wait_until(lambda enough=enough: self.report.requests >= enough)  # type: ignore[misc]
 
     def failed(self, error: BaseException) -> None:
         """Report that refining has ended, and why."""
-        self._say(reason=f"refining has ended: {error}")
+        self._report(reason=f"refining has ended: {error}")
 
-    def _found(self) -> Plan | None:
+    def _find_candidate(self) -> Plan | None:
         """Search for a candidate, and return its plan; None if no plan is worth a trial."""
-        self._say(doing="searching")
+        self._report(doing="searching")
         serving, steady = self._known[0].plan, sum(self._alone) * 2 < len(self._alone)
         runs = [(known.plan, known.seconds()) for known in self._known]
-        self._idly(lambda: self._proposals.calibrate(runs))
+        self._in_background(lambda: self._proposals.calibrate(runs))
         often = Counter(plan.group_devices.tobytes() for plan in self._dropped)
         tried = [*self._tried, *(plan for plan in self._dropped if often[plan.group_devices.tobytes()] >= _TRIALS)]
         for _ in range(_SEARCHES):
-            self._idly(lambda: self._proposals.search(serving, steady=steady))
-        return self._idly(lambda: self._proposals.best(serving, tried, steady=steady))
+            self._in_background(lambda: self._proposals.search(serving, steady=steady))
+        return self._in_background(lambda: self._proposals.best(serving, tried, steady=steady))
 
     def _try(self, plan: Plan) -> None:
-        """Have requests try a candidate, and have the server change to it if it is faster."""
-        self._say(doing="compiling a candidate")
+        """Try a candidate with some requests, and make the server change to it if it is faster."""
+        self._report(doing="compiling a candidate")
         with contextlib.ExitStack() as stack:
             try:
-                executor = self._idly(lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan))
+                executor = self._in_background(
+                    lambda: self._proposals.open(plan), starts_threads=self._proposals.starts_threads(plan)
+                )
                 stack.callback(executor.close)
                 trial = self._begin(plan)
-                self._idly(lambda: self._proposals.check(executor))
+                self._in_background(lambda: self._proposals.check(executor))
             except FAILURES as error:
                 self._known, self._trial = self._known[:1], None
                 self._tried.append(plan)
-                self._say(reason=f"a candidate was left out: {error}")
+                self._report(reason=f"a candidate was left out: {error}")
                 return
-            self._pump()
+            self._count_requests()
             if self._closing.is_open:
                 raise _Closing
             stack.pop_all()
         adopted = False
         self._server.explore(executor, math.ceil(1 / self._limits.share - 1e-9))
-        self._say(tried=self.report.tried + 1, doing="requests try a candidate")
+        self._report(tried=self.report.tried + 1, doing="requests try a candidate")
         try:
-            self._until(lambda: trial.over or not self._server.exploring)
+            self._wait_until(lambda: trial.over or not self._server.exploring)
         finally:
             self._trial = None
-            self._say(others=trial.others, ratio=trial.ratio)
+            self._report(others=trial.others, ratio=trial.ratio)
             adopted = self._server.settle(adopt=trial.adopt)
         self._others.clear()
         if adopted:
             self._tried.append(self._known[0].plan)
             self._known = [self._known[-1], self._known[0]]
-            self._say(switches=self.report.switches + 1, reason="a candidate was faster")
+            self._report(switches=self.report.switches + 1, reason="a candidate was faster")
         elif trial.too_slow:
             self._dropped.append(plan)
-            self._say(reason="the other requests took longer while a candidate was tried")
+            self._report(reason="the other requests took longer while a candidate was tried")
         elif trial.over and not trial.adopt:
             self._tried.append(plan)
-            self._say(reason="a candidate was not faster")
+            self._report(reason="a candidate was not faster")
         else:
             self._dropped.append(plan)
-            self._say(reason="a candidate failed")
+            self._report(reason="a candidate failed")
 
     def _begin(self, plan: Plan) -> Trial:
         """Begin a trial once the limits allow a check of the candidate: requests that wait for the check count in the trial."""
@@ -239,21 +241,23 @@ class Refiner(Attendant):
             now = self.report
             return self._background.rested and now.explored + now.checks + RUNS <= self._limits.share * now.requests
 
-        self._until(may)
+        self._wait_until(may)
         trial = Trial(self._others, tail=self._limits.tail, in_flight=self._proposals.in_flight)
-        self._known, self._trial = [self._known[0], _Known(plan)], trial
-        self._say(checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, others=None, ratio=None)
+        self._known, self._trial = [self._known[0], _SegmentTimes(plan)], trial
+        self._report(
+            checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, others=None, ratio=None
+        )
         return trial
 
-    def _until(self, true: Callable[[], bool]) -> bool:
+    def _wait_until(self, true: Callable[[], bool]) -> bool:
         """Wait until a condition is true, counting requests as they end; return True. Raises _Closing if the refiner closes."""
         while not true():
-            if self._closing.wait(_LOOK_S):
+            if self._closing.wait(_POLL_S):
                 raise _Closing
-            self._pump()
+            self._count_requests()
         return True
 
-    def _pump(self) -> None:
+    def _count_requests(self) -> None:
         """Count the requests that have ended."""
         count = explored = 0
         for request in self.heard():
@@ -269,18 +273,18 @@ class Refiner(Attendant):
                 self._others.append(request.seconds)
                 self._alone.append(request.alone)
         if count:
-            self._say(requests=self.report.requests + count, explored=self.report.explored + explored)
+            self._report(requests=self.report.requests + count, explored=self.report.explored + explored)
             if self._trial is not None:
-                self._say(others=self._trial.others)
+                self._report(others=self._trial.others)
 
-    def _idly(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
-        """Run a job in the background, after the idle time that is due, and return its result."""
-        self._until(lambda: self._background.rested)
+    def _in_background(self, what: Callable[[], T], *, starts_threads: bool = False) -> T:
+        """Run a function in the background, after the idle time that is due, and return its result."""
+        self._wait_until(lambda: self._background.rested)
         job = self._background.begin(what, starts_threads=starts_threads)
-        while not job.ended.wait(_LOOK_S):  # to its end, even if the refiner closes: the result has to be closed
+        while not job.ended.wait(_POLL_S):  # to its end, even if the refiner closes: the result has to be closed
             self._background.check()
-            self._pump()
-        self._say(seconds=self._background.seconds)
+            self._count_requests()
+        self._report(seconds=self._background.seconds)
         return job.result()
 
 

@@ -1,4 +1,4 @@
-"""Measure single requests on a prepared placement."""
+"""Run and measure single requests on a prepared placement."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from placeit.measuring.run_report import AtSize, RunReport
 from placeit.profiler.recording import MAX_SPANS
 from placeit.profiler.trace import utilization
 from placeit.runtime.spans import Done, Span
-from placeit.workbench.between import at_sizes
 from placeit.workbench.opened import Workbench
 from placeit.workbench.prepared import Prepared
+from placeit.workbench.sizes import at_sizes
 
 __all__ = ["given_to", "measure"]
 
 
 def given_to(session: Workbench, inputs: Arrays | None) -> Arrays:
-    """Check inputs and return them as the model takes them, or return the session's inputs for None. Raises UsageError."""
+    """Return checked inputs in the types of the model, or the session's inputs for None. Raises UsageError."""
     wanted = {spec.name: spec for spec in session.model.inputs}
     return session.model.sample_inputs() if inputs is None else checked_inputs(inputs, wanted)
 
@@ -49,13 +49,13 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
     """
     check_length(runs, duration, warmup)
     session, plan = prepared.home, prepared.plan
-    given = given_to(session, inputs)
+    checked = given_to(session, inputs)
     interrupted = False
     with session.executor(plan) as executor:
-        check = session.reference.output_check(None if inputs is None else given)
+        check = session.reference.output_check(None if inputs is None else checked)
         error, refused = check(executor), executor.refused
         if inputs is not None:
-            executor.set_requests([Sample(given)])
+            executor.set_requests([Sample(checked)])
         log = RunLog(executor, MAX_SPANS)
         spun, begin = executor.spun_s, perf_counter()
         with Sampler() as sampler:
@@ -79,7 +79,7 @@ def measure(prepared: Prepared, *, runs: int, duration: float | None, warmup: in
         if not interrupted:
             error = error.worse(check(executor, after=True))
             sizes = at_sizes(session.model, executor, plan) if inputs is None else []
-            outputs = executor.run(given)
+            outputs = executor.run(checked)
             error = error.worse(OutputDifference.between(outputs, check.expected))
             spans, traced = executor.spans(), log.last()
     return RunReport(

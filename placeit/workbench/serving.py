@@ -34,10 +34,10 @@ from placeit.workbench.recovery import Recovery
 from placeit.workbench.refining import Refiner
 from placeit.workbench.running import given_to
 
-__all__ = ["Watch", "adapting", "executors", "joining", "measure", "move", "refining", "steps"]
+__all__ = ["Watch", "adapting", "executors", "joining", "measure", "move", "refining"]
 
 Watch: TypeAlias = abc.Callable[[Server], contextlib.AbstractContextManager[object]]
-"""Makes a context, given a server, in which requests arrive at the server."""
+"""Returns a context manager, given a server, in whose context requests arrive at the server."""
 
 
 def executors(placements: abc.Sequence[Prepared], in_flight: int | None = None, priority: int = 0) -> list[PlanExecutor]:
@@ -60,21 +60,23 @@ def adapting(
     state_memory: float | None,
     priority: int,
 ) -> Server:
-    """Start a server that places the model anew when devices are lost, and moves when devices come back or become slow.
+    """Start a server that places the model again when devices are lost, and moves when devices come back or become slow.
 
     Raises:
         UsageError: costs are not known.
         DeviceError: a device exists in simulation only, or has no room.
     """
     recovery = Recovery(session.runtime, session.costs, in_flight)
-    made = executors(placements, in_flight, priority)
-    server = Server(made, queue=queue, replace=recovery, state_memory=state_memory, steps=steps(session))
+    executors_ = executors(placements, in_flight, priority)
+    server = Server(
+        executors_, queue=queue, replace=recovery, state_memory=state_memory, steps=Steps.of(session.model, session.tolerance)
+    )
     server.attend(Adapter(server, recovery))
     return server
 
 
 def move(session: Workbench, server: Server, placement: Placement, *, in_flight: int | None, priority: int = 0) -> None:
-    """Have a server of a session run on another placement, without losing a request.
+    """Move a server of a session to another placement, without losing a request.
 
     The new segments are compiled beside the requests. New requests then run there; those in flight end where they began.
 
@@ -82,7 +84,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
         session: has started the server.
         server: does not refine its placement.
         placement: of the session's model, on its devices.
-        in_flight: most requests in flight at once on each replica; None for as many as it needs for its highest throughput.
+        in_flight: maximum number of requests in flight on each replica; None for as many as its highest throughput needs.
         priority: of its segments; 0 or less.
 
     Raises:
@@ -95,11 +97,11 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
         raise UsageError("A server that refines its placement chooses it by itself, and is not moved: start it without that.")
     begin = perf_counter()
     placements = [Prepared.of(session, one) for one in placement.every]
-    leaving, made = server.executors, executors(placements, in_flight, priority)
+    leaving, new = server.executors, executors(placements, in_flight, priority)
     used = [name for name, ops in placement.counts().items() if ops]
     by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin, asked=True)
-    if not server.exchange(leaving, made, by):
-        for executor in made:
+    if not server.exchange(leaving, new, by):
+        for executor in new:
             executor.close()
         raise ExecutionError("The server is closed, or was about to move to another placement by itself: apply it again.")
 
@@ -129,30 +131,25 @@ def refining(
     return server
 
 
-def steps(session: Workbench) -> Steps | None:
-    """Return the rules by which a server joins steps of texts; None if the model is no decoder with state."""
-    return Steps.of(session.model, session.tolerance)
-
-
-def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> Joining | str | None:
-    """Return the rules by which a server joins requests, or why it cannot; None if it is to join none.
+def joining(session: Workbench, max_rows: int | Literal["auto"], delay_s: float) -> Joining | str | None:
+    """Return the rules by which a server joins requests; or why it cannot join any; or None if it should not.
 
     Args:
         session: has the model.
-        most: most rows of a batch, 0 or 1 to join no requests; or ``auto`` to measure which number is best.
+        max_rows: maximum rows of a batch, 0 or 1 to join no requests; or ``auto`` to measure which number is best.
         delay_s: seconds that a request may wait for others while a device is free.
 
     Raises:
-        UsageError: ``most`` or ``delay_s`` is negative, or requests of the model cannot be joined and ``most`` is a number.
+        UsageError: ``max_rows`` or ``delay_s`` is negative, or ``max_rows`` is a number and requests cannot be joined.
     """
-    if (most != "auto" and most < 0) or not 0 <= delay_s < math.inf:
-        raise UsageError(f"A batch has 0 rows or more, and no negative delay; got {most} rows and {delay_s} seconds.")
-    if most != "auto" and most < 2:
+    if (max_rows != "auto" and max_rows < 0) or not 0 <= delay_s < math.inf:
+        raise UsageError(f"A batch has 0 rows or more, and no negative delay; got {max_rows} rows and {delay_s} seconds.")
+    if max_rows != "auto" and max_rows < 2:
         return None
     model = session.model
     why = "it keeps state" if model.stateful else why_fixed(model.inputs, model.outputs)
     if why is not None:
-        if most != "auto":
+        if max_rows != "auto":
             raise UsageError(f"Requests of {model.path} cannot be joined: {why}. Leave out the batch size.")
         return why
     first = model.sample_inputs()
@@ -160,14 +157,14 @@ def joining(session: Workbench, most: int | Literal["auto"], delay_s: float) -> 
         alike = all(other[name].shape == value.shape for name, value in first.items())
         if alike and not all(np.array_equal(other[name], value) for name, value in first.items()):
             padding = Padding.of(model.inputs, model.outputs)
-            return Joining((first, other), session.tolerance, None if most == "auto" else most, delay_s, padding)
+            return Joining((first, other), session.tolerance, None if max_rows == "auto" else max_rows, delay_s, padding)
     return "no two different inputs of the same shapes are known"
 
 
 def measure(
     placements: abc.Sequence[Prepared], traffic: Traffic, *, warmup: int, inputs: Arrays | None, watch: Watch | None = None
 ) -> RateReport:
-    """Serve traffic by a placement and its replicas, and check the outputs of each before, and of the server after.
+    """Serve traffic on a placement and its replicas; check the outputs of each replica before, and of the server after.
 
     Args:
         placements: the prepared placement and its replicas.
@@ -182,27 +179,27 @@ def measure(
         ExecutionError: a device failed, or requests did.
     """
     session, placement = placements[0].home, placements[0].placement
-    due, given = traffic.times(), given_to(session, inputs)
-    check = session.reference.output_check(None if inputs is None else given)
+    due, checked = traffic.times(), given_to(session, inputs)
+    check = session.reference.output_check(None if inputs is None else checked)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(executor) for executor in executors(placements)]
         error = functools.reduce(OutputDifference.worse, [check(executor) for executor in opened])
         for executor in opened * warmup:
-            executor.run(given)
+            executor.run(checked)
         server = stack.enter_context(Server(opened, queue=traffic.queue))
         at_once = sum(executor.in_flight for executor in opened)
         with Sampler() as sampler, contextlib.nullcontext() if watch is None else watch(server):
             if due is not None:
-                served = offer(server, given, due)
+                served = offer(server, checked, due)
             else:
-                served = keep_busy(server, given, at_once, requests=traffic.requests, seconds=traffic.until)
+                served = keep_busy(server, checked, at_once, requests=traffic.requests, seconds=traffic.until)
         trace, labels = server.history.trace(), [executor.labels for executor in opened]
         ended = [one for one in server.history.requests() if math.isfinite(one.ended)]
         done = [replace(one, replica=next(k for k, of in enumerate(labels) if of is one.labels)) for one in ended]
         if served.load is None and served.error is not None:
             raise served.error
         if not served.interrupted:
-            error = error.worse(OutputDifference.between(server.submit(given).result(), check.expected))
+            error = error.worse(OutputDifference.between(server.submit(checked).result(), check.expected))
     return RateReport(
         model=str(session.model.path),
         placement=placement,

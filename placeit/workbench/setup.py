@@ -1,4 +1,4 @@
-"""A model, loaded and grouped for the devices of a cluster."""
+"""Load a model, group its ops, and find the devices of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from placeit.devices.caps import capped
 from placeit.devices.clusterfile import discover
 from placeit.devices.expected import with_expected
 from placeit.devices.nodes.connection import compression
-from placeit.devices.plain import compiled_devices, compiled_twins, plain_devices, whole_devices
+from placeit.devices.plain import compiled_twins, plain_devices, whole_devices
 from placeit.measuring.check import tolerance_of, tolerance_of_rounding
 from placeit.planning.placing import Placing
 from placeit.profiler.cache import Cache
@@ -49,7 +49,7 @@ class Setup:
         compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
         spin_s: seconds that threads of devices wait awake for the next segment.
         policy: guards against measurements that mislead.
-        alone: whether it is on devices that the cluster of the session does not have.
+        alone: whether the devices are outside the cluster of the session.
     """
 
     model: Model
@@ -140,7 +140,7 @@ class Setup:
 
     @property
     def opens_onnx(self) -> bool:
-        """True if there is an ONNX file that ONNX Runtime opens in this precision."""
+        """True if the model is an ONNX file that ONNX Runtime can open in this precision."""
         fits = self.precision == "f32" and not self.model.states
         return fits and self.model.path.suffix.lower() == ".onnx" and self.model.path.is_file()
 
@@ -150,27 +150,17 @@ class Setup:
         return plain_devices(self.cluster, onnx=self.opens_onnx)
 
     @property
-    def compiled_devices(self) -> list[Device]:
-        """Cores of the cluster that compile the whole model (:func:`placeit.devices.plain.compiled_devices`)."""
-        return compiled_devices(self.cluster)
-
-    @property
-    def compiled_twins(self) -> Cluster | None:
-        """The cluster with devices that compile in place of eager ones (:func:`placeit.devices.plain.compiled_twins`)."""
-        return compiled_twins(self.cluster)
-
-    @property
     def elsewhere(self) -> list[Cluster]:
-        """Devices outside the cluster that a search on it may choose all the same: whole devices, and compiled twins."""
-        whole = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
-        return [*whole, *filter(None, [self.compiled_twins])]
+        """Devices outside the cluster that a search may choose as well: whole devices, and compiled twins."""
+        whole_clusters = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
+        return [*whole_clusters, *filter(None, [compiled_twins(self.cluster)])]
 
     @property
     def conditions(self) -> Conditions:
         """Conditions under which placements are found; a placement file keeps them."""
         return Conditions(
             self.precision,
-            compression() if _is_away(self.cluster) else "none",
+            compression() if _uses_nodes(self.cluster) else "none",
             {spec.name: tuple(spec.sizes(self.model.times)) for spec in self.model.inputs},
             self.model.caches,
             self.model.logits,
@@ -201,11 +191,11 @@ def _tolerance(model: Model, cluster: Cluster, precision: str) -> float:
     types = [precision, *(name for name in model.graph.tensor_dtypes if "float" in name)]
     if model.rounds:
         types.append("int8")
-    if _is_away(cluster):
+    if _uses_nodes(cluster):
         types.append(compression())
     return tolerance_of(types) + tolerance_of_rounding(model.graph, model.rounding)
 
 
-def _is_away(cluster: Cluster) -> bool:
+def _uses_nodes(cluster: Cluster) -> bool:
     """Return whether some device is on another node."""
     return any(device.address is not None and device.address.node for device in cluster.devices)

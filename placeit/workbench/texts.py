@@ -1,4 +1,4 @@
-"""The memory of a decoder's longest texts: their states, on the devices of the ops that read them."""
+"""Check the memory for the states of a decoder's longest texts, on the devices of the ops that read them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Texts:
         return cls(str(model.path), mask[-1][1], count, fixed, growing)
 
     def bytes(self, tokens: int | None = None) -> NDArray[np.float64]:
-        """Return the memory that the states of all texts take beside weights, ``float64[V]``: the states, and what stays free.
+        """Return the memory for the states of all texts beside weights, ``float64[V]``, including a part that stays free.
 
         Args:
             tokens: of each text; None for the longest ones.

@@ -65,10 +65,11 @@ def test_an_onnx_file_that_is_cut_off(tmp_path):
         refused(tmp_path / "model.onnx", "damaged or cut off: compare its size with the original")
 
 
-def test_an_onnx_file_without_ops(tmp_path):
-    path = tmp_path / "model.onnx"
-    path.write_bytes(helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString())
-    refused(path, f"{path} has no ops: there is nothing to place")
+@pytest.mark.parametrize("inputs", [[], ["x"]])
+def test_an_onnx_file_without_outputs(tmp_path, inputs):
+    path, values = tmp_path / "model.onnx", [helper.make_tensor_value_info(name, F, [300]) for name in inputs]
+    path.write_bytes(helper.make_model(helper.make_graph([], "g", values, [])).SerializeToString())
+    refused(path, f"{path} has no outputs: there is nothing to compute")
 
 
 def test_what_is_no_onnx_model_is_not_tried_as_other_formats(tmp_path, capfd):

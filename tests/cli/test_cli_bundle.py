@@ -102,7 +102,7 @@ def test_options_that_make_no_sense_for_a_bundle_are_refused(cli: Any, bundle: P
 
 def test_a_folder_that_holds_no_bundle_is_said_to_hold_none_whatever_else_is_asked(cli: Any, tmp_path: Path) -> None:
     for more in ((), ("--context", "8")):
-        assert "the folder has no bundle.json" in " ".join(
+        assert "the folder has neither bundle.json" in " ".join(
             cli("generate-text", tmp_path, "x", "-d", "CPU", *more).stderr.split()
         )
 

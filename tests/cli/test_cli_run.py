@@ -283,6 +283,17 @@ def test_a_run_needs_a_placement_or_devices(cli: Any, tiny: Path) -> None:
     assert "error: Give --placement; or 'placeit run' takes --devices alone" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_a_file_that_is_missing_is_named_before_an_option_that_is(cli: Any, tmp_path: Path, command: str) -> None:
+    result = cli(command, tmp_path / "missing.onnx")
+    assert "missing.onnx: No such file or directory." in " ".join(result.stderr.split())
+
+
+def test_a_folder_with_neither_a_bundle_nor_a_model_is_said_to_have_neither(cli: Any, tmp_path: Path) -> None:
+    result = cli("run", tmp_path)
+    assert "the folder has neither bundle.json, which 'placeit build' writes, nor a model (" in " ".join(result.stderr.split())
+
+
 HANGING = """
 import sys
 import threading

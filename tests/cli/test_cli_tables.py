@@ -15,7 +15,7 @@ from rich.console import Console
 
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Raced
+from placeit.optimizer.candidates import RaceResult
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.profiler.cache import Cache
@@ -159,7 +159,7 @@ def test_a_time_of_an_earlier_race_is_not_beside_those_of_the_last_one(
         replace(found.chosen, name=name, state=Ran(measured, measured, race=race))
         for name, measured, race in (("a", races["now"][0], 1), ("b", races["then"][1], 0))
     )
-    records = tuple(Raced(when, 9, {one.name: one for one in ones}) for when, ones in races.items())
+    records = tuple(RaceResult(when, 9, {one.name: one for one in ones}) for when, ones in races.items())
     found = replace(found, chosen=a, best_single=a, candidates=(a, b), races=records)
     console = Console(width=200, file=io.StringIO(), markup=False, highlight=False, soft_wrap=True)
     as_text.optimized(console, found, tmp_path / "p.json")

@@ -194,6 +194,7 @@ def test_a_value_of_zero_is_less_than_any_other() -> None:
     a = Measurement("a", np.zeros(8), np.arange(8), 0, 0, 0, 0)
     b = Measurement("b", np.ones(8), np.arange(8), 1, 1, 1, 1)
     assert (faster(a, b).ratio, faster(a, b).ci_high) == (0.0, 0.0)
+    assert faster(a, a) == Ratio(1.0, 1.0, 1.0)
 
 
 def test_only_common_rounds_are_compared() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from placeit.core import clock
-from placeit.core.errors import UsageError
+from placeit.core.errors import ExecutionError, UsageError
 from placeit.measuring.blocks import BLOCK_S
 from placeit.measuring.measure import Race
 from placeit.measuring.pace import Pace
@@ -236,6 +236,24 @@ def test_disturbed_rounds_are_repeated_and_do_not_count(machine: Machine) -> Non
     race, samples = raced(machine, itertools.cycle([True, False]), rounds=8)
     assert samples["a"] == pytest.approx([0.1] * 8)
     assert (race.disturbed, race.left_out) == (0, 8)
+
+
+def test_after_an_early_failure_of_a_candidate_disturbed_rounds_of_the_others_do_not_count(machine: Machine) -> None:
+    machine.cold = ()
+    watch = Watch(itertools.cycle([True, False]))
+    good = machine.candidate("a", 0.1)
+
+    def failing() -> float:
+        if watch.begun > 1:
+            raise ExecutionError("the device is gone")
+        return 0.1
+
+    race = Race(
+        {"a": lambda: good() * (3.0 if watch.begun % 2 else 1.0), "b": failing}, leave=lambda name, error: None, watch=watch
+    )
+    found = race.run(rounds=8)
+    assert found["a"].samples.tolist() == pytest.approx([0.1] * 8)
+    assert (race.disturbed, race.left_out, len(found["b"].samples)) == (0, 8, 1)
 
 
 def test_rounds_that_are_always_disturbed_are_repeated_once_each_and_count(machine: Machine) -> None:

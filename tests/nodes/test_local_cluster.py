@@ -148,7 +148,7 @@ def _kill_one(runtime: Runtime, nodes: connection.Nodes) -> None:
 def test_a_link_that_is_lost_fails_what_crosses_it_until_it_is_back_and_a_server_goes_on_without_it(
     cluster: Cluster, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapting, "_LOOK_S", 60.0)
+    monkeypatch.setattr(adapting, "_POLL_S", 60.0)
 
     def cut(actor: DeviceActor, name: str) -> None:  # a function of this module could not be found on the node
         actor._lane._peers[name]._sock.shutdown(socket.SHUT_RDWR)

@@ -63,7 +63,7 @@ def test_a_run_on_a_node_is_recorded_in_the_time_of_this_process(cluster: Cluste
 def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
     cluster: Cluster, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapting, "_LOOK_S", 600.0)  # it does not come back
+    monkeypatch.setattr(adapting, "_POLL_S", 600.0)  # it does not come back
     model = inception_like()
     with Session(model, cluster, cache=cache) as session:
         session.profile(budget_s=1.0)

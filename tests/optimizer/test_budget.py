@@ -13,6 +13,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.devices.host import allowed_cores
 from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import why_hopeless
+from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
 from placeit.workbench.options import Constraints
@@ -117,3 +118,24 @@ def test_hopeless_is_more_than_five_times_as_slow() -> None:
     assert why_hopeless(67.0, 1.0, "slower") == "simulated 67 times slower"
     assert why_hopeless(5.5, 1.0, "worse") == "simulated 5.5 times worse"
     assert why_hopeless(1.0, 0.0, "slower") is None
+
+
+def test_runs_that_take_longer_than_expected_do_not_make_a_search_exceed_its_budget(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache
+) -> None:
+    now, run = 0.0, Deployed.time
+
+    def look() -> float:
+        nonlocal now
+        now += 1e-3
+        return now
+
+    def slow(deployed: Deployed) -> float:
+        nonlocal now
+        now += 1.0
+        return run(deployed)
+
+    monkeypatch.setattr(clock, "now", look)
+    monkeypatch.setattr(Deployed, "time", slow)
+    found = optimize(inception_like(), slowed(1.0, 1.2, 1.5), candidates=Candidates(placers=("heft",)), budget=14, cache=cache)
+    assert found.spent_s < 1.2 * 14 + 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,16 @@ from torch import nn
 
 from placeit.backends.base import Model
 from placeit.backends.torch.model import load
+from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
 from placeit.devices.plain import plain_devices
 from placeit.measuring.statistics import summed_up
+from placeit.optimizer import preparing
 from placeit.optimizer.candidate_state import Ran
 from placeit.optimizer.certainty import MARGIN, excluded
+from placeit.optimizer.ledger import Ledger
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.optimizer.runs import RunOptions
@@ -172,7 +176,7 @@ def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured
             search.begin_with({"split": np.arange(len(session.grouping.groups), dtype=np.int32) % 2})
             for name, seconds in measured.items():
                 measured = summed_up(name, [seconds], [0])
-                search.become(name, Ran(measured, measured), "measured")
+                search.set_state(name, Ran(measured, measured), "measured")
             return search.bound_s
 
         bound, (first, second) = printed(), PAIR
@@ -180,3 +184,21 @@ def test_the_bound_that_is_printed_is_less_its_error_as_far_as_that_was_measured
         assert printed(**{first: 0.8 * WHOLE_S, second: 0.8 * WHOLE_S}) == pytest.approx(0.8 * bound)
         assert bound > printed(**{first: 0.8 * WHOLE_S}) > 0.8 * bound
         assert printed(split=0.1 * bound) == pytest.approx(0.1 * bound)
+
+
+@pytest.mark.parametrize(("budget", "bounded"), [(100.0, True), (1.0, False)])
+def test_where_the_time_is_too_short_to_compare_placements_no_bound_is_measured(
+    monkeypatch: pytest.MonkeyPatch, budget: float, bounded: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(preparing, "_may_stop", lambda state: True)
+    monkeypatch.setattr(preparing, "_is_certain", lambda state, core: asked.append("the bound"))
+    costs = SimpleNamespace(core=np.full((4, 2), 0.5), profiled=SimpleNamespace(cached=True))  # 2 s on each device
+    state: Any = SimpleNamespace(
+        session=SimpleNamespace(costs=costs),
+        goal=SimpleNamespace(objective=SimpleNamespace(steady=True)),
+        ledger=Ledger(),
+        deadline=clock.now() + budget,
+    )
+    preparing.Bound().run(state)
+    assert asked == ["the bound"] * bounded

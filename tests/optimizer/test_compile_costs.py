@@ -14,7 +14,7 @@ from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import summed_up
 from placeit.optimizer import measuring
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Alone, Candidate
+from placeit.optimizer.candidates import Candidate, OtherDevices
 from placeit.optimizer.deciding import confirm
 from placeit.optimizer.measuring import measure
 from placeit.optimizer.runs import RunOptions
@@ -139,7 +139,7 @@ def test_eager_splits_are_hopeless_by_eager_devices_only_where_their_segments_ma
     search, compiler = searching(PLENTY, near=(4.0, 0.0), far=(6.0, 0.0))
     plan = cast("Plan", SimpleNamespace(seconds=1e-4, compiling=0.0))
     whole = Candidate("compiled", "single", plan, cast("Placing", None), 1e-4, 1e-4)
-    search.enter(whole, Alone(cast("Workbench", compiler.session), np.ones(1)))
+    search.enter(whole, OtherDevices(cast("Workbench", compiler.session), np.ones(1)))
     assert not promising(search) & {"near", "far"}
     model = SimpleNamespace(stateful=(), inputs=(), called=print)
     vars(compiler.session).update(pins={}, model=model, setup=SimpleNamespace(compiled_twins=True))
@@ -173,7 +173,7 @@ def test_a_decision_needs_time_to_compile_what_an_earlier_search_has_measured() 
     search, compiler = searching(PLENTY, known=(0.5, 2 * PLENTY))
     for name in ("single", "known"):
         measured = summed_up(name, [search.known[name].simulated_s or 0.0] * 6, range(6))
-        search.become(name, Ran(measured, measured, earlier=True), "measured")
+        search.set_state(name, Ran(measured, measured, earlier=True), "measured")
     decision = confirm(search)
     assert decision.hurried
     assert decision.winner is search.known["single"]

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
 from placeit.core import clock
-from placeit.optimizer.deciding import confirm, selected, settled
+from placeit.optimizer.deciding import confirm, decided, selected
 from placeit.optimizer.measuring import measure
 
 
@@ -78,7 +78,7 @@ def test_what_was_measured_before_the_decision_does_not_enter_it() -> None:
     assert single.value is not None
     assert split.value is not None
     assert split.value.median < 0.6
-    decision = settled(search, single, search.learn_of(split.name, plan=1.0))
+    decision = decided(search, single, search.update_facts(split.name, plan=1.0))
     assert decision is not None
     assert decision.winner is decision.single
     assert decision.ratio is not None

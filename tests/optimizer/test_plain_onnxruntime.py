@@ -15,7 +15,7 @@ from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.compare import compare
 from placeit.optimizer.deployed import Deployed
-from placeit.optimizer.wholes import alone_on
+from placeit.optimizer.whole_models import alone_on
 from tests.eight_bit import EIGHT_BIT
 from tests.steady import STEADY, optimize
 

@@ -20,7 +20,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.devices.host import allowed_cores
 from placeit.devices.own_modes import OwnMode
 from placeit.optimizer.candidates import Beside, Candidate
-from placeit.optimizer.deciding import guests, settled
+from placeit.optimizer.deciding import decided, guests
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.references import enter_references, references_beside
 from placeit.optimizer.runs import RunOptions
@@ -70,7 +70,7 @@ def raced(cache: Cache) -> Iterator[Callable[[], Raced]]:
         def race() -> Raced:
             search = Search(RunOptions(session, get_objective("throughput", session.cluster)))
             search.singles()
-            decision = settled(search, search.known[PAIR[0]], None)
+            decision = decided(search, search.known[PAIR[0]], None)
             assert decision is not None
             assert decision.winner is not None
             return Raced(search, decision.winner, references_beside(search, decision.winner))

@@ -18,7 +18,7 @@ from placeit.devices.host import allowed_cores
 from placeit.measuring.check import OutputDifference
 from placeit.measuring.statistics import FEWEST, summed_up
 from placeit.optimizer.candidate_state import Ran
-from placeit.optimizer.candidates import Alone, Candidate
+from placeit.optimizer.candidates import Candidate, OtherDevices
 from placeit.optimizer.journal import open_journal
 from placeit.optimizer.measured_cost import MeasuredCost
 from placeit.optimizer.options import Budget, Candidates
@@ -186,11 +186,11 @@ def test_what_is_no_placement_on_these_devices_is_not_kept(cache: Cache, tmp_pat
         search.resume(open_journal(tmp_path / "search.jsonl", session, search.objective))
         search.singles()
         fast, slow = search.candidates
-        search.enter(replace(fast, name="elsewhere"), Alone(session, np.ones(2)))
+        search.enter(replace(fast, name="elsewhere"), OtherDevices(session, np.ones(2)))
         for name in ("elsewhere", slow.name):
             measured = summed_up(name, [0.1] * 6, range(6))
-            search.become(name, Ran(measured, measured), "measured")
-            search.learn_of(name, output_error=OutputDifference(0.0, 0.0))
+            search.set_state(name, Ran(measured, measured), "measured")
+            search.update_facts(name, output_error=OutputDifference(0.0, 0.0))
         search.keep(["elsewhere", slow.name])
     assert [json.loads(line)["name"] for line in (tmp_path / "search.jsonl").read_text().splitlines()[1:]] == ["slow"]
 
@@ -212,8 +212,8 @@ def test_what_was_measured_of_replicas_is_kept(cache: Cache, tmp_path: Path) -> 
         first = begun()
         (replicas,) = (one for one in first.candidates if one.replicas)
         measured = summed_up(replicas.name, samples, range(6))
-        first.become(replicas.name, Ran(measured, measured, cost=0.12), "measured")
-        first.learn_of(replicas.name, output_error=OutputDifference(0.0, 0.0))
+        first.set_state(replicas.name, Ran(measured, measured, cost=0.12), "measured")
+        first.update_facts(replicas.name, output_error=OutputDifference(0.0, 0.0))
         first.keep([replicas.name])
         (again,) = (one for one in begun().candidates if one.replicas)
         assert (again.name, again.earlier, again.cost) == (replicas.name, True, 0.12)

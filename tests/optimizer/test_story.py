@@ -38,7 +38,7 @@ def test_the_events_of_a_search_lead_to_the_states_that_its_candidates_have(devi
     with Session(inception_like(), devices, cache=cache) as session, searching():
         state = state_of(session)
         found = follow(state)
-        final = {name: one.state.told() for name, one in state.search.known.items()}
+        final = {name: one.state.to_dict() for name, one in state.search.known.items()}
     assert final == replay(found.story)
     assert {one.name for one in found.candidates} <= final.keys()
     assert final[found.chosen.name]["kind"] == ("proposed" if devices is DESCRIBED else "measured")

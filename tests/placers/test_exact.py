@@ -110,6 +110,17 @@ def test_what_is_too_large_is_an_error_and_not_a_guess():
         Exact(nodes=1000).place(problem, SimulatedCost(problem), seed=0, evaluations=None)
 
 
+def test_a_search_that_ends_with_its_last_node_has_an_answer():
+    problem = random_problem(2, 2, everywhere=1.0)  # 2 nodes for the first op, and 2 below each of them
+
+    def cost(placements):
+        return placements.sum(axis=1).astype(float)
+
+    assert Exact(nodes=6).place(problem, cost, seed=0, evaluations=None).tolist() == [0, 0]
+    with pytest.raises(UsageError, match="within 5 partial placements"):
+        Exact(nodes=5).place(problem, cost, seed=0, evaluations=None)
+
+
 def test_a_measured_cost_is_not_asked_in_vain():
     problem = random_problem(10, 3, everywhere=1.0)
 

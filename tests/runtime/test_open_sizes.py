@@ -27,8 +27,8 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
-from placeit.workbench.between import at_sizes
 from placeit.workbench.options import Inputs
+from placeit.workbench.sizes import at_sizes
 from tests.open_models import (
     LENGTHS,
     OPEN,

@@ -110,7 +110,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Bench]:
     for module, name, value in (
-        (adapting, "_LOOK_S", 0.02),
+        (adapting, "_POLL_S", 0.02),
         (adapting, "_PAUSE_S", 0.02),
         (adapting, "_RETRY_S", 0.2),
         (recovering, "_MIN_PRICE_S", 0.05),
@@ -403,7 +403,7 @@ def looks(pace: Pace, *ratios: float, known: float = 1.0) -> list[dict[str, floa
     for ratio in ratios:
         for noise in (0.9, 1.0, 1.1, 1.0, 1.0, 20.0):
             pace.add("a", ratio * noise)
-        found.append(pace.look({"a": known}))
+        found.append(pace.changes({"a": known}))
     return found
 
 
@@ -423,7 +423,7 @@ def test_a_look_waits_for_enough_requests() -> None:
     pace = Pace()
     for _ in range(12):
         pace.add("a", 5.0)
-        assert pace.look({}) == {}
+        assert pace.changes({}) == {}
     for _ in range(3):
         pace.add("a", 5.0)
-    assert pace.look({}) == {"a": 5.0}
+    assert pace.changes({}) == {"a": 5.0}

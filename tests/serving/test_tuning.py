@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import placeit
+from placeit import tuning
+from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
 from placeit.serving.batching import Batches
@@ -177,3 +179,26 @@ def test_a_file_with_other_settings_is_no_placement(whole: Placement, tmp_path: 
     assert Placement.from_dict(data, "p.json").serving == Serving(3, 8)
     with pytest.raises(PlacementError, match=r"p.json: 'serving' has 'in_flight', at least 1, and 'max_batch', at least 0"):
         Placement.from_dict(data | {"serving": serving}, "p.json")
+
+
+def test_turns_that_take_longer_than_planned_end_when_the_time_is_up(
+    session: Session, whole: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def saturate(turns: object, trial: Any, seconds: float) -> bool:
+        trial.capacities.append(1.0)
+        return True
+
+    def climb(turns: object, trial: Any, rates: object, seconds: float) -> bool:
+        nonlocal now
+        now += 100.0
+        trial.served.setdefault(1.0, []).append((np.full(3, 1e-3), True))
+        return True
+
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr(tuning._Turns, "_saturate", saturate)
+    monkeypatch.setattr(tuning._Turns, "_climb", climb)
+    found = tune(session, "p95=60s", placements={"whole": whole}, budget=3000)
+    assert found.turns >= 6
+    assert now <= 3000 + 100 * len(found.configurations)

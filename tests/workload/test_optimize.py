@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from placeit.core import clock
 from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelError, UsageError, WorkloadError
 from placeit.devices.host import allowed_cores
 from placeit.serving.load_run import offer_all
 from placeit.session import Session
 from placeit.simulator.load import constant_arrivals
-from placeit.workload.entries import Workload
+from placeit.workload import measuring
+from placeit.workload.entries import Entry, Workload
 from placeit.workload.optimize import optimize_workload
 from tests.schema_check import check_schema
 from tests.serving.test_batching import saved
@@ -258,3 +262,18 @@ def test_requests_are_offered_to_several_servers_at_once(models: Path) -> None:
     assert (first.arrived, second.arrived) == (10, 25)
     assert first.error is second.error is None
     assert len(first.latencies) + first.dropped == 10
+
+
+def test_a_turn_without_rates_is_long_enough_for_a_few_of_the_longest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def turn(workload: Workload, servers: object, inputs: object, seconds: float, rng: object) -> None:
+        lengths.append(seconds)
+
+    session: Any = SimpleNamespace(serve=lambda *_, **__: contextlib.nullcontext(), model=SimpleNamespace(sample_inputs=dict))
+    options: Any = [[SimpleNamespace(seconds=seconds, placement=None)] for seconds in (0.1, 0.4)]
+    workload = Workload(tuple(Entry(name, Path(), in_flight=2) for name in ("quick", "slow")))
+    monkeypatch.setattr(measuring, "_turn", turn)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure_choices([session] * 2, workload, options, {"joint": (0, 0)}, until=clock.now(), seed=0, progress=None)
+    assert lengths == [pytest.approx(5 * 0.4 / 2)]

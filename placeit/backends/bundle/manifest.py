@@ -18,6 +18,7 @@ import numpy as np
 from placeit.backends.base import Format, TensorSpec
 from placeit.backends.bundle.files import BundleFiles, Digest
 from placeit.backends.checking import numpy_can_hold
+from placeit.backends.folder import NAMES
 from placeit.core import problem_checks as checks
 from placeit.core.errors import PlaceitError
 from placeit.core.graph import OpGraph
@@ -241,9 +242,8 @@ def read_manifest(files: BundleFiles) -> Manifest:
         raw = files.read(MANIFEST)
     except PlaceitError as error:
         if files.folder:
-            raise files.wrong(
-                f"the folder has no {MANIFEST}, which holds the plan. A bundle is what 'placeit build' writes"
-            ) from error
+            model = f"nor a model ({', '.join(NAMES)})"
+            raise files.wrong(f"the folder has neither {MANIFEST}, which 'placeit build' writes, {model}") from error
         raise files.wrong(f"it has no {MANIFEST}. A bundle is what 'placeit build' writes") from error
     if len(raw) > _LARGEST:
         raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes, and may have {_LARGEST}")

@@ -211,13 +211,13 @@ def build_graph(
         stand_ins: friendly names of nodes that stand for constants.
 
     Raises:
-        ModelError: a tensor holds strings, or has a size without a bound.
+        ModelError: the model has no outputs, or a tensor holds strings or has a size without a bound.
     """
     constant = constant_nodes(model, stand_ins)
     nodes = model.get_ordered_ops()
     ops = [node for node in nodes if node.get_friendly_name() not in constant]
-    if not ops:
-        raise ModelError(f"{path} has no ops: there is nothing to place.")
+    if not model.outputs:
+        raise ModelError(f"{path} has no outputs: there is nothing to compute.")
     index = {node.get_friendly_name(): v for v, node in enumerate(ops)}
     flops = np.zeros(len(ops))
     tensors: dict[tuple[int, int], int] = {}

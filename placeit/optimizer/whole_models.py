@@ -1,4 +1,4 @@
-"""Candidates on devices outside the cluster: plain, compiling, in another precision; and splits with compiled segments."""
+"""Candidates on devices outside the cluster, such as the whole CPU, and splits with compiled segments."""
 
 from __future__ import annotations
 
@@ -15,25 +15,37 @@ from placeit.core import clock
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
-from placeit.devices.kinds import kind_of
+from placeit.devices.kinds import driven_by_openvino, kind_of
+from placeit.devices.plain import compiled_devices, compiled_twins, in_throughput_mode
 from placeit.measuring.measure import FAILURES
-from placeit.optimizer.candidates import Alone, Candidate, value_of
+from placeit.optimizer.candidates import Candidate, OtherDevices, value_of
 from placeit.optimizer.ledger import COMPILING
 from placeit.optimizer.races import Races, too_late
 from placeit.planning.segments import Costs, Segmenter
 from placeit.workbench import Workbench
 
-__all__ = ["alone_on", "compiles_splits", "enter_compiled", "enter_twin", "in_other_precision", "plain_candidates"]
+__all__ = [
+    "MODE",
+    "alone_on",
+    "compiles_splits",
+    "enter_compiled",
+    "enter_twin",
+    "in_other_precision",
+    "plain_candidates",
+    "throughput_mode",
+]
 
-_BEHIND = 1.5  # times the best eager single device, from which on an eager split is not compiled
-_COPIES = 2  # copies of the weights that free memory must hold before plain ONNX Runtime is opened
+MODE = "throughput mode"
+"""Placer name of OpenVINO's throughput mode."""
+_BEHIND = 1.5  # eager splits that take more than this many times the best eager single device are not compiled
+_COPIES = 2  # copies of the weights that must fit into free memory before plain ONNX Runtime is opened
 _log = logging.getLogger("placeit")
 
 
-def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, Alone]]:
+def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
     """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
     devices, busy = session.cluster.devices, _busy(session)
-    found: list[tuple[Candidate, Alone]] = []
+    found: list[tuple[Candidate, OtherDevices]] = []
     for plain in () if session.pins else session.setup.plain_devices:
         like = [d for d, device in enumerate(devices) if device.core_set and device.kind == plain.kind]
         able = plain.plain or problem.feasible[:, like].all()  # a whole file needs no cuts
@@ -46,14 +58,30 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
             if plain.plain and (why := _refusal(home)) is not None:
                 _log.info("Plain ONNX Runtime is not a candidate: %s", why)
                 continue
-            found.append((alone_on(home, name, plain=True), Alone(home, busy)))
+            found.append((alone_on(home, name, plain=True), OtherDevices(home, busy)))
     return found
+
+
+def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, OtherDevices] | None:
+    """Return the CPU in OpenVINO's throughput mode, which divides the session's cores among streams, as a candidate.
+
+    None if the session has pins, or if the cores cannot run all ops or may not hold all weights.
+    """
+    device = None if session.pins else in_throughput_mode(session.cluster)
+    if device is None or problem.param_bytes.sum() > device.memory_bytes:
+        return None
+    like = [d for d, one in enumerate(session.cluster.devices) if one.core_set and driven_by_openvino(one)]
+    if not problem.feasible[:, like].all():
+        return None
+    home = session.alone(device)
+    candidate = alone_on(home, f"{replace(device.where, runtime='')} in {MODE}", placer=MODE)
+    return candidate, OtherDevices(home, np.zeros(len(session.cluster)))
 
 
 def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
     session = races.session
-    for device in session.setup.compiled_devices if _is_compilable(session) else ():
+    for device in compiled_devices(session.cluster) if _is_compilable(session) else ():
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind != device.kind]
         if not problem.feasible[:, eager].all() or problem.param_bytes.sum() > device.memory_bytes:
             continue
@@ -65,7 +93,7 @@ def enter_compiled(races: Races, problem: Problem, room: float) -> None:
         if quick and (why := _refusal(home)) is not None:
             _log.info("%s is not a candidate: %s", device.name, why)
             continue
-        races.enter(candidate, Alone(home, _busy(session)))
+        races.enter(candidate, OtherDevices(home, _busy(session)))
         _skip_late(races, candidate, home, room)
 
 
@@ -80,13 +108,13 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
         return None
     alike = [value_of(one) for one in known if one.placer == "single" and races.is_placed(one)]
     behind = not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf)
-    if behind or (twins := session.setup.compiled_twins) is None:
+    if behind or (twins := compiled_twins(session.cluster)) is None:
         return None
     home = session.alone(twins)
     plan = replace(split.plan, problem=replace(split.plan.problem, device_names=twins.names))
     name = f"{split.name}, compiled"
     twin = Candidate(name, split.placer, plan, home.placing, None, None, twin=split.name, start=split.name)
-    races.enter(twin, Alone(home, np.eye(len(twins))))
+    races.enter(twin, OtherDevices(home, np.eye(len(twins))))
     if not _skip_late(races, twin, home, room):
         return None
     try:
@@ -103,7 +131,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
 
 def compiles_splits(session: Workbench) -> bool:
     """Return whether splits that run eagerly may race with their segments compiled, so that eager costs bound none."""
-    return _is_compilable(session) and session.setup.compiled_twins is not None
+    return _is_compilable(session) and compiled_twins(session.cluster) is not None
 
 
 def _is_compilable(session: Workbench) -> bool:
@@ -135,8 +163,8 @@ def _refusal(home: Workbench) -> str | None:
 
 
 def in_other_precision(
-    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, Alone]
-) -> tuple[list[tuple[Candidate, Alone]], list[str]]:
+    session: Workbench, singles: Sequence[Candidate], homes: Mapping[str, OtherDevices]
+) -> tuple[list[tuple[Candidate, OtherDevices]], list[str]]:
     """Return candidates in another precision: the plain devices, or every single device if there are no plain ones.
 
     Args:
@@ -147,7 +175,7 @@ def in_other_precision(
     Returns:
         The candidates to measure in addition, and a sentence for each device that has no other precision.
     """
-    others: list[tuple[Candidate, Alone]] = []
+    others: list[tuple[Candidate, OtherDevices]] = []
     missing: list[str] = []
     singles = [one for one in singles if one.name not in homes or not homes[one.name].is_onnxruntime]
     for single in [one for one in singles if one.plain] or singles:
@@ -158,9 +186,9 @@ def in_other_precision(
         if precision is None:
             missing.append(f"{single.name} {'is only described' if device.described else kind.one_precision}")
             continue
-        there = session.alone(device, precision=precision)
-        other = alone_on(there, f"{single.name} in {precision}", placer="precision", of=single.name)
-        others.append((other, Alone(there, np.eye(len(session.cluster))[d] if home is None else home.busy)))
+        other_session = session.alone(device, precision=precision)
+        other = alone_on(other_session, f"{single.name} in {precision}", placer="precision", of=single.name)
+        others.append((other, OtherDevices(other_session, np.eye(len(session.cluster))[d] if home is None else home.busy)))
     return others, missing
 
 

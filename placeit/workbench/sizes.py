@@ -1,4 +1,4 @@
-"""Times of a placement at other sizes than it was found for, measured and simulated."""
+"""Measure and simulate a placement at other input sizes than it was found for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.simulator.simulate import schedule
 __all__ = ["at_sizes"]
 
 _RUNS = 5  # timed runs at each size
-_MAX_RUN_S = 2.0  # seconds of the longest run; larger sizes are left out
+_MAX_RUN_S = 2.0  # timeout of a run; larger sizes are left out
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -85,10 +85,10 @@ def _measured(model: Model, executor: PlanExecutor, shapes: Shapes) -> AtSize | 
     try:
         executor.set_requests([Sample(model.inputs_at(shapes))])
         executor.time(timeout=_MAX_RUN_S)  # warm-up
-        taken = [executor.time() for _ in range(_RUNS)]
+        seconds = [executor.time() for _ in range(_RUNS)]
     except (ExecutionError, UsageError, MemoryError):
         return None
-    return AtSize(shapes, float(np.median(taken)), None)
+    return AtSize(shapes, float(np.median(seconds)), None)
 
 
 def _simulated(plan: Plan, seconds: NDArray[np.float64]) -> float:
