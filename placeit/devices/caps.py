@@ -50,7 +50,7 @@ def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
                 f"{nearest(name, cluster.names)}."
             )
         limit: object = parse_quantity(cap, "memory") if isinstance(cap, str) else cap
-        if not (isinstance(limit, Real) and limit >= 0):
+        if not (isinstance(limit, Real) and float(limit) >= 0):
             raise UsageError(f"The memory limit of '{name}' is {cap} bytes; it must be a number that is not negative.")
         limits[name] = float(limit)
     devices = (

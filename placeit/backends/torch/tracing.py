@@ -1,4 +1,4 @@
-"""Trace and export PyTorch modules without output, with errors of one paragraph."""
+"""Trace and export PyTorch modules without output to the terminal, with errors of one paragraph."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ def _where(error: BaseException) -> str:
 def exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: ShapesCollection | None = None
 ) -> ExportedProgram:
-    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one.
+    """Export a module. A tensor that is given for several arguments is copied, since PyTorch would take them for one.
 
     Args:
         module: the module.
         args: positional arguments of a call.
         kwargs: keyword arguments.
-        sizes: dimensions that stay open, of arguments none of which occurs twice.
+        sizes: dimensions that stay open; no tensor with such dimensions may be given for several arguments.
     """
     seen: set[int] = set()
 
@@ -179,7 +179,7 @@ def exported(
 
 @contextlib.contextmanager
 def _without_partial_graph() -> Iterator[None]:
-    """Keep the graph traced until an error, which PyTorch prints, out of stderr. Other text arrives there afterwards."""
+    """Remove the partial graph that PyTorch prints on an error from stderr. Other text is written there at the end."""
     stderr, text, graph = sys.stderr, io.StringIO(), ""
     try:
         with contextlib.redirect_stderr(text):

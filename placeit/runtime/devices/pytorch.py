@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.precision import in_precision
-from placeit.backends.torch.state import kept, with_states
+from placeit.backends.torch.state import state_updates, with_states
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
@@ -139,7 +139,7 @@ class TorchProgram:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.states: dict[str, torch.Tensor] = {}
-        if isinstance(module, torch.fx.GraphModule) and kept(module):
+        if isinstance(module, torch.fx.GraphModule) and state_updates(module):
             module, self.states = with_states(module)
         self.forward: Callable[..., Sequence[torch.Tensor]] = module.forward
 

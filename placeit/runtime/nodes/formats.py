@@ -130,12 +130,12 @@ def _from_onnx(program: Any, inputs: int | None) -> Encoded:
 
 def _from_torch(module: Any) -> Encoded:
     from placeit.backends.torch.portable import to_files
-    from placeit.backends.torch.state import kept
+    from placeit.backends.torch.state import state_updates
 
     pieces: dict[str, bytes] = {}
     graph, *weights = to_files(module)
     files = ((Part(graph),), *(_divided(data, [(0, len(data))], pieces) for data in weights))
-    return Encoded(files, pieces, variables=tuple(kept(module)))
+    return Encoded(files, pieces, variables=tuple(state_updates(module)))
 
 
 def _divided(data: bytes, weights: Sequence[tuple[int, int]], pieces: dict[str, bytes]) -> tuple[Part, ...]:

@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 
 from placeit.core.errors import ModelError, UsageError
 
-__all__ = ["call_of", "check_dense", "check_device", "check_given", "no_model"]
+__all__ = ["call_arguments", "check_dense", "check_device", "check_exportable", "not_a_model"]
 
 _log = logging.getLogger("placeit")
 
 _CONVERTED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
-def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+def call_arguments(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
     """Return positional and keyword arguments of a call; None for the former if neither are given.
 
     Raises:
@@ -41,7 +41,7 @@ def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str
     return (None if kwargs is None else ()) if example is None else tuple(example), dict(kwargs or {})
 
 
-def no_model(given: object) -> UsageError:
+def not_a_model(given: object) -> UsageError:
     """Return the error about an object that is given in place of a model."""
     kind = type(given).__name__
     if isinstance(given, type):
@@ -53,7 +53,7 @@ def no_model(given: object) -> UsageError:
     return UsageError(f"A {kind} is no model: give the path of a file, or a PyTorch module.")
 
 
-def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
+def check_exportable(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
     """Check that a module and the arguments of a call can be exported. Hooks are logged.
 
     Raises:
