@@ -81,7 +81,7 @@ def test_weights_that_are_not_what_they_are_called_are_not_used(store: WeightSto
 
 
 def test_the_least_recently_used_weights_make_room(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path / "weights", most=25)
+    store = WeightStore(tmp_path / "weights", max_bytes=25)
     parts = {hashlib.sha256(data).hexdigest(): data for data in (b"a" * 10, b"b" * 10, b"c" * 10)}
     for name, data in parts.items():
         store.put({name: data})
@@ -167,7 +167,7 @@ def test_a_store_of_another_user_is_refused(shared: Path) -> None:
 def test_only_weights_are_ever_deleted_and_links_are_not_followed(tmp_path: Path) -> None:
     folder, mine = tmp_path / "weights", tmp_path / "mine"
     mine.write_text("mine")
-    store = WeightStore(folder, most=10)
+    store = WeightStore(folder, max_bytes=10)
     for name in ("notes.txt", "f" * 63):
         (folder / name).write_text("kept")
     (new,), old = pieces(b"x" * 10), "0" * 64

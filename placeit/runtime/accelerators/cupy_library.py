@@ -66,8 +66,7 @@ class CudaView:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
         self.array: NDArray[Any] | None = None
         if memory.place is None:
-            held = array_at(self.address, self.shape, self.dtype, memory.pointer)
-            self.array = held.transpose(0, 3, 1, 2) if spec.channels_last else held
+            self.array = spec.to_logical_order(array_at(self.address, self.shape, self.dtype, memory.pointer))
 
     @property
     def on_host(self) -> NDArray[Any]:

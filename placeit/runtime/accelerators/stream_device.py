@@ -152,10 +152,7 @@ class PinnedBuffer:
 
     def memory(self) -> NDArray[np.generic] | None:
         """Return the memory in memory order; None if NumPy lacks its type."""
-        if not numpy_can_hold(self.spec.dtype):
-            return None
-        value = self.array()
-        return value.transpose(0, 2, 3, 1) if self.spec.channels_last else value
+        return self.spec.to_memory_order(self.array()) if numpy_can_hold(self.spec.dtype) else None
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer."""

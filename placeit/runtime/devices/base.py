@@ -78,6 +78,14 @@ class BufferSpec:
         """Return values, one for each logical dimension, in memory order."""
         return tuple(dimensions[i] for i in (0, 2, 3, 1)) if self.channels_last else tuple(dimensions)
 
+    def to_memory_order(self, value: NDArray[Any]) -> NDArray[Any]:
+        """Return a view of a tensor with its dimensions in memory order, given in logical order."""
+        return value.transpose(0, 2, 3, 1) if self.channels_last else value
+
+    def to_logical_order(self, value: NDArray[Any]) -> NDArray[Any]:
+        """Return a view of a tensor with its dimensions in logical order, given in memory order."""
+        return value.transpose(0, 3, 1, 2) if self.channels_last else value
+
     @property
     def nbytes(self) -> int:
         """Size in bytes, of the typical shape."""

@@ -50,8 +50,7 @@ class HostBuffer:
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value in its logical shape."""
-        data = cast("NDArray[np.generic]", self.tensor.data)
-        return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
+        return self.spec.to_logical_order(self.tensor.data)
 
     def memory(self) -> NDArray[np.generic]:
         """Return the memory, in memory order."""

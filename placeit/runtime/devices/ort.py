@@ -227,7 +227,7 @@ class StatefulOrtInstance(OrtInstance):
 
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     """Wrap host memory, without a copy."""
-    data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
+    data = spec.to_memory_order(array)
     if not data.flags.c_contiguous:
         raise DeviceError(
             f"A buffer of {spec.dtype} {list(spec.shape)} is not contiguous, and ONNX Runtime could only read a copy of it."

@@ -21,7 +21,7 @@ from placeit.devices.trial import why_unusable
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.nodes.elsewhere import there
+from placeit.runtime.nodes.remote_calls import call_with_program
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -49,7 +49,7 @@ class DrivenByOpenVino(DeviceKind):
         if isinstance(model, ConvertsOps) and "openvino" in model.formats:
             return model.converted_ops()
         read = _read(model, device)
-        nodes = there(_supported, "openvino", read.ov_model, device)
+        nodes = call_with_program(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
@@ -65,7 +65,7 @@ class DrivenByOpenVino(DeviceKind):
         inputs = [list(sample.inputs.values()) for sample in samples]
         found = []
         for sample, counted in zip(
-            samples, there(count_kernels, "openvino", read.ov_model, device, precision, inputs, passes), strict=True
+            samples, call_with_program(count_kernels, "openvino", read.ov_model, device, precision, inputs, passes), strict=True
         ):
             for kernel in counted:
                 ops = tuple(grouping.graph.index[op] for op in read.view.ops_named(kernel.layers))
