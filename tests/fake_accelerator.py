@@ -122,7 +122,7 @@ class FakeAccelerator:
         self._hanging: tuple[FakeStream, Submission] | None = None
 
     @one_at_a_time
-    def turn(self) -> AbstractContextManager[object]:
+    def usage_lock(self) -> AbstractContextManager[object]:
         """Return a lock that :meth:`close` takes."""
         if self.closed:
             raise ExecutionError("The fake accelerator is closed.")
@@ -202,7 +202,7 @@ class FakeAccelerator:
         return view.array.copy()
 
     @one_at_a_time
-    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: FakeView, owner: object) -> NDArray[np.generic]:
         """Return a view's value, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array

@@ -319,7 +319,7 @@ def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch)
         def query(self):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
 
-    monkeypatch.setattr(stream_accelerator, "_LOOK_S", 0.01)
+    monkeypatch.setattr(stream_accelerator, "_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(torch, "Stream", lambda device: Broken())
     cpu.open_stream(0)
     with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):

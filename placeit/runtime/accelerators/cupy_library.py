@@ -119,7 +119,7 @@ class CupyLibrary:
         self._pool, self._pinned = cupy.cuda.MemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._lock = threading.Lock()
         self._peers: dict[tuple[int, int], bool] = {}
-        self._adopting: dict[int, Any] = {}  # streams that wait for the work of callers, by GPU
+        self._adoption_streams: dict[int, Any] = {}  # streams that wait for the work of callers, by GPU
 
     # -- devices ----------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class CupyLibrary:
         """Copy a tensor."""
         return np.array(view.on_host, order="C")
 
-    def look(self, view: CudaView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
+    def host_view(self, view: CudaView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
         """Return the tensor's array, which keeps the memory alive itself."""
         return view.on_host
 
@@ -224,9 +224,9 @@ class CupyLibrary:
             return self.adopt(cupy.asarray(array))  # waits for the stream that the array's interface names
         place = int(array.__dlpack_device__()[1])
         with self._lock, self._on(place):
-            if place not in self._adopting:
-                self._adopting[place] = self.stream(place, 0, (1, 1))
-            stream, event = self._adopting[place], CudaEvent()
+            if place not in self._adoption_streams:
+                self._adoption_streams[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adoption_streams[place], CudaEvent()
             held = cupy.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
             event.record(stream)
         if not held.flags.c_contiguous:

@@ -1,9 +1,9 @@
 """The interface between accelerators and the libraries that drive them: PyTorch and CuPy.
 
-A library has streams, events, memory, copies and graphs of devices of one type. Everything else, such as who uses which stream
-and what happens after a failure, is in :mod:`~placeit.runtime.accelerators.stream_accelerator`, once for all libraries.
+A library has streams, events, memory, copies and graphs of devices of one type. Everything else, such as which executor uses
+which stream and what happens after a failure, is in :mod:`~placeit.runtime.accelerators.stream_accelerator`, for all libraries.
 
-*Places* are devices as the library names them, and keys of dictionaries. Memory and views are the library's, as in
+*Places* are the library's names of devices; they are hashable. Memory and views are objects of the library, as in
 :mod:`placeit.runtime.devices.accelerator`. Each thread has a current stream on each device; programs and copies are launched on
 the current stream.
 """
@@ -23,14 +23,14 @@ from placeit.runtime.devices.base import BufferSpec
 __all__ = ["GraphPool", "LibraryEvent", "LibraryStream", "Place", "StreamLibrary", "array_at"]
 
 Place: TypeAlias = Hashable
-"""A device, or the host's memory, as the library names it."""
+"""The library's name of a device, or of the host's memory."""
 
 GraphPool: TypeAlias = Any
 """Memory for intermediate tensors of graphs that never run at the same time."""
 
 
 class LibraryStream(Protocol):
-    """A stream: what is launched on it runs in the order of the launches."""
+    """A stream: its launches run in order."""
 
     def wait_event(self, event: Any, /) -> object:
         """Delay later launches until the work before an event, as last recorded, has ended."""
@@ -38,7 +38,7 @@ class LibraryStream(Protocol):
 
 
 class LibraryEvent(Protocol):
-    """An event with timing. A thread that waits for it sleeps."""
+    """An event with timing. A thread that waits for it sleeps, rather than spins."""
 
     def record(self, stream: Any, /) -> object:
         """Mark everything that has been launched on a stream so far."""
@@ -49,14 +49,14 @@ class LibraryEvent(Protocol):
         ...
 
     def elapsed_time(self, end: Any, /) -> float:
-        """Return the milliseconds from this event to another one of the device."""
+        """Return the milliseconds from this event to another event of the device."""
         ...
 
 
 class StreamLibrary(Protocol):
     """Streams, events, memory, copies and graphs of devices of one type.
 
-    Methods raise the library's own errors, except where a DeviceError is mentioned.
+    Methods raise the library's errors, except where a DeviceError is mentioned.
     """
 
     @property
@@ -77,7 +77,7 @@ class StreamLibrary(Protocol):
     # -- devices ----------------------------------------------------------------------------------------------------------
 
     def place(self, hardware: str | None) -> Place:
-        """Return the place of a device, such as ``cuda:0``; of the host if None. Raises DeviceError if it does not exist."""
+        """Return the place of a device such as ``cuda:0``, or of the host if None. Raises DeviceError if it does not exist."""
         ...
 
     def number(self, place: Place) -> int | None:
@@ -89,21 +89,21 @@ class StreamLibrary(Protocol):
         ...
 
     def exact(self) -> AbstractContextManager[object]:
-        """Return a context in which kernels of this process compute float32 without rounding it further."""
+        """Return a context in which kernels of this process do not round float32 to TF32."""
         ...
 
     def launching(self) -> AbstractContextManager[object]:
-        """Return a context that makes launches faster; a thread that launches enters it once."""
+        """Return a context that makes launches faster. Each thread that launches enters it once."""
         ...
 
     def use_threads(self, count: int) -> None:
-        """Set how many threads compute what the calling thread runs on the host."""
+        """Set the number of threads that compute ops on the host for the calling thread."""
         ...
 
     # -- memory -----------------------------------------------------------------------------------------------------------
 
     def can_peer(self, src: Place, dst: Place) -> bool:
-        """Return whether one device can write another's memory, and allow it."""
+        """Return whether one device can write the memory of another device, and enable that."""
         ...
 
     def free_bytes(self, place: Place) -> float:
@@ -119,7 +119,7 @@ class StreamLibrary(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give memory that is kept in reserve back to the driver. Raises nothing: memory of a failed device is lost."""
+        """Return cached memory to the driver. Raises nothing: the memory of a failed device is lost."""
         ...
 
     def view(self, memory: Memory, spec: BufferSpec) -> View:
@@ -138,7 +138,7 @@ class StreamLibrary(Protocol):
         """Copy a tensor in host memory, in its logical shape; bfloat16 as float32."""
         ...
 
-    def look(self, view: View, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: View, owner: object) -> NDArray[np.generic]:
         """Return a tensor in host memory as an array that keeps ``owner`` alive; a copy if NumPy lacks its type."""
         ...
 
@@ -161,7 +161,7 @@ class StreamLibrary(Protocol):
     # -- streams, events and graphs -----------------------------------------------------------------------------------------
 
     def stream(self, place: Place, priority: int, part: tuple[int, int]) -> LibraryStream:
-        """Return a new stream of a device, or of a part of it; libraries with a pool may return an older one."""
+        """Return a new stream of a device, or of a part of it. A library with a pool of streams may return an older stream."""
         ...
 
     def event(self, place: Place) -> LibraryEvent:
@@ -173,7 +173,7 @@ class StreamLibrary(Protocol):
         ...
 
     def follow(self, stream: LibraryStream, other: LibraryStream) -> None:
-        """Delay later launches on a stream until everything launched on another one so far has ended."""
+        """Delay later launches on a stream until everything launched on another stream so far has ended."""
         ...
 
     def query(self, stream: LibraryStream) -> None:
@@ -193,7 +193,7 @@ class StreamLibrary(Protocol):
         ...
 
     def copy(self, source: View, destination: View) -> None:
-        """Launch a copy on the current stream, which is one of the source's device, or of the destination's for the host."""
+        """Launch a copy on the current stream of the source's device, or of the destination's if the source is on the host."""
         ...
 
     def graph_pool(self) -> GraphPool:
@@ -208,13 +208,13 @@ class StreamLibrary(Protocol):
         Launches of other threads at that time are not recorded.
 
         Returns:
-            A call that launches all of it on the current stream; None if it cannot be recorded.
+            A function that launches all of it on the current stream; None if it cannot be recorded.
         """
         ...
 
 
-class _Held:
-    """Memory with NumPy's array interface, which keeps its owner."""
+class _OwnedMemory:
+    """Memory with NumPy's array interface, which keeps its owner alive."""
 
     def __init__(self, owner: object, interface: dict[str, object]) -> None:
         self.owner, self.__array_interface__ = owner, interface
@@ -226,13 +226,13 @@ def array_at(
     """Return memory of the host as an array.
 
     Args:
-        address: of the first element.
-        shape: of the array.
-        dtype: of the array.
-        owner: the object that the memory lives as long as; the array keeps it alive.
+        address: address of the first element.
+        shape: shape of the array.
+        dtype: element type.
+        owner: the object that owns the memory; the array keeps it alive.
         strides: in bytes; None for a contiguous array.
     """
     interface: dict[str, object] = {"version": 3, "shape": tuple(shape), "typestr": dtype.str, "data": (address, False)}
     if strides is not None:
         interface["strides"] = tuple(strides)
-    return np.asarray(_Held(owner, interface))
+    return np.asarray(_OwnedMemory(owner, interface))

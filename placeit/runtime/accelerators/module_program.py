@@ -23,7 +23,7 @@ __all__ = ["ModuleProgram", "wait_for_default_stream"]
 
 _Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
-_VARIED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+_VARYING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 """Tags of ops whose kernels depend on values or on a seed."""
 
 _copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
@@ -50,19 +50,19 @@ class ModuleProgram:
         """
         if not isinstance(self._module, GraphModule):
             return 0
-        if self._all_made <= enough:
-            return self._all_made
-        return self._peak
+        if self._total_bytes <= enough:
+            return self._total_bytes
+        return self._peak_bytes
 
     @functools.cached_property
-    def _all_made(self) -> int:
+    def _total_bytes(self) -> int:
         """Bytes of all intermediate tensors together, as if none were freed and every view were a copy."""
         assert isinstance(self._module, GraphModule)  # noqa: S101
         made = (node.meta.get("val") for node in self._module.graph.nodes if node.op == "call_function")
         return sum(leaf.nbytes for value in made for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
     @functools.cached_property
-    def _peak(self) -> int:
+    def _peak_bytes(self) -> int:
         assert isinstance(self._module, GraphModule)  # noqa: S101
         return peak_bytes(self._module)
 
@@ -141,7 +141,7 @@ def _replayable(module: torch.nn.Module) -> bool:
         return isinstance(module, Replayable) and module.replayable
     calls = [node.target for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     return all(
-        not _VARIED & set(call.tags)
+        not _VARYING & set(call.tags)
         if isinstance(call, torch._ops.OpOverload)
         else getattr(call, "__module__", "") == "_operator"
         for call in calls

@@ -1,4 +1,4 @@
-"""Reporting events to the host without making any stream wait for the host."""
+"""Report events to the host without making a stream wait for the host."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Reports", "ThreadReports"]
 
 
 class Reports(Protocol):
-    """A way to report events."""
+    """Reports events to the host."""
 
     def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once the event, last recorded in the stream, has happened; or put the error."""
+        """Put a token into an inbox when an event that was last recorded in the stream has happened; on failure, the error."""
         ...
 
     def close(self) -> None:
-        """Stop threads, if there are any, after all requested reports."""
+        """Stop the threads, if there are any, after all requested reports."""
         ...
 
 
 class ThreadReports:
-    """A thread per stream that waits for its events without the interpreter lock (``synchronize`` releases it).
+    """Waits for the events of each stream on a separate thread, without the interpreter lock (``synchronize`` releases it).
 
-    A driver could call back instead, by a host function. But Python must not run there: the driver's thread would wait for the
-    interpreter, maybe while another thread holds it and waits for the driver.
+    The alternative is a callback of the driver, a host function. Python must not run there: the driver's thread would wait for
+    the interpreter lock, while another thread may hold it and wait for the driver.
     """
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class ThreadReports:
         """Stop the threads."""
         with self._lock:
             self._closed = True
-        for waiter, *_ in self._waiters.values():
-            waiter.close()
+        for worker, _ in self._waiters.values():
+            worker.close()
 
 
 def _report(wait: Callable[[], object], inbox: Inbox, token: Token) -> None:
     try:
         wait()
-    except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+    except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
         inbox.fail(token, error)
     else:
         inbox.put(token)

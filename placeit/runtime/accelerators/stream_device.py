@@ -93,7 +93,7 @@ class _CopyLane:
 
     def __init__(self, accelerator: Accelerator, device: int) -> None:
         self._accelerator, self._stream = accelerator, accelerator.open_stream(device)
-        self._turn = accelerator.turn()
+        self._turn = accelerator.usage_lock()
         self._pinned: tuple[int, Memory] | None = None
 
     def fetch(self, view: View, spec: BufferSpec) -> NDArray[np.generic]:
@@ -148,7 +148,7 @@ class PinnedBuffer:
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value, or a copy if NumPy lacks its type."""
-        return self._accelerator.look(self.view, self)
+        return self._accelerator.host_view(self.view, self)
 
     def memory(self) -> NDArray[np.generic] | None:
         """Return the memory in memory order; None if NumPy lacks its type."""

@@ -73,7 +73,7 @@ class TorchLibrary:
     def __init__(self, hardware: str) -> None:
         self.hardware, self._module = hardware, _module(hardware)
         self._lock = threading.Lock()
-        self._adopting: dict[torch.device, Any] = {}  # streams that wait for the work of callers
+        self._adoption_streams: dict[torch.device, Any] = {}  # streams that wait for the work of callers
 
     @property
     def times_graphs(self) -> bool:
@@ -166,7 +166,7 @@ class TorchLibrary:
         array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
 
-    def look(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
         """Return a view made from the address: memory that :meth:`torch.Tensor.numpy` shares could not be freed any more."""
         if view.dtype is torch.bfloat16 or not view.numel():
             return self.read(view)
@@ -185,9 +185,9 @@ class TorchLibrary:
             return self.adopt(tensor)
         place = torch.device(self.hardware, array.__dlpack_device__()[1])
         with self._lock:
-            if place not in self._adopting:
-                self._adopting[place] = self.stream(place, 0, (1, 1))
-            stream, event = self._adopting[place], self.event(place)
+            if place not in self._adoption_streams:
+                self._adoption_streams[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adoption_streams[place], self.event(place)
             taken: torch.Tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
             event.record(stream)
         return place, taken, event

@@ -185,7 +185,7 @@ class Accelerator(Protocol):
         """True if :meth:`close` has been called, after which nothing new may begin."""
         ...
 
-    def turn(self) -> AbstractContextManager[object]:
+    def usage_lock(self) -> AbstractContextManager[object]:
         """Make a re-entrant lock to hold while running something. Raises ExecutionError if closed."""
         ...
 
@@ -243,7 +243,7 @@ class Accelerator(Protocol):
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
         ...
 
-    def look(self, view: View, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: View, owner: object) -> NDArray[np.generic]:
         """Return a tensor in host memory as an array, without a copy where NumPy has its type. Nothing may be writing it.
 
         Args:

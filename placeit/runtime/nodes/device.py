@@ -64,7 +64,7 @@ class NodeDevice(RemoteDevice):
         nodes: the cluster; None for the one that this process is connected to.
         open_device: opens the device on the node; None to open it by its kind.
         cancelled: returns whether to stop waiting for the node.
-        expected: whether it need not be there yet: then it counts as lost until it is open_device anew.
+        expected: whether the device may be missing: it then counts as lost until it is reopened.
         counting: whether its programs count the time of each kernel.
 
     Attributes:
