@@ -132,7 +132,7 @@ def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_n
     assert found == [lane.idle_instance(JOB, {SLOT: 2})]
     assert lane.place(Frame(Kind.DATA, epoch=1, target=READS, size=4, sizes=(1, 1))) is None
     with pytest.raises(DeviceError, match="has no segment 77 any more"):
-        lane.idle_instance(77, 1)
+        lane.idle_instance(77, {})
     bring(lane, 3, one)
     assert len(device.held) == 1
 

@@ -331,7 +331,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:
         ends.inbox.expect(number, around(np.zeros(2 * CHUNK, np.uint8)))
     sender = meet(port)
     payload = memoryview(bytes(2 * CHUNK))
-    sender.send(Frame(Kind.DATA, target=1), payload, current=lambda: False)
+    sender.send(Frame(Kind.DATA, target=1), payload, is_current=lambda: False)
     sender.send(Frame(Kind.DATA, target=2), payload)
     assert ends.arrived.wait(120)
     assert {frame.target for frame in ends.frames} == {2}
