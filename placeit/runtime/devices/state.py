@@ -32,7 +32,7 @@ class KeepsState(Protocol):
     def states(self) -> Mapping[str, Any]:
         """Return copies of the values of its variables, by name, for other instances of segments of the same model.
 
-        Each is an ``openvino.Tensor``, or :class:`Fetched` if it is not in this process.
+        Each value is an ``openvino.Tensor``, or is :class:`Fetched` if it is not in this process.
         """
         ...
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "DrivenByOpenVino"]
 
-_FAMILIES = ("CPU", "GPU", "NPU")  # hardware that OpenVINO drives: names that are not misspelt
-_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags of them
+_FAMILIES = ("CPU", "GPU", "NPU")  # correctly spelt names of hardware that OpenVINO drives
+_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags for them
 
 
 class DrivenByOpenVino(DeviceKind):
@@ -45,7 +45,7 @@ class DrivenByOpenVino(DeviceKind):
         return f"OpenVINO {import_openvino().get_version()}"
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that OpenVINO's plugin says it runs, or else its converter knows. Raises DeviceError."""
+        """Return the ops that OpenVINO's plugin supports, or for other formats its converter. Raises DeviceError."""
         if isinstance(model, ConvertsOps) and "openvino" in model.formats:
             return model.converted_ops()
         read = _read(model, device)
@@ -55,7 +55,7 @@ class DrivenByOpenVino(DeviceKind):
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
         """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError.
 
-        None for a model whose segments were converted: these do not say of which ops their kernels are.
+        Returns None for a model whose segments are converted, since their kernels do not name the ops of the model.
         """
         from placeit.runtime.devices.counters import count_kernels
 
