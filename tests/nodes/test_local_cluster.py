@@ -256,7 +256,7 @@ def test_spans_of_nodes_with_other_clocks_are_in_the_time_of_this_process_from_t
         with runtime.executor(plan) as executor:
             begin = perf_counter()
             executor.run(model.random_inputs(0), timeout=60)
-            end, slack = perf_counter(), max(node.clock.round_trip for node in nodes)
+            end, slack = perf_counter(), max(min(node.clock._round_trips)[0] for node in nodes)
             spans = executor.spans()
     assert slack < 100
     assert {span.where for span in spans} >= {*zip(among.names, strict=True), tuple(among.names[:2])}

@@ -55,21 +55,15 @@ _tracing = threading.RLock()
 def quiet() -> Iterator[None]:
     """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error.
 
-    One thread at a time traces: tracing and its converters change modules, loggers and modes of the process.
+    Only one thread at a time traces, as tracing and its converters change modules, loggers and modes of the process.
     """
-    with _tracing, _silence():
-        yield
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
-    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
-    logging.disable(logging.WARNING)
-    for logger in loud:
-        logger.disabled = True
-    tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
-    with warnings.catch_warnings():
+    with _tracing, warnings.catch_warnings():
+        loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
+        disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
+        logging.disable(logging.WARNING)
+        for logger in loud:
+            logger.disabled = True
+        tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", message="No complete tensor found in the group")  # a weight is a part of another one

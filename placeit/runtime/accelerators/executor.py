@@ -74,6 +74,9 @@ class StreamExecutor(PlanExecutor):
         UsageError: an argument out of its range.
     """
 
+    native = False  # Python launches the work of streams
+    host_paced = ()  # everything is launched ahead
+
     def __init__(
         self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD, priority: int = 0
     ) -> None:
@@ -102,16 +105,6 @@ class StreamExecutor(PlanExecutor):
                 self._accelerator.trim()
                 raise
         self._worker = Worker("placeit launches", around=accelerator.launching)
-
-    @property
-    def native(self) -> bool:
-        """False: Python launches the work of streams."""
-        return False
-
-    @property
-    def host_paced(self) -> tuple[str, ...]:
-        """Always empty: everything is launched ahead."""
-        return ()
 
     def checked(self, inputs: Arrays) -> dict[str, Any]:
         """Return inputs in the model's order and types; see :meth:`RequestIO.checked`."""

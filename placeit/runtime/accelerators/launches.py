@@ -10,10 +10,10 @@ from typing import Any
 from placeit.core.errors import DeviceError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.library import StreamLibrary
 from placeit.runtime.accelerators.recorder import Graphs, Recorder
-from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Replayable, Step, Token
+from placeit.runtime.devices.accelerator import LoadedProgram, Prepared, Replayable, Step
 from placeit.runtime.devices.failing import failing_op
 
-__all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "is_replayable"]
+__all__ = ["DeviceErrors", "LaunchBatch", "Queue", "is_replayable", "prepared_program"]
 
 
 class DeviceErrors:
@@ -75,18 +75,13 @@ class Queue:
             raise
 
 
-class PreparedProgram:
-    """A program that is ready to launch on a stream, with fixed inputs and outputs.
+def prepared_program(queue: Queue, launch: Callable[[], object], graphs: Graphs | None) -> Prepared:
+    """Return a function that launches a program on a stream, with fixed inputs and outputs.
 
     The stream is the current stream during the launch, so that intermediate tensors are allocated from its pool.
     """
-
-    def __init__(self, queue: Queue, launch: Callable[[], object], graphs: Graphs | None) -> None:
-        self._queue, self._go = queue, functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
-
-    def __call__(self, _inbox: Inbox, _token: Token) -> None:
-        """Launch it. Raises DeviceError."""
-        self._queue.launch(self._go)
+    recorded = functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
+    return lambda _inbox, _token: queue.launch(recorded)
 
 
 class LaunchBatch:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
-from placeit.runtime.accelerators.launches import DeviceErrors, LaunchBatch, PreparedProgram, Queue, is_replayable
+from placeit.runtime.accelerators.launches import DeviceErrors, LaunchBatch, Queue, is_replayable, prepared_program
 from placeit.runtime.accelerators.library import LibraryStream, Place, StreamLibrary
 from placeit.runtime.accelerators.recorder import Graphs, Recording, StreamGraphs
 from placeit.runtime.accelerators.reports import Reports, ThreadReports
@@ -238,7 +238,7 @@ class StreamAccelerator:
         if isinstance(stream.stream, HostStream):
             return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
         graphs = stream.graphs if is_replayable(program) else None
-        return PreparedProgram(stream, functools.partial(program.launch, inputs, outputs), graphs)
+        return prepared_program(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
     def batch(self, stream: Queue, begin: Any, steps: Sequence[Step]) -> LaunchBatch:
         """Return a batch; on CUDA, its first start records one graph if all programs can be replayed."""

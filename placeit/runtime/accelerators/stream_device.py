@@ -136,13 +136,8 @@ class PinnedBuffer:
     space = "host"
 
     def __init__(self, accelerator: Accelerator, spec: BufferSpec) -> None:
-        self.spec, self._accelerator = spec, accelerator
+        self.spec, self.nbytes, self._accelerator = spec, spec.nbytes, accelerator
         self.view = _allocate(self, accelerator, HOST, spec)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value, or a copy if NumPy lacks its type."""
@@ -170,14 +165,9 @@ class StreamBuffer:
     """
 
     def __init__(self, device: StreamDevice, spec: BufferSpec) -> None:
-        self.spec, self.space, self._device = spec, device.space, device
+        self.spec, self.nbytes, self.space, self._device = spec, spec.nbytes, device.space, device
         self.view = _allocate(self, device.accelerator, device.number, spec)
         self.delivered: PinnedBuffer | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
 
     def deliver(self) -> PinnedBuffer:
         """Have every segment that writes the buffer also copy it to the host, and return the host's buffer."""

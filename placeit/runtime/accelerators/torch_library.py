@@ -7,7 +7,6 @@ that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -72,13 +71,9 @@ class TorchLibrary:
 
     def __init__(self, hardware: str) -> None:
         self.hardware, self._module = hardware, _module(hardware)
+        self.times_graphs = _can_time_graphs()
         self._lock = threading.Lock()
         self._adoption_streams: dict[torch.device, Any] = {}  # streams that wait for the work of callers
-
-    @property
-    def times_graphs(self) -> bool:
-        """True if this PyTorch has events that are recorded as parts of graphs (2.9 or newer)."""
-        return _can_time_graphs()
 
     def place(self, hardware: str | None) -> torch.device:
         """Return the device. Raises DeviceError if it does not exist, or is of another type."""
@@ -290,8 +285,8 @@ class TorchLibrary:
 _failed: list[Any] = []  # a few bytes each
 
 
-@functools.cache
 def _can_time_graphs() -> bool:
+    """Return whether this PyTorch can record events as parts of graphs (2.9 or newer)."""
     make: Any = torch.cuda.Event
     return "external" in inspect.signature(make.__new__).parameters
 

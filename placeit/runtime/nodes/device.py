@@ -125,11 +125,6 @@ class NodeDevice(RemoteDevice):
             ray_module().kill(self._actor)
             raise
 
-    @property
-    def coding(self) -> int:
-        """Form in which float32 tensors are sent."""
-        return self._nodes.coding
-
     # -- through Ray ------------------------------------------------------------------------------------------------------
 
     def ask(self, what: str, *arguments: Any, timeout: float = _ANSWER_TIMEOUT_S) -> Any:
@@ -234,7 +229,7 @@ class NodeDevice(RemoteDevice):
 
     def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""
-        self._send_all(slot, [self._parcel(slot, number, outgoing(buffer, self.coding))])
+        self._send_all(slot, [self._parcel(slot, number, outgoing(buffer, self._nodes.coding))])
 
     def _parcel(self, slot: RemoteSlot, number: int, sent: Outgoing) -> Parcel:
         frame = Frame(Kind.DATA, sent.coding, 0, slot.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)

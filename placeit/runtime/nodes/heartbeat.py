@@ -31,11 +31,6 @@ class PeerClock:
         self._round_trips = [*self._round_trips[1 - _MAX_ROUND_TRIPS :], (now - sent, answered - (sent + now) / 2)]
         self._offset = min(self._round_trips)[1]
 
-    @property
-    def round_trip(self) -> float:
-        """Seconds of the shortest of the last round trips; ``inf`` before the first."""
-        return min(self._round_trips)[0] if self._round_trips else float("inf")
-
     def here(self, moment: float) -> float:
         """Convert a moment of the other clock to this process's clock."""
         return moment - self._offset

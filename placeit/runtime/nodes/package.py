@@ -10,7 +10,7 @@ from typing import Any
 from placeit.backends.base import Format
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
-from placeit.runtime.nodes.formats import Encoded, Names, Part, decode, encode
+from placeit.runtime.nodes.formats import Names, Part, decode, encode
 
 __all__ = ["Package", "Unpacked", "pack", "pack_program"]
 
@@ -69,19 +69,15 @@ def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict
         except DeviceError as error:
             refused = refused or error
         else:
-            return _package(form, encode(form, program, len(segment.inputs)), segment.inputs, segment.outputs)
+            files, pieces, names, variables = encode(form, program, len(segment.inputs))
+            return Package(form, files, names, variables, segment.inputs, segment.outputs), pieces
     raise refused or DeviceError("The device compiles no format of segments.")
 
 
 def pack_program(form: Format, program: Any) -> tuple[Package, dict[str, bytes]]:
     """Pack a program that is not a segment of a plan; see :func:`pack`."""
-    return _package(form, encode(form, program))
-
-
-def _package(
-    form: Format, encoded: Encoded, inputs: tuple[BufferSpec, ...] = (), outputs: tuple[BufferSpec, ...] = ()
-) -> tuple[Package, dict[str, bytes]]:
-    return Package(form, encoded.files, encoded.names, encoded.variables, inputs, outputs), encoded.pieces
+    encoded = encode(form, program)
+    return Package(form, encoded.files, encoded.names, encoded.variables), encoded.pieces
 
 
 class Unpacked:

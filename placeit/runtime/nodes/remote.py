@@ -100,15 +100,10 @@ class RemoteBuffer:
     """
 
     def __init__(self, device: RemoteDevice, spec: BufferSpec) -> None:
-        self.device, self.spec, self.space = device, spec, device.space
+        self.device, self.spec, self.nbytes, self.space = device, spec, spec.nbytes, device.space
         self.number = device.number()
         self.slot: RemoteSlot | None = None
         self.delivered: HostBuffer | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
         """Return a copy of the value, in its logical shape. Raises DeviceError."""
