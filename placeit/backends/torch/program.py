@@ -34,18 +34,7 @@ from placeit.backends.torch.structure import leaf_names, plain_structure
 from placeit.backends.torch.tracing import as_model_error, exported, line_of
 from placeit.core.errors import ModelError
 
-__all__ = [
-    "Lowered",
-    "Value",
-    "export",
-    "indexed_value",
-    "is_random",
-    "lower",
-    "meta_tensor",
-    "op_name",
-    "reads",
-    "specialize",
-]
+__all__ = ["Lowered", "Value", "export", "indexed_value", "is_random", "lower", "meta_tensor", "op_name", "reads", "specialize"]
 
 _log = logging.getLogger("placeit")
 
@@ -118,11 +107,7 @@ def export(
 
 
 def specialize(
-    program: ExportedProgram,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any],
-    name: str,
-    sizes: OpenSizes | None = None,
+    program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str, sizes: OpenSizes | None = None
 ) -> ExportedProgram:
     """Return the program if its sizes are fixed, or else export it anew for example inputs or given sizes.
 

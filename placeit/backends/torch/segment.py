@@ -19,11 +19,7 @@ _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def extract(
-    layout: ProgramMap,
-    constants: Mapping[Value, torch.Tensor],
-    ops: Sequence[int],
-    enter: Sequence[int],
-    leave: Sequence[int],
+    layout: ProgramMap, constants: Mapping[Value, torch.Tensor], ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]
 ) -> GraphModule:
     """Return ``ops`` of a program as a separate module.
 

@@ -42,11 +42,6 @@ class HostEvent:
         self._time = perf_counter()
         pending.release()
 
-    def delay(self, stream: HostStream) -> None:
-        """Make a stream wait for the event, as last recorded."""
-        if self._pending is not None:
-            stream.launch(functools.partial(_wait_for, self._pending))
-
     def elapsed_time(self, end: HostEvent) -> float:
         """Return the milliseconds from this event to another one."""
         return (end._time - self._time) * 1e3
@@ -84,8 +79,9 @@ class HostStream:
         self.launch(functools.partial(_run, job, inbox, token))
 
     def wait_event(self, event: HostEvent) -> None:
-        """Delay later launches until an event."""
-        event.delay(self)
+        """Delay later launches until an event, as last recorded, has happened."""
+        if event._pending is not None:
+            self.launch(functools.partial(_wait_for, event._pending))
 
     def query(self) -> bool:
         """Confirm that the thread is alive. Raises RuntimeError if it is not."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from placeit.core.errors import DeviceError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.library import StreamLibrary
-from placeit.runtime.accelerators.recorder import Graphs, Recorder
+from placeit.runtime.accelerators.recorder import Recorder, StreamGraphs
 from placeit.runtime.devices.accelerator import LoadedProgram, Prepared, Replayable, Step
 from placeit.runtime.devices.failing import failing_op
 
@@ -50,6 +51,7 @@ class DeviceErrors:
             raise DeviceError(f"{self._device} refused{f' op {op}' if op else ''}: {first_line(error)}") from error
 
 
+@dataclass(eq=False)
 class Queue:
     """A stream of a device, with its library and the conversion of its errors.
 
@@ -62,7 +64,12 @@ class Queue:
     """
 
     def __init__(
-        self, key: tuple[int, int], stream: Any, library: StreamLibrary, errors: DeviceErrors, graphs: Graphs | None = None
+        self,
+        key: tuple[int, int],
+        stream: Any,
+        library: StreamLibrary,
+        errors: DeviceErrors,
+        graphs: StreamGraphs | None = None,
     ) -> None:
         self.key, self.stream, self.library, self.errors, self.graphs = key, stream, library, errors, graphs
 
@@ -75,7 +82,7 @@ class Queue:
             raise
 
 
-def prepared_program(queue: Queue, launch: Callable[[], object], graphs: Graphs | None) -> Prepared:
+def prepared_program(queue: Queue, launch: Callable[[], object], graphs: StreamGraphs | None) -> Prepared:
     """Return a function that launches a program on a stream, with fixed inputs and outputs.
 
     The stream is the current stream during the launch, so that intermediate tensors are allocated from its pool.

@@ -5,33 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from placeit.runtime.accelerators.library import Place, StreamLibrary
 
-__all__ = ["Graphs", "Launch", "Recorder", "Recording", "StreamGraphs"]
+__all__ = ["Launch", "Recorder", "Recording", "StreamGraphs"]
 
 Launch: TypeAlias = Callable[[Any], None]
 """Launches some work on a stream, which is the current stream."""
 
 _TRIES = 2
-
-
-class Graphs(Protocol):
-    """Records graphs of launches, for one stream of a device."""
-
-    def record(self, launch: Launch) -> Callable[[], None] | None:
-        """Launch some work in the order of the current stream, and return a function that launches it again.
-
-        Launches of other threads at that time are not recorded.
-
-        Raises:
-            DeviceError: the launch failed.
-
-        Returns:
-            A function that launches the work again; None if the launch succeeded, but cannot be recorded.
-        """
-        ...
 
 
 class Recording:
@@ -71,7 +54,16 @@ class StreamGraphs:
         self._pool = library.graph_pool()
 
     def record(self, launch: Launch) -> Callable[[], None] | None:
-        """Launch the work, and record it on the separate stream; see :meth:`Graphs.record`."""
+        """Launch some work in the order of the current stream, and record it.
+
+        Launches of other threads at that time are not recorded.
+
+        Returns:
+            A function that launches the work again; None if the launch succeeded, but cannot be recorded.
+
+        Raises:
+            DeviceError: the launch failed.
+        """
         library = self._library
         with self._recording.lock:
             stream, here = self._recording.stream, library.current(self._place)
@@ -98,7 +90,7 @@ class Recorder:
         stream: the stream to launch on.
     """
 
-    def __init__(self, graphs: Graphs | None, stream: Any) -> None:
+    def __init__(self, graphs: StreamGraphs | None, stream: Any) -> None:
         self._stream, self._graphs, self._tries = stream, graphs, 0
         self._replay: Callable[[], None] | None = None
 

@@ -5,26 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.accelerators.library import LibraryEvent, LibraryStream
 from placeit.runtime.devices.accelerator import Inbox, Token
 
-__all__ = ["Reports", "ThreadReports"]
-
-
-class Reports(Protocol):
-    """Reports events to the host."""
-
-    def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox when an event that was last recorded in the stream has happened; on failure, the error."""
-        ...
-
-    def close(self) -> None:
-        """Stop the threads, if there are any, after all requested reports."""
-        ...
+__all__ = ["ThreadReports"]
 
 
 class ThreadReports:
@@ -40,7 +27,11 @@ class ThreadReports:
         self._waiters: dict[int, tuple[Worker, LibraryStream]] = {}  # by the stream's id, which is unique while it is kept
 
     def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
-        """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
+        """Put a token into an inbox when an event that was last recorded in the stream has happened; on failure, the error.
+
+        Raises:
+            ExecutionError: the reports are closed.
+        """
         found = self._waiters.get(id(stream)) or self._start(stream)
         found[0].submit(functools.partial(_report, event.synchronize, inbox, token))
 
@@ -53,7 +44,7 @@ class ThreadReports:
             return self._waiters[id(stream)]
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads after all requested reports."""
         with self._lock:
             self._closed = True
         for worker, _ in self._waiters.values():

@@ -20,8 +20,8 @@ from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
 from placeit.runtime.accelerators.launches import DeviceErrors, LaunchBatch, Queue, is_replayable, prepared_program
 from placeit.runtime.accelerators.library import LibraryStream, Place, StreamLibrary
-from placeit.runtime.accelerators.recorder import Graphs, Recording, StreamGraphs
-from placeit.runtime.accelerators.reports import Reports, ThreadReports
+from placeit.runtime.accelerators.recorder import Recording, StreamGraphs
+from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Memory, Prepared, Step, Token, View
 
 __all__ = ["StreamAccelerator"]
@@ -36,7 +36,6 @@ class StreamAccelerator:
     Args:
         devices: devices of the cluster: devices of the library (``cuda:0``), and CPU core sets.
         library: the library.
-        reports: reports events to the host; None for threads that wait for events.
 
     Raises:
         DeviceError: there is no such device, or this process may not use the cores.
@@ -45,7 +44,7 @@ class StreamAccelerator:
         library: the library.
     """
 
-    def __init__(self, devices: Sequence[Device], library: StreamLibrary, reports: Reports | None = None) -> None:
+    def __init__(self, devices: Sequence[Device], library: StreamLibrary) -> None:
         self.library, self.names = library, tuple(device.name for device in devices)
         self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
         self._places = [library.place(None if device.core_set else device.where.hardware) for device in devices]
@@ -55,7 +54,7 @@ class StreamAccelerator:
             HOST if number in self._sets else first[at] if library.hardware == "cuda" else number
             for number, at in enumerate(self._places)
         ]
-        self._reports: Reports = reports or ThreadReports()
+        self._reports = ThreadReports()
         self._errors = [DeviceErrors(name, library.out_of_memory) for name in self.names]
         self._any_error = DeviceErrors(", ".join(self.names), library.out_of_memory)
         self._lock = threading.Lock()
@@ -183,7 +182,7 @@ class StreamAccelerator:
         if stream.key[0] not in self._sets:
             self._idle[stream.key].append(stream)
 
-    def _graphs(self, device: int, priority: int) -> Graphs | None:
+    def _graphs(self, device: int, priority: int) -> StreamGraphs | None:
         if self.library.hardware != "cuda":
             return None
         if (device, priority) not in self._recordings:

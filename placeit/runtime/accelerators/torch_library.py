@@ -25,7 +25,6 @@ from placeit.core.narrowing import narrowed
 from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
 from placeit.runtime.accelerators.library import Place, array_at
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
-from placeit.runtime.accelerators.reports import Reports
 from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from placeit.runtime.accelerators.torch_rounding import without_tf32
 from placeit.runtime.devices.accelerator import Streams
@@ -40,7 +39,7 @@ def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
     return torch_streams(open_torch(devices), precision)
 
 
-def open_torch(devices: Sequence[Device], reports: Reports | None = None) -> StreamAccelerator:
+def open_torch(devices: Sequence[Device]) -> StreamAccelerator:
     """Open devices of one type with PyTorch, and CPU core sets beside them; see :class:`StreamAccelerator`.
 
     Raises:
@@ -48,7 +47,7 @@ def open_torch(devices: Sequence[Device], reports: Reports | None = None) -> Str
             the cores.
     """
     own = [device.where.hardware for device in devices if not device.core_set]
-    return StreamAccelerator(devices, TorchLibrary(torch.device(own[0]).type if own else "cpu"), reports)
+    return StreamAccelerator(devices, TorchLibrary(torch.device(own[0]).type if own else "cpu"))
 
 
 def torch_streams(accelerator: StreamAccelerator, precision: str = "f32") -> Streams:

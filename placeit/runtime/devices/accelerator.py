@@ -108,7 +108,6 @@ class LoadedProgram(Protocol):
 
     def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
         """Queue the computation on the current stream, without waiting: read the inputs, and fill the outputs."""
-        ...
 
 
 @runtime_checkable
@@ -118,7 +117,6 @@ class Replayable(Protocol):
     @property
     def replayable(self) -> bool:
         """True if every launch at the same addresses launches the same kernels."""
-        ...
 
 
 class Step(NamedTuple):
@@ -143,11 +141,9 @@ class Batch(Protocol):
     @property
     def at(self) -> int:
         """Number of the step that was launched last; after an error, the step that failed."""
-        ...
 
     def start(self) -> None:
         """Launch all steps, and record the event of each step after it. Raises DeviceError."""
-        ...
 
 
 class StreamProgram(Protocol):
@@ -159,15 +155,12 @@ class StreamProgram(Protocol):
         Args:
             enough: bytes up to which an upper bound may be returned instead.
         """
-        ...
 
     def weight_bytes(self, place: object) -> int:
         """Return the bytes of device memory that :meth:`load` would take now."""
-        ...
 
     def load(self, place: object) -> LoadedProgram:
         """Load the weights onto a device. Raises DeviceError."""
-        ...
 
 
 class Accelerator(Protocol):
@@ -179,24 +172,19 @@ class Accelerator(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Name of each device."""
-        ...
 
     @property
     def closed(self) -> bool:
         """True if :meth:`close` has been called, after which nothing new may begin."""
-        ...
 
     def usage_lock(self) -> AbstractContextManager[object]:
         """Return a new re-entrant lock to hold while the accelerator is used. Raises ExecutionError if closed."""
-        ...
 
     def launching(self) -> AbstractContextManager[object]:
         """Return a context that makes launches faster. Each thread that launches enters it once."""
-        ...
 
     def close(self) -> None:
         """Wait until no lock of :meth:`usage_lock` is held, and stop every thread. A second call has no effect."""
-        ...
 
     def memory(self, device: int) -> int:
         """Return the memory in which a device computes: ``HOST``, or the number of the first device that computes in it.
@@ -206,43 +194,33 @@ class Accelerator(Protocol):
         On a device that computes in the host's memory, a launch is a job of a thread. Streams of other devices cannot wait for
         the job, so work that depends on it may be launched there only when it has ended.
         """
-        ...
 
     def place(self, device: int) -> object:
         """Return the key of a device's memory for programs: weights that are loaded there serve all devices with this key."""
-        ...
 
     def can_peer(self, src: int, dst: int) -> bool:
         """Return whether one device can write the memory of another; if not, copies go through pinned host memory."""
-        ...
 
     def free_bytes(self, device: int) -> float:
         """Return the bytes of a device's memory that can be allocated now."""
-        ...
 
     def allocate(self, device: int, nbytes: int) -> Memory:
         """Allocate memory of a device, or pinned memory of the host. Raises DeviceError."""
-        ...
 
     def free(self, memory: Memory) -> None:
         """Free memory. Nothing that uses it may still be running, and no view of it may be used again."""
-        ...
 
     def trim(self) -> None:
         """Return unused memory that the accelerator caches to the driver."""
-        ...
 
     def view(self, memory: Memory, spec: BufferSpec) -> View:
         """Return the start of a memory block as a tensor."""
-        ...
 
     def write(self, view: View, value: NDArray[np.generic]) -> None:
         """Fill a tensor in host memory, from the host. Nothing that uses it may be running."""
-        ...
 
     def read(self, view: View) -> NDArray[np.generic]:
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
-        ...
 
     def host_view(self, view: View, owner: object) -> NDArray[np.generic]:
         """Return a tensor in host memory as an array, without a copy where NumPy has its type. Nothing may be writing it.
@@ -251,7 +229,6 @@ class Accelerator(Protocol):
             view: the tensor.
             owner: the object that owns the memory; the array keeps it alive.
         """
-        ...
 
     def adopt(self, array: object) -> tuple[object, View, Event]:
         """Use an array of any library that is on a GPU, as long as the result exists.
@@ -263,19 +240,15 @@ class Accelerator(Protocol):
         Raises:
             RuntimeError, TypeError, ValueError, BufferError: the array cannot be used without a copy.
         """
-        ...
 
     def array(self, view: View) -> object:
         """Return a tensor in the memory of a device as an array for callers, which keeps the memory alive."""
-        ...
 
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
-        ...
 
     def is_blank(self, view: View, sentinel: int) -> bool:
         """Return whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
-        ...
 
     def open_stream(self, device: int, priority: int = 0) -> Stream:
         """Open a stream of a device for one executor. A device of the host's memory has one stream, for all.
@@ -288,31 +261,24 @@ class Accelerator(Protocol):
         Raises:
             DeviceError: the device refuses.
         """
-        ...
 
     def close_stream(self, stream: Stream) -> None:
         """Return a stream on which nothing runs any more."""
-        ...
 
     def event(self, device: int) -> Event:
         """Make an event, with timing, for the streams of one device."""
-        ...
 
     def elapsed(self, first: Event, second: Event) -> float:
         """Return the seconds between two events of one device, both of which have happened."""
-        ...
 
     def record(self, event: Event, stream: Stream) -> None:
         """Record the event after everything launched on the stream so far."""
-        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Delay later launches on the stream until the work before the event, as last recorded, has ended."""
-        ...
 
     def prepare(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> Prepared:
         """Make a program ready to be launched on a stream, any number of times, with the same inputs and outputs."""
-        ...
 
     def batch(self, stream: Stream, begin: Event, steps: Sequence[Step]) -> Batch:
         """Make steps ready to be launched in order, any number of times, on a stream of a device with separate memory.
@@ -322,7 +288,6 @@ class Accelerator(Protocol):
             begin: event to record before the first step.
             steps: at least one; copies are between the device and the host.
         """
-        ...
 
     def copy(self, stream: Stream, source: View, destination: View, beside: Stream | None = None) -> None:
         """Launch a copy on a stream; between two memories of devices, on a stream of the source.
@@ -334,7 +299,6 @@ class Accelerator(Protocol):
             beside: a stream of the destination device that is used for copies from this source only: copies that share it wait
                 for each other. None for a copy from or to the host.
         """
-        ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
         """Put a token into an inbox when the event, last recorded in the stream, has happened. This delays no stream.
@@ -342,7 +306,6 @@ class Accelerator(Protocol):
         No Python may run in a callback of the driver: a driver's thread that waits for the interpreter may hold up what the
         interpreter waits for, and a garbage collection there could call the driver, which is not allowed in a callback.
         """
-        ...
 
     def take(self, inbox: Inbox) -> Token | None:
         """Wait for the next token; None if the inbox is over.
@@ -350,11 +313,9 @@ class Accelerator(Protocol):
         Raises:
             DeviceError: a launch or a device failed, so that the token may never come.
         """
-        ...
 
     def finish(self, stream: Stream) -> None:
         """Wait for everything launched on a stream. Raises DeviceError if its device has failed and runs nothing any more."""
-        ...
 
 
 @dataclass(frozen=True)

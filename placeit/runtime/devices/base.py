@@ -99,25 +99,20 @@ class Buffer(Protocol):
     @property
     def spec(self) -> BufferSpec:
         """Shape and element type of the tensor."""
-        ...
 
     @property
     def space(self) -> str:
         """Name of its memory; ``host`` for memory that the CPU reads directly."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        ...
 
     def array(self) -> NDArray[np.generic]:
         """Return the value in its logical shape: a view if possible, else a copy."""
-        ...
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value in logical shape into the buffer, and wait for the copy. Nothing that uses the buffer may be running."""
-        ...
 
     def blank(self, sentinel: int) -> None:
         """Fill the buffer with NaN, or with the sentinel if its type has no NaN. Nothing that uses it may be running.
@@ -127,7 +122,6 @@ class Buffer(Protocol):
         Args:
             sentinel: 0 or 1.
         """
-        ...
 
 
 @runtime_checkable
@@ -139,7 +133,6 @@ class Delivers(Protocol):
 
         From now on, every segment that writes this buffer also copies the value there before it reports its end.
         """
-        ...
 
 
 @runtime_checkable
@@ -148,7 +141,6 @@ class InHostMemory(Protocol):
 
     def memory(self) -> NDArray[np.generic] | None:
         """Return its memory in memory order; None if the value is not contiguous, or NumPy lacks its type."""
-        ...
 
 
 class Program(Protocol):
@@ -157,12 +149,10 @@ class Program(Protocol):
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
         """Its inputs: tensors from other segments first, then inputs of the model."""
-        ...
 
     @property
     def outputs(self) -> tuple[BufferSpec, ...]:
         """Its outputs: tensors for other segments first, then outputs of the model."""
-        ...
 
 
 @runtime_checkable
@@ -172,7 +162,6 @@ class KeptOnDisk(Protocol):
     @property
     def from_disk(self) -> bool:
         """True if an earlier compilation was loaded from disk."""
-        ...
 
 
 class Instance(Protocol):
@@ -190,11 +179,9 @@ class Instance(Protocol):
         Raises:
             DeviceError: the buffer does not fit.
         """
-        ...
 
     def output(self, index: int) -> Buffer:
         """Return the buffer of output ``index``. It stays the same, except after a call of ``write_to``."""
-        ...
 
 
 @runtime_checkable
@@ -207,7 +194,6 @@ class WritesTo(Protocol):
         This is called before ``bind``: if an OpenVINO request returns an input as an output, and the output is set after the
         input, the value is not written to the new buffer (2026.4).
         """
-        ...
 
 
 @runtime_checkable
@@ -217,7 +203,6 @@ class ReadsInPlace(Protocol):
     @property
     def reads_in_place(self) -> bool:
         """True if they do. The memory of a bound tensor then has to stay the same."""
-        ...
 
 
 @runtime_checkable
@@ -227,7 +212,6 @@ class Rebinds(WritesTo, Protocol):
     @property
     def rebinds(self) -> bool:
         """True."""
-        ...
 
 
 class RuntimeDevice(Protocol):
@@ -241,29 +225,23 @@ class RuntimeDevice(Protocol):
     @property
     def name(self) -> str:
         """Name in the cluster."""
-        ...
 
     @property
     def space(self) -> str:
         """Name of the memory that its instances read inputs from without a copy."""
-        ...
 
     @property
     def program_key(self) -> str:
         """Key of its programs. Devices with equal keys can run each other's programs, so each segment is compiled once."""
-        ...
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile a segment. Raises DeviceError, naming the device, if it cannot. Several threads may compile at once."""
-        ...
 
     def instance(self, program: Program) -> Instance:
         """Make an instance of a program of this device, or of a device with the same key. Raises DeviceError."""
-        ...
 
     def allocate(self, spec: BufferSpec) -> Buffer:
         """Make a buffer in the memory that instances read from."""
-        ...
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Start an instance without waiting. Instances run one at a time, in the order in which they were started.
@@ -271,11 +249,9 @@ class RuntimeDevice(Protocol):
         ``done`` is called on another thread, or after ``start`` has returned, since the caller may hold a lock that ``done``
         acquires. ``done`` may start instances. An error of the run is passed to ``done``, and is not raised.
         """
-        ...
 
     def close(self) -> None:
         """Stop the device's threads after started instances have ended and were reported. A second call has no effect."""
-        ...
 
 
 @runtime_checkable
@@ -289,7 +265,6 @@ class OnThread(Protocol):
     @property
     def worker(self) -> Worker | None:
         """The thread; None if there is none."""
-        ...
 
 
 @runtime_checkable
@@ -298,7 +273,6 @@ class ServesSlots(Protocol):
 
     def worker_of(self, number: int) -> Worker:
         """Return the thread for the requests in a slot, by its number."""
-        ...
 
 
 @runtime_checkable
@@ -307,7 +281,6 @@ class DividedIntoStreams(Protocol):
 
     def streams(self, program: Program) -> int:
         """Return how many requests in flight its runtime finds best for a program."""
-        ...
 
 
 @runtime_checkable
@@ -317,7 +290,6 @@ class Slowed(Protocol):
     @property
     def slowdown(self) -> float:
         """Factor by which runs of native entries are prolonged."""
-        ...
 
 
 @runtime_checkable
@@ -327,7 +299,6 @@ class OneAtATime(Protocol):
     @property
     def one_at_a_time(self) -> bool:
         """True if they do. Equal devices then need separate programs of a segment, except for single groups."""
-        ...
 
 
 @runtime_checkable
@@ -341,7 +312,6 @@ class SharesMemory(Protocol):
         Its ``allocate`` then returns such memory, and the outputs of its instances are there. Tensors that it reads are stored
         there, too: inputs of the model, and outputs of instances that are :class:`WritesTo`.
         """
-        ...
 
 
 @runtime_checkable
@@ -350,7 +320,6 @@ class PinsMemory(Protocol):
 
     def pin(self, spec: BufferSpec) -> Buffer:
         """Make a buffer in pinned memory of the host, which instances can read. Raises DeviceError."""
-        ...
 
 
 @runtime_checkable
@@ -360,7 +329,6 @@ class HostPaced(Protocol):
     @property
     def host_paced(self) -> bool:
         """True if the host waits for the end of each segment on the stream before it starts the next segment."""
-        ...
 
 
 @runtime_checkable
@@ -369,7 +337,6 @@ class KeepsPrograms(Protocol):
 
     def keeps(self, segment: SegmentSource) -> bool:
         """Return whether the program of a segment is probably on disk."""
-        ...
 
 
 @runtime_checkable
@@ -378,7 +345,6 @@ class CompilesSlowly(Protocol):
 
     def compile_within(self, segment: SegmentSource, seconds: float) -> Program:
         """Compile a segment; see :meth:`RuntimeDevice.compile`. Raises ExecutionError after ``seconds``."""
-        ...
 
 
 class SegmentSource(Protocol):
@@ -387,17 +353,14 @@ class SegmentSource(Protocol):
     @property
     def inputs(self) -> tuple[BufferSpec, ...]:
         """Tensors from other segments, then inputs of the model."""
-        ...
 
     @property
     def outputs(self) -> tuple[BufferSpec, ...]:
         """Tensors for other segments, then outputs of the model."""
-        ...
 
     @property
     def identity(self) -> str:
         """Key of programs on disk: equal for segments of the same ops, whatever their weights; may be empty."""
-        ...
 
     def in_format(self, form: Format) -> Any:
         """Return the segment in a format that a runtime compiles; see :meth:`placeit.backends.base.Model.segment`.
@@ -407,7 +370,6 @@ class SegmentSource(Protocol):
         Raises:
             DeviceError: the model's segments do not exist in this format.
         """
-        ...
 
 
 class Transport(Protocol):
@@ -415,11 +377,9 @@ class Transport(Protocol):
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
         """Start to copy without waiting. Both are the same buffer if the two devices share its memory."""
-        ...
 
     def close(self) -> None:
         """Stop the link's threads."""
-        ...
 
 
 @runtime_checkable
@@ -428,4 +388,3 @@ class TakesTime(Protocol):
 
     def seconds(self, destination: Buffer) -> float:
         """Return the seconds that a transfer takes once the link is free."""
-        ...

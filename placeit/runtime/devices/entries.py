@@ -25,7 +25,6 @@ class RunsNatively(Protocol):
         has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python code runs
         between two such functions.
         """
-        ...
 
 
 @runtime_checkable
@@ -38,7 +37,6 @@ class RunsInC(Protocol):
 
         It may raise any exception. Callers may call it on their own threads if the lane of the device allows that.
         """
-        ...
 
 
 @runtime_checkable
@@ -48,7 +46,6 @@ class RunsInPython(Protocol):
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
         """Function that returns a function to run an instance, which raises ExecutionError; None if it has no such function."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +55,6 @@ class MakesErrors(Protocol):
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
         """Function that converts such an exception to the error of a run; None if it has no such function."""
-        ...
 
 
 @runtime_checkable
@@ -67,4 +63,3 @@ class ExplainsEntries(Protocol):
 
     def explain(self) -> str:
         """Return a message for the last native entry that failed on this thread."""
-        ...

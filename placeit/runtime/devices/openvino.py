@@ -31,14 +31,7 @@ from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize, BySizeInstance
 from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
-from placeit.runtime.devices.openvino_c import (
-    NativeContext,
-    NativeModel,
-    NativeOpenVino,
-    NativeRequest,
-    Spec,
-    native_openvino,
-)
+from placeit.runtime.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, Spec, native_openvino
 from placeit.runtime.devices.state import Fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 

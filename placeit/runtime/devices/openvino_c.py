@@ -63,18 +63,14 @@ def library_folder() -> Path:
 
 def native_openvino() -> NativeOpenVino | None:
     """Return the C library of the installed wheel, loaded once; None if it cannot be used (:func:`why_not` returns why)."""
-    found = _load_library(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), str(import_openvino().get_version()))
     return None if isinstance(found, str) else found
 
 
 def why_not() -> str | None:
     """Return why the C library cannot be used; None if it can."""
-    found = _load_library(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), str(import_openvino().get_version()))
     return found if isinstance(found, str) else None
-
-
-def _wheel_version() -> str:
-    return str(import_openvino().get_version())
 
 
 @functools.cache
@@ -283,32 +279,25 @@ class NativeRequest:
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
     def set_input(self, index: int, memory: Any) -> None:
-        """Read input ``index`` from some memory in every later run, with the value at the start of the run.
-
-        Args:
-            index: number of the input.
-            memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's; if sizes are open, an
-                ``openvino.Tensor``. The request keeps it.
-
-        Raises:
-            DeviceError: the memory does not fit, there is no such input, or the request is running.
-        """
+        """Read input ``index`` from some memory in every later run, with the value at the start of the run."""
         self._set("input", index, memory)
 
     def set_output(self, index: int, memory: Any) -> None:
-        """Write output ``index`` to some memory in every later run.
-
-        Args:
-            index: number of the output.
-            memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's; if sizes
-                are open, an ``openvino.Tensor``, which a run gives its shape, and more memory if needed. The request keeps it.
-
-        Raises:
-            DeviceError: the memory does not fit, there is no such output, or the request is running.
-        """
+        """Write output ``index`` to some memory in every later run."""
         self._set("output", index, memory)
 
     def _set(self, side: str, index: int, memory: Any) -> None:
+        """Set the memory of an input or output.
+
+        Args:
+            side: ``input`` or ``output``.
+            index: number of the input or output.
+            memory: a C-contiguous array of its shape and type, writable for an output; or a tensor of the library. If sizes are
+                open, an ``openvino.Tensor``, of which a run sets the shape. The request keeps it alive.
+
+        Raises:
+            DeviceError: the memory does not fit, there is no such input or output, or the request is running.
+        """
         with explaining(f"A buffer does not fit {side} {index} of a segment"):
             shape, dtype = _at(self._model.inputs if side == "input" else self._model.outputs, index)
             if shape is None:

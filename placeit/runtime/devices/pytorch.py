@@ -28,16 +28,7 @@ from placeit.runtime.devices.failing import failing_op
 from placeit.runtime.devices.state import Fetched
 from placeit.runtime.devices.worker import OnWorker
 
-__all__ = [
-    "FAILURES",
-    "TorchBuffer",
-    "TorchDevice",
-    "TorchInstance",
-    "TorchProgram",
-    "explaining",
-    "module_of",
-    "use_threads",
-]
+__all__ = ["FAILURES", "TorchBuffer", "TorchDevice", "TorchInstance", "TorchProgram", "explaining", "module_of", "use_threads"]
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, MemoryError)
 """Errors that PyTorch raises when it runs ops."""
@@ -121,7 +112,6 @@ class Forwards(Protocol):
     @property
     def forward(self) -> Callable[..., Any]:
         """Function that computes a sequence of tensors from tensors."""
-        ...
 
 
 class TorchProgram:

@@ -95,15 +95,12 @@ class Receiver(Protocol):
 
     def place(self, frame: Frame) -> memoryview | None:
         """Return memory of the payload's size, or None to drop the payload. Raises ProtocolError if it is not expected."""
-        ...
 
     def handle(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
         """Handle a frame whose payload has been received. Raises ProtocolError if the frame is invalid."""
-        ...
 
     def lost(self, connection: Connection, why: str) -> None:
         """Handle the end of the connection: nothing more will come. Called once."""
-        ...
 
 
 class Parcel(NamedTuple):
