@@ -48,29 +48,15 @@ def _value(arg: Any) -> torch.Tensor:
     return tensor
 
 
+_EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
 _READERS: dict[tuple[str, int], Callable[[Node], ValueRange | None]] = {
-    ("embedding", 1): _rows,
-    ("_embedding_bag", 1): _rows,
-    ("_embedding_bag", 2): lambda _: ValueRange(0, 1),
-    ("_embedding_bag_forward_only", 1): _rows,
-    ("_embedding_bag_forward_only", 2): lambda _: ValueRange(0, 1),
-    ("cross_entropy_loss", 1): _classes,
-    ("embedding_bag", 1): _rows,
-    ("embedding_bag", 2): lambda _: ValueRange(0, 1),
-    ("gather", 2): _indices,
-    ("index_select", 2): _indices,
-    ("index_add", 2): _distinct_indices,
-    ("index_copy", 2): _distinct_indices,
-    ("index_fill", 2): _indices,
-    ("index_reduce", 2): _distinct_indices,
-    ("nll_loss", 1): _classes,
-    ("nll_loss_forward", 1): _classes,
-    ("nll_loss2d_forward", 1): _classes,
-    ("nll_loss_nd", 1): _classes,
+    **{(op, 1): _rows for op in _EMBEDDINGS},
+    **{(op, 2): lambda _: ValueRange(0, 1) for op in _EMBEDDINGS[1:]},
+    **{(op, 1): _classes for op in ("cross_entropy_loss", "nll_loss", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd")},
+    **{(op, 2): _indices for op in ("gather", "index_select", "index_fill")},
+    **{(op, 2): _distinct_indices for op in ("index_add", "index_copy", "index_reduce")},
+    **{(op, 2): _distinct_indices for op in ("scatter", "scatter_add", "scatter_reduce")},
     ("one_hot", 0): _one_hot_classes,
-    ("scatter", 2): _distinct_indices,
-    ("scatter_add", 2): _distinct_indices,
-    ("scatter_reduce", 2): _distinct_indices,
     ("take", 1): lambda node: ValueRange(0, _value(node.args[0]).numel()),
 }
 """Ranges of the arguments of ATen ops, by name of the op and argument number."""

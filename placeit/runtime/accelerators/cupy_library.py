@@ -1,6 +1,6 @@
 """CuPy as the library of NVIDIA GPUs: its streams, events, memory pools and graphs, and copies by the CUDA runtime.
 
-No kernel of CuPy runs, so neither a compiler nor CUDA's headers are needed. Tensors are addresses with a shape.
+No kernels of CuPy run, so neither a compiler nor CUDA's headers are needed. Tensors are addresses with a shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CudaMemory:
 
     Attributes:
         place: number of the GPU; None for the host.
-        pointer: CuPy's pointer; the memory goes back to its pool with the last reference to it.
+        pointer: CuPy's pointer. The memory returns to its pool when the pointer is garbage-collected.
     """
 
     def __init__(self, place: int | None, pointer: Any) -> None:
@@ -45,11 +45,11 @@ class CudaView:
 
     Attributes:
         place: number of the GPU; None for the host.
-        address: of its first element.
-        nbytes: its size.
-        pointer: keeps the memory.
-        dtype: its type.
-        shape: its shape in memory.
+        address: address of its first element.
+        nbytes: size in bytes.
+        pointer: CuPy's pointer, which keeps the memory alive.
+        dtype: element type.
+        shape: shape in memory order.
         array: the tensor in its logical shape, on the host; None on a GPU.
     """
 
@@ -76,7 +76,7 @@ class CudaView:
 
 
 class CudaEvent:
-    """An event with timing, for which threads wait asleep.
+    """An event with timing. Threads that wait for it sleep.
 
     Attributes:
         ptr: the driver's handle.

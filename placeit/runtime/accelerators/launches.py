@@ -63,15 +63,11 @@ class Queue:
         graphs: records graphs of launches on it; None if that is not possible.
     """
 
-    def __init__(
-        self,
-        key: tuple[int, int],
-        stream: Any,
-        library: StreamLibrary,
-        errors: DeviceErrors,
-        graphs: StreamGraphs | None = None,
-    ) -> None:
-        self.key, self.stream, self.library, self.errors, self.graphs = key, stream, library, errors, graphs
+    key: tuple[int, int]
+    stream: Any
+    library: StreamLibrary
+    errors: DeviceErrors
+    graphs: StreamGraphs | None = None
 
     def launch(self, launch: Callable[[], object]) -> None:
         """Call a function that launches something, with the stream as the current one. Raises DeviceError."""

@@ -1,7 +1,7 @@
 """PyTorch as the library of accelerators, by its device-generic interface: torch.Stream, torch.Event, torch.get_device_module.
 
-Three things are for CUDA alone: events that graphs can hold and that threads wait for asleep, parts of a GPU, and the setting
-that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF32.
+Three things are only for CUDA: events that graphs can record and that threads wait for asleep, parts of a GPU, and the setting
+that prevents cuDNN's convolutions and recurrent layers from rounding float32 to TF32.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TorchLibrary:
     """PyTorch's streams, events, memory and graphs of devices of one type. Places are ``torch.device``.
 
     Args:
-        hardware: the type, as PyTorch spells it: ``cuda``.
+        hardware: PyTorch's name of the type, such as ``cuda``.
 
     Raises:
         DeviceError: PyTorch has no support for such devices, or there is no driver.
@@ -148,7 +148,7 @@ class TorchLibrary:
         return view.data_ptr()
 
     def write(self, view: torch.Tensor, value: NDArray[np.generic]) -> None:
-        """Copy an array into a tensor in host memory; if PyTorch cannot read the array in place, copy it twice."""
+        """Copy an array into a tensor in host memory. An array that PyTorch cannot read in place is copied before."""
         strides = value.strides
         if not value.flags.writeable or any(stride < 0 or stride % value.itemsize for stride in strides):
             value = value.copy()
@@ -161,7 +161,7 @@ class TorchLibrary:
         return array
 
     def host_view(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
-        """Return a view made from the address: memory that :meth:`torch.Tensor.numpy` shares could not be freed any more."""
+        """Return a view by the address of the tensor: memory that :meth:`torch.Tensor.numpy` shares could not be freed."""
         if view.dtype is torch.bfloat16 or not view.numel():
             return self.read(view)
         dtype = np.dtype(str(view.dtype).removeprefix("torch."))
@@ -191,7 +191,7 @@ class TorchLibrary:
         return view
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
-        """Fill a tensor on the default stream, and wait for it, as no other stream does."""
+        """Fill a tensor on the default stream, and wait for that stream."""
         view.fill_(float("nan") if view.is_floating_point() or view.is_complex() else sentinel)
         if view.device.type != "cpu":
             wait_for_default_stream(view.device)
@@ -227,7 +227,7 @@ class TorchLibrary:
         stream.wait_stream(other)
 
     def query(self, stream: Any) -> None:
-        """Ask whether the stream has ended; PyTorch raises errors of the device."""
+        """Query the stream; PyTorch raises errors of the device."""
         stream.query()
 
     def finish(self, stream: Any) -> None:
@@ -274,14 +274,14 @@ class TorchLibrary:
                 finally:
                     graph.capture_end()
         except RuntimeError:  # torch.OutOfMemoryError and torch.AcceleratorError among others
-            # PyTorch's allocator may still refer to the graph, and treat the pool and the stream as being recorded
+            # kept, as PyTorch's allocator may still refer to it, and regard the pool and the stream as being recorded
             _failed.append(graph)
             return None
         replay: Callable[[], None] = graph.replay
         return replay
 
 
-_failed: list[Any] = []  # a few bytes each
+_failed: list[Any] = []  # graphs that could not be recorded; a few bytes each
 
 
 def _can_time_graphs() -> bool:

@@ -32,7 +32,7 @@ from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, Spec, native_openvino
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
@@ -48,8 +48,6 @@ class OpenVinoProgram:
     Args:
         segment: the segment.
         compiled: the compiled model, of the C library or the Python binding.
-        is_open: see below.
-        states: see below.
 
     Attributes:
         is_open: whether a size in it is open, so that a request has no memory for outputs before a run.
@@ -206,7 +204,7 @@ class OpenVinoInstance(_RequestInstance):
         """Set its variables to values from ``states``. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
-                variable.state = _fetched(states[variable.name])
+                variable.state = fetched(states[variable.name])
 
     def state_bytes(self) -> int:
         """Return the bytes of its variables' values. For the cache of an attention, OpenVINO copies the value."""
@@ -266,15 +264,11 @@ class CachingInstance(CopiedInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set its variables to values from ``states``. Raises DeviceError."""
         super().set_states(states)
-        self._states = {name: _fetched(states[name]) for name in self._states}
+        self._states = {name: fetched(states[name]) for name in self._states}
 
     def state_bytes(self) -> int:
         """Return the bytes of its variables' values."""
         return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
-
-
-def _fetched(value: Any) -> Any:
-    return value.fetch() if isinstance(value, Fetched) else value
 
 
 def _infer(request: Any) -> None:

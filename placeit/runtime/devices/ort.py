@@ -22,7 +22,7 @@ from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = [
@@ -217,11 +217,8 @@ class StatefulOrtInstance(OrtInstance):
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
-        given = {name: states[name] for name in self._states}
-        tensors = {name: value.fetch() if isinstance(value, Fetched) else value for name, value in given.items()}
-        self._states = {
-            name: onnxruntime().OrtValue.ortvalue_from_numpy(np.array(value.data)) for name, value in tensors.items()
-        }
+        values = {name: np.array(fetched(states[name]).data) for name in self._states}
+        self._states = {name: onnxruntime().OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes."""

@@ -25,7 +25,7 @@ from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.failing import failing_op
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import OnWorker
 
 __all__ = ["FAILURES", "TorchBuffer", "TorchDevice", "TorchInstance", "TorchProgram", "explaining", "module_of", "use_threads"]
@@ -216,8 +216,8 @@ class StatefulTorchInstance(TorchInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
         for name, initial in self._initial.items():
-            value = states[name].fetch() if isinstance(states[name], Fetched) else states[name]
-            self._states[name] = torch.from_numpy(np.array(value.data)).view(initial.dtype).reshape(initial.shape)
+            value = torch.from_numpy(np.array(fetched(states[name]).data))
+            self._states[name] = value.view(initial.dtype).reshape(initial.shape)
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Fetched", "KeepsState"]
+__all__ = ["Fetched", "KeepsState", "fetched"]
 
 
 @runtime_checkable
@@ -14,6 +14,11 @@ class Fetched(Protocol):
 
     def fetch(self) -> Any:
         """Fetch the value as an ``openvino.Tensor``."""
+
+
+def fetched(value: Any) -> Any:
+    """Return the value of a variable in this process."""
+    return value.fetch() if isinstance(value, Fetched) else value
 
 
 @runtime_checkable

@@ -44,9 +44,9 @@ def perform(run: Callable[[], object], explain: Callable[[BaseException], str], 
     """
     begin, failure = perf_counter(), None
     try:
-        _run_or_explain(run, explain)
-    except ExecutionError as error:
-        failure = error.with_traceback(None)
+        run()
+    except BaseException as error:  # noqa: BLE001 (including SystemExit; it is reported)
+        failure = wrap_error(error, explain)
     try:
         done(begin, perf_counter(), failure)
     except BaseException:  # noqa: BLE001 (such as MemoryError; nothing else reports the end, and the thread has other jobs)

@@ -1,4 +1,4 @@
-"""CPU cores on which Inductor, PyTorch's compiler, compiles each segment, as ``torch.compile`` does with a module."""
+"""CPU cores that run segments which Inductor, PyTorch's compiler, has compiled, as ``torch.compile`` compiles modules."""
 
 from __future__ import annotations
 

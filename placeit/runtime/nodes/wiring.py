@@ -48,7 +48,9 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Re
                 remote_slot.senders[destination.number] = wirings[src].device
         elif isinstance(source, Delivers):
             source.deliver()  # from where it is sent
-    for buffer in _delivered(slot):
+    for buffer in [buffer for buffers in slot.writes.values() for buffer in buffers]:
+        if not isinstance(buffer, RemoteBuffer) or buffer.delivered is None:
+            continue
         wiring = next((one for one in wirings.values() if one.device is buffer.device), None)
         if wiring is None:
             raise LostError(f"{buffer.device.name} is lost: it was opened anew while segments were loaded there.")
@@ -58,12 +60,6 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Re
             wiring.send_to_device()
     weakref.finalize(remote_slot, _forget, remote_slot.number, [wiring.device for wiring in wirings.values()])
     return remote_slot
-
-
-def _delivered(slot: Slot) -> list[RemoteBuffer]:
-    """Return the buffers on nodes whose values a slot's segments have to copy to this process."""
-    written = [buffer for buffers in slot.writes.values() for buffer in buffers]
-    return [buffer for buffer in written if isinstance(buffer, RemoteBuffer) and buffer.delivered is not None]
 
 
 def _forget(slot: int, devices: list[RemoteDevice]) -> None:
