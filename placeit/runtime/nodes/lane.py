@@ -145,7 +145,6 @@ class Lane:
         for number, spec in wiring.buffers.items():
             made = self.device.pin(spec) if isinstance(self.device, PinsMemory) else self.device.allocate(spec)
             tracked[number] = _TrackedBuffer(made, wiring.slot, number in wiring.fed)
-            self._inbox.expect(number, tracked[number].buffer)
         for job, instance in zip(wiring.jobs, instances, strict=True):
             for i, number in enumerate(job.outputs):
                 tracked[number] = _TrackedBuffer(instance.output(i), wiring.slot)
@@ -161,6 +160,8 @@ class Lane:
             entry.sends.append((name, there, priority.get(number, 0.0)))
         slot.buffers = list(tracked)
         with self._lock:
+            for number in wiring.buffers:
+                self._inbox.expect(number, tracked[number].buffer)
             self._buffers |= tracked
             self._jobs |= {job.number: (job, made, wiring.slot) for job, made in zip(wiring.jobs, instances, strict=True)}
             self._slots[wiring.slot] = slot

@@ -55,10 +55,11 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Re
         if wiring is None:
             raise LostError(f"{buffer.device.name} is lost: it was opened anew while segments were loaded there.")
         wiring.deliver(buffer)
+    # also if a device cannot wire the slot, and others have
+    weakref.finalize(remote_slot, _forget, remote_slot.number, [wiring.device for wiring in wirings.values()])
     for d, wiring in wirings.items():
         with pool.on(d):
             wiring.send_to_device()
-    weakref.finalize(remote_slot, _forget, remote_slot.number, [wiring.device for wiring in wirings.values()])
     return remote_slot
 
 
