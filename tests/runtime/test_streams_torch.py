@@ -382,7 +382,7 @@ def test_streams_are_each_executors_own_and_come_back(gpus, priority):
 def test_copies_into_a_gpu_are_on_streams_of_their_own(gpus):
     case = case_of(["Op", "Op", "Op", "Op"], [(0, 2), (1, 3)], [0, 1, 2, 2])
     with StreamExecutor(case.work(), gpus) as executor:
-        beside = [queue.stream for queue in executor._launcher._beside if queue is not None]
+        beside = [queue.stream for queue in executor._launcher._destination_streams if queue is not None]
     assert len(set(beside)) == 2
     assert {stream.device_index for stream in beside} == {2}
 

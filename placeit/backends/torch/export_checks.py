@@ -1,4 +1,4 @@
-"""Modules and examples that cannot be exported, refused beforehand, since PyTorch's errors do not say what to do."""
+"""Checks of modules and examples before they are exported, since PyTorch's errors do not say what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONVERTED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
 def call_arguments(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
-    """Return positional and keyword arguments of a call; None for the former if neither are given.
+    """Return the positional and the keyword arguments of a call; None for the former if there are neither.
 
     Raises:
         UsageError: they are no arguments of a call.
@@ -42,7 +42,7 @@ def call_arguments(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, d
 
 
 def not_a_model(given: object) -> UsageError:
-    """Return the error about an object that is given in place of a model."""
+    """Return the error for an object that is not a model."""
     kind = type(given).__name__
     if isinstance(given, type):
         return UsageError(f"{given.__name__} is a class: give an instance of it, {given.__name__}(...).")
@@ -54,7 +54,7 @@ def not_a_model(given: object) -> UsageError:
 
 
 def check_exportable(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
-    """Check that a module and the arguments of a call can be exported. Hooks are logged.
+    """Check that a module can be exported with the arguments of a call. A hook of the module is logged.
 
     Raises:
         ModelError: the arguments do not fit; or a weight or an argument is quantised, without values, or not on the CPU.

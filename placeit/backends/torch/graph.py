@@ -23,7 +23,7 @@ __all__ = ["ProgramMap", "build_graph", "dtype_name"]
 
 @dataclass(frozen=True, eq=False)
 class ProgramMap:
-    """Maps between the nodes of a program and the ops and tensors of its task graph.
+    """Maps ops and tensors of a task graph to the nodes of the program.
 
     Attributes:
         nodes: for each op, its node: the placeholder of a ``Parameter``, or the call of an ATen op; None for a ``Result``.
@@ -44,9 +44,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
     """Build the task graph of a program.
 
-    Ops are the inputs (kind ``Parameter``), the calls of ATen ops, and the outputs (kind ``Result``). Constants are part of the
-    op that reads them; if several ops read one, each counts all of its bytes, because each needs them wherever it runs. An op
-    that returns several tensors is one op; indexing its result is not an op.
+    Ops are the inputs (kind ``Parameter``), the calls of ATen ops, and the outputs (kind ``Result``). A constant belongs to the
+    ops that read it, and each of them counts all of its bytes, since each needs it on its device. An op that returns several
+    tensors is one op; indexing its result is not an op.
     """
     names: dict[str, int] = {}
     kinds: list[str] = []

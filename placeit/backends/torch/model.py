@@ -54,13 +54,13 @@ class TorchModel(base.Model):
 
     Attributes:
         program: the exported program, as given or exported.
-        lowered: the program as ATen ops without changes in place, which is placed and run.
-        layout: positions of its parts in ``graph``.
-        examples: example inputs, by name; empty if there are none.
+        lowered: the program as ATen ops without in-place changes. It is placed and run.
+        layout: nodes of the program for the ops and tensors of ``graph``.
+        examples: example inputs, by name; empty if the program has none.
         module: the module that was exported; None for a program.
         file: stamp of the file at ``path`` when the program was read from it (:func:`placeit.backends.digest.file_stamp`); None
-            if it is not the program of a file.
-        mixed: whether OpenVINO drives devices of the cluster, for which segments are converted.
+            if the program was not read from a file.
+        mixed: whether the cluster has devices that OpenVINO drives, for which segments are converted.
     """
 
     program: ExportedProgram
@@ -72,7 +72,7 @@ class TorchModel(base.Model):
     mixed: bool = False
 
     def statistics(self) -> dict[str, int | float]:
-        """Count ops, edges, operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
+        """Count ops, edges, floating-point operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
         weights = self.lowered.constants.values()
         read = [value for op in self.lowered.ops for value in reads(op)]
         return {
@@ -113,7 +113,7 @@ class TorchModel(base.Model):
         return drawn
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs of some sizes, with values that are valid at the typical ones. Raises UsageError if they do not fit."""
+        """Draw inputs of given sizes, from values that are valid at the typical sizes. Raises UsageError if they do not fit."""
         drawn = self.random_inputs(seed)
         self.check_sizes({name: shapes.get(name, value.shape) for name, value in drawn.items()})
         return {name: np.resize(value, shapes.get(name, value.shape)) for name, value in drawn.items()}
@@ -130,7 +130,7 @@ class TorchModel(base.Model):
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Names of the ops that read a buffer which the program changes, and of those that stand for the changes."""
+        """Names of the ops that read a buffer that the program changes, and of the ops that stand for the changes."""
         name = dict(zip(self.layout.nodes, self.graph.names, strict=True))
         return frozenset(name[op] for ops in self.lowered.state.values() for op in ops)
 
@@ -158,7 +158,7 @@ class TorchModel(base.Model):
         return convertible_ops(self)
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-        """Cut a part out as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
+        """Return a part of the model as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
 
         Raises:
             DeviceError: OpenVINO has no op for a part of it; the message names it.
@@ -212,7 +212,7 @@ class TorchModel(base.Model):
         return run
 
     def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return inputs as the module's arguments, in its types, together with the constants of the export."""
+        """Return the arguments of a call of the module: inputs in its types, and the constants of the export."""
         placeholders = self.program.graph.find_nodes(op="placeholder")
         types = {node.name: node.meta["val"].dtype for node in placeholders if node.name in inputs}
         leaves = [
@@ -225,7 +225,7 @@ class TorchModel(base.Model):
     def called(
         self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]], pickled: Callable[[], tuple[Any, ...]] | None = None
     ) -> PlacedModule:
-        """Return a module that is called as the original one; see :class:`placeit.backends.base.IsCalled`."""
+        """Return a module that is called like the original module; see :class:`placeit.backends.base.IsCalled`."""
         return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs), pickled)
 
     def chain(self, elements: int, hops: int) -> TorchModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -111,7 +112,7 @@ class OpenSizes:
         return args, named, dynamic
 
     def _example(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the example of an input at sizes of which PyTorch makes no constants: it does so of one, even in a range."""
+        """Return the example of an input at sizes that PyTorch keeps open: it makes constants of sizes 1, even in a range."""
         shape = self.shapes[name]
         if len(shape) != tensor.dim():
             raise ModelError(
@@ -122,8 +123,9 @@ class OpenSizes:
             size if isinstance(size, int) else min(size.most, max(2, typical))
             for size, typical in zip(shape, self._typical_shapes[name], strict=True)
         ]
-        count = torch.Size(sizes).numel()
-        return tensor.reshape(-1)[torch.arange(count) % max(1, tensor.numel())].reshape(sizes)
+        if not tensor.numel():
+            return torch.zeros(sizes, dtype=tensor.dtype)
+        return tensor.reshape(-1)[torch.arange(math.prod(sizes)) % tensor.numel()].reshape(sizes)
 
     def set_typical(self, program: ExportedProgram) -> None:
         """Give the tensors of a program their typical shapes; their expressions go to ``meta["dimensions"]`` of the nodes.

@@ -1,4 +1,4 @@
-"""Turn an ``nn.Module`` or an exported program into a program of fixed shapes, without control flow and without mutation."""
+"""Export an ``nn.Module``, and lower an exported program to ATen ops without control flow or mutation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ALTERNATIVES = {
     "scan": "write out the steps in a Python loop",
     "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
 }
-"""Advice in place of an op that calls other programs."""
+"""Advice for ops that call other programs."""
 _QUANTIZED_OPS = ("aten::quantize_per", "aten::_make_per", "quantized::")
 _SAME_TYPE_OPS = frozenset(("linear", "matmul", "mm", "mv", "addmm", "layer_norm", "group_norm", "batch_norm", "grid_sampler"))
 _NORM_TYPES = {torch.float32, torch.float16, torch.bfloat16}  # types of a norm whose weights are float32
@@ -64,8 +64,8 @@ class Lowered:
         inputs: placeholders of the model's inputs, by name.
         outputs: values that the model returns, by name.
         ops: calls of ATen ops that the outputs need, in topological order. They read inputs, each other, and constants.
-        constants: weights, buffers, and values computed from these alone, as far as ``ops`` and ``outputs`` read them.
-        state: for each buffer that the program changes, the ops that read it, of which the last stands for the change.
+        constants: weights, buffers, and values computed only from these, if ``ops`` or ``outputs`` read them.
+        state: for each buffer that the program changes, the ops that read it; the last of them stands for the change.
     """
 
     inputs: dict[str, Node]
@@ -85,7 +85,7 @@ def op_name(node: Node) -> str:
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, sizes: OpenSizes | None = None
 ) -> ExportedProgram:
-    """Export a module in evaluation mode with shapes fixed by the arguments, or as given; the module's mode is restored.
+    """Export a module in evaluation mode with the shapes of the arguments, or with open sizes. Its mode is restored.
 
     Raises:
         ModelError: the module cannot be exported, for example because its control flow depends on data, or the arguments do not
@@ -143,10 +143,10 @@ def specialize(
 
 
 def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -> Lowered:
-    """Lower a program to ATen ops without mutation, and separate its parts.
+    """Lower a program to ATen ops without mutation, and separate its inputs, ops, constants and outputs.
 
-    Constants, and values computed from constants alone, are evaluated once. Buffers that the program changes are ordinary
-    values here: every run starts from their present content. Assertions are left out.
+    Values that are computed only from constants are evaluated here, once. Buffers that the program changes are ordinary values:
+    every run starts from their present content. Assertions are left out.
 
     Raises:
         ModelError: control flow or sizes depend on data, an input is changed in place, or a value cannot be moved between
@@ -170,7 +170,7 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
 
 
 def _check_types(node: Node, sources: Mapping[Node, InputSpec], name: str) -> None:
-    """Raise ModelError for an op whose tensors need to be of one type and are not, which exporting does not check."""
+    """Raise ModelError for an op whose tensors need to have one type and do not. PyTorch does not check that in an export."""
     op = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     if op not in _SAME_TYPE_OPS:
         return

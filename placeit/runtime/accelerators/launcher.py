@@ -87,7 +87,7 @@ class Launcher:
         self._inbox = Inbox()
         self._memory: list[Memory] = []
         self._loaded: list[LoadedProgram | None] = []
-        self._beside: list[Stream | None] = []  # for each stream, a stream of the device that it copies to
+        self._destination_streams: list[Stream | None] = []  # for each stream, a stream of the device that it copies to
         self._opened: list[Stream] = []
         self._copies_in: list[int] = []  # of a batched request: launches before its batch, in it, and after it
         self._in_batch: list[int] = []
@@ -109,7 +109,7 @@ class Launcher:
             self._loaded.append(None if launch.program is None else self._load(launch))
         for device, peer in zip(layout.streams, layout.peers, strict=True):
             self.streams.append(self._open(device))
-            self._beside.append(None if peer is None else self._open(peer))
+            self._destination_streams.append(None if peer is None else self._open(peer))
         runs = [n for n in layout.runs if n is not None]
         devices = {layout.streams[layout.launches[n].stream] for n in runs}
         self.batched = batched and len(devices) == 1 and accelerator.memory(min(devices)) != HOST
@@ -234,7 +234,7 @@ class Launcher:
             accelerator.record(slot.begins[n], stream)
             if prepared is None:
                 source, destination = (self._copied_view(slot, b, stream) for b in (launch.reads[0], launch.writes[0]))
-                accelerator.copy(stream, source, destination, self._beside[launch.stream])
+                accelerator.copy(stream, source, destination, self._destination_streams[launch.stream])
             else:
                 prepared(self._inbox, slot.tokens[n])
             accelerator.record(slot.events[n], stream)

@@ -59,7 +59,7 @@ class Queue:
         key: numbers of its device and its priority.
         stream: the library's stream, or a HostStream.
         library: the library.
-        errors: turns errors of its device into DeviceError.
+        errors: converts errors of its device to DeviceError.
         graphs: records graphs of launches on it; None if that is not possible.
     """
 

@@ -243,18 +243,18 @@ class StreamAccelerator:
         """Return a batch; on CUDA, its first start records one graph if all programs can be replayed."""
         return LaunchBatch(stream, begin, steps)
 
-    def copy(self, stream: Queue, source: View, destination: View, beside: Queue | None = None) -> None:
-        """Copy on a stream, with ``beside`` as the current stream of the destination.
+    def copy(self, stream: Queue, source: View, destination: View, destination_stream: Queue | None = None) -> None:
+        """Copy on a stream, with ``destination_stream`` as the current stream of the destination.
 
         Between GPUs, PyTorch copies on the source's current stream. It makes that stream wait for the destination's current
         stream before the copy, and the destination's wait for the source's after it. So the destination's current stream is
-        ``beside`` during the call, on which nothing else is launched.
+        ``destination_stream`` during the call, on which nothing else is launched.
         """
         launch = functools.partial(self.library.copy, source, destination)
-        if beside is None:
+        if destination_stream is None:
             stream.launch(launch)
         else:
-            beside.launch(functools.partial(stream.launch, launch))
+            destination_stream.launch(functools.partial(stream.launch, launch))
 
     def notify(self, stream: Queue, event: Any, inbox: Inbox, token: Token) -> None:
         """Have an event reported; the thread of a core set reports as its next job."""

@@ -40,7 +40,7 @@ def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
 
 
 def open_torch(devices: Sequence[Device]) -> StreamAccelerator:
-    """Open devices of one type with PyTorch, and CPU core sets beside them; see :class:`StreamAccelerator`.
+    """Open devices of one type, and CPU core sets, with PyTorch; see :class:`StreamAccelerator`.
 
     Raises:
         DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or this process may not use

@@ -62,10 +62,10 @@ class PlanTasks:
         """Describe a plan.
 
         Args:
-            book: says which inputs and outputs of the model lie in which segment.
+            book: knows which inputs and outputs of the model are in which segment.
             plan: the plan.
             programs: one for each segment that runs something. A program reads the segment's tensors from other segments, then
-                the model's inputs that lie in it, and makes tensors for others, then the model's outputs.
+                the model's inputs in it. It makes tensors for other segments, then the model's outputs.
         """
         given = iter(programs)
         values = list(book.inputs.values())

@@ -289,15 +289,15 @@ class Accelerator(Protocol):
             steps: at least one; copies are between the device and the host.
         """
 
-    def copy(self, stream: Stream, source: View, destination: View, beside: Stream | None = None) -> None:
+    def copy(self, stream: Stream, source: View, destination: View, destination_stream: Stream | None = None) -> None:
         """Launch a copy on a stream; between two memories of devices, on a stream of the source.
 
         Args:
             stream: the stream to copy on.
             source: the tensor to copy.
             destination: the tensor to fill.
-            beside: a stream of the destination device that is used for copies from this source only: copies that share it wait
-                for each other. None for a copy from or to the host.
+            destination_stream: a stream of the destination device that is used only for copies from this source, as copies that
+                share it wait for each other. None for a copy from or to the host.
         """
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:

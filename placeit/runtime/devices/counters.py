@@ -40,7 +40,7 @@ def count_kernels(
     # see CachingInstance of openvino.py
     exposed, growing = expose_growing_states(model) if device.where.family == "GPU" else (model, {})
     first, previous = len(model.outputs), None
-    for sample in samples:  # each is compiled anew, as counters are means over all runs of a compiled model
+    for sample in samples:  # the model is compiled for each, as counters are means over all runs of a compiled model
         compiled = compile_model(exposed, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
         for i, value in enumerate(sample):

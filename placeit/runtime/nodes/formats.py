@@ -59,7 +59,7 @@ def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
     Args:
         form: its format.
         program: the segment.
-        inputs: number of its inputs, of which further inputs of an ONNX model are states; None if it has no states.
+        inputs: number of its inputs; further inputs of an ONNX model are states. None if it has no states.
 
     Raises:
         DeviceError: it is too large for its format.
