@@ -79,7 +79,7 @@ def _types(node: Node) -> set[torch.dtype]:
 def _runs(node: Node, device: str) -> bool:
     """Return whether the kernel of a call exists, by calling it on zeros.
 
-    Any other error than that of a missing kernel is due to the zeros, or to the machine.
+    Errors other than a missing kernel are due to the zeros, or to the machine.
     """
 
     def zeros(read: Node) -> Any:

@@ -264,7 +264,7 @@ class OnThread(Protocol):
 
     @property
     def worker(self) -> Worker | None:
-        """The thread; None if there is none."""
+        """The thread; None for a device without a thread."""
 
 
 @runtime_checkable

@@ -138,7 +138,7 @@ class NativeOpenVino:
             return compiled
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
-        """Compile without a cache; the interface is that of the Python binding's core. Raises RuntimeError or ValueError."""
+        """Compile without a cache, with the interface of the Python binding's core. Raises RuntimeError or ValueError."""
         spelled = [c_char_p(_property_text(text)) for name_and_value in properties.items() for text in name_and_value]
         if model.is_dynamic() and not self.takes_tensors:
             raise ValueError("a shape is not fixed")

@@ -224,7 +224,7 @@ class NodeDevice(RemoteDevice):
 
     def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot on the device, with the inputs that come from this process."""
-        begin = Parcel(Frame(Kind.BEGIN, slot=slot.number, epoch=slot.epoch))  # its priority precedes that of tensors
+        begin = Parcel(Frame(Kind.BEGIN, slot=slot.number, epoch=slot.epoch))  # precedes all tensors
         self._send_all(slot, [begin, *(self._parcel(slot, number, outgoing(buffer, 0)) for number, buffer in inputs)])
 
     def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:

@@ -100,7 +100,7 @@ class _Incoming:
         shape = frame.sizes or spec.memory_shape
         if spec.limits is not None:
             is_valid = fits(frame.sizes, frame.sizes, spec.in_memory(spec.limits))
-        else:  # sizes that depend on the data are at most those of the buffer
+        else:  # sizes that depend on the data are at most the buffer's sizes
             is_valid = len(shape) == len(spec.shape) and all(map(operator.le, shape, spec.memory_shape))
         if not is_valid:
             raise ProtocolError(f"a tensor of sizes {[*frame.sizes]} for the buffer {frame.target}, which does not take them")

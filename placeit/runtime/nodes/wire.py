@@ -27,8 +27,8 @@ __all__ = ["CHUNK", "Connection", "Frame", "Kind", "Listener", "Parcel", "Protoc
 
 CHUNK = 1 << 17
 """Maximum bytes of a frame's payload, which a frame of higher priority may have to wait for."""
-_MAX_DIRECT_BYTES = 1 << 18  # payloads of up to so many bytes are sent on the calling thread
-_MAX_JOINED_BYTES = 1 << 14  # payloads of up to so many bytes are sent in one call with their header
+_MAX_DIRECT_BYTES = 1 << 18  # limit on payloads that are sent on the calling thread
+_MAX_JOINED_BYTES = 1 << 14  # limit on a payload that is sent in one call with its header
 _READ_BYTES = 1 << 16  # size of the read buffer
 _MAGIC = b"placeit nodes 2\n"
 _NONCE = 32
