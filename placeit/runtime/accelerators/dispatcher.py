@@ -95,7 +95,8 @@ class Dispatcher:
             else:
                 legs = layout.moves.get((step.tensor, step.dst))
                 maker = layout.makers.get((step.tensor, step.dst))
-                if maker is not None and not self._has_ended(step.request, maker):
+                slot, marks = self._launcher.slots[step.request], self._marks[step.request]
+                if maker is not None and (maker not in marks or maker in slot.pending):
                     self._uncopied.setdefault((step.request, maker), []).append((step.tensor, step.dst))
                 elif legs is None:
                     todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
@@ -104,9 +105,6 @@ class Dispatcher:
                         self._launch(step.request, n)
                     sent = functools.partial(scheduler.transfer_sent, step.request, step.tensor, step.dst)
                     todo.extend(self._when_there_is_room(step.request, legs[-1], sent))
-
-    def _has_ended(self, request: int, n: int) -> bool:
-        return n in self._marks[request] and n not in self._launcher.slots[request].pending
 
     def _when_there_is_room(self, request: int, n: int, tell: Callable[[], list[Instruction]]) -> list[Instruction]:
         """Tell the scheduler that a stream accepts more launches after this one: now, or when fewer are queued there."""

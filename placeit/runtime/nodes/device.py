@@ -152,9 +152,10 @@ class NodeDevice(RemoteDevice):
         return self._closing.is_open or not self._nodes.connected
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the actor without waiting for its answer."""
+        """Call a method of the actor without waiting for its answer. Errors are ignored."""
         if self.gone is None and not self._closing.is_open and self._nodes.connected:
-            getattr(self._actor, what).remote(*arguments)
+            with contextlib.suppress(Exception):  # Ray may be about to shut down
+                getattr(self._actor, what).remote(*arguments)
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile a segment on the node, after sending it the weights that it does not have. Raises DeviceError."""
@@ -352,10 +353,8 @@ def _text(payload: memoryview | None) -> str:
 
 
 def _release(device: weakref.ref[NodeDevice], program: int) -> None:
-    found = device()
-    if found is not None:
-        with contextlib.suppress(Exception):  # Ray may be about to shut down
-            found.tell("release", program)
+    if (found := device()) is not None:
+        found.tell("release", program)
 
 
 class NodeLink:

@@ -56,7 +56,7 @@ class RemoteDevice(ABC):
 
     @abstractmethod
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the node's actor without waiting for its answer."""
+        """Call a method of the node's actor without waiting for its answer. Errors are ignored."""
 
     @abstractmethod
     def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:

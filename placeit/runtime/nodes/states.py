@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,12 +54,7 @@ class KeptCopy:
 
     def __init__(self, device: RemoteDevice, number: int) -> None:
         self.device, self.number = device, number
-        weakref.finalize(self, _forget, device, number).atexit = False
-
-
-def _forget(device: RemoteDevice, number: int) -> None:
-    with contextlib.suppress(Exception):  # Ray may be about to shut down
-        device.tell("forget_states", number)
+        weakref.finalize(self, device.tell, "forget_states", number).atexit = False
 
 
 class KeptVariable(NamedTuple):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from placeit.backends.checking import numpy_can_hold
 from placeit.core.sizes import fits
 from placeit.devices.host import memory_bytes
-from placeit.runtime.devices.base import Buffer, BufferSpec, InHostMemory
+from placeit.runtime.devices.base import Buffer, InHostMemory
 from placeit.runtime.nodes.coding import Coding, coded, coded_type, decoded
 from placeit.runtime.nodes.wire import Frame, ProtocolError
 
@@ -58,11 +58,6 @@ def outgoing(buffer: Buffer, coding: int) -> Outgoing:
     return Outgoing(bytes_of(value.copy() if value is found else value), used, scale, memory.shape)
 
 
-def _sent_type(spec: BufferSpec) -> np.dtype[np.generic]:
-    """Return the type in which a value that is copied is sent: the type of the buffer's ``array``."""
-    return np.dtype(spec.dtype if numpy_can_hold(spec.dtype) or spec.dtype.startswith("complex") else np.float32)
-
-
 @dataclass(eq=False)
 class _Incoming:
     """A buffer that receives tensors, and the parts that have been received of the last one.
@@ -90,7 +85,8 @@ class _Incoming:
         memory = buffer.memory() if isinstance(buffer, InHostMemory) and spec.limits is None else None
         if memory is not None and memory.flags.writeable and memory.shape == spec.memory_shape:
             return cls(buffer, True, memory.dtype)
-        return cls(buffer, False, _sent_type(spec))
+        in_numpy = numpy_can_hold(spec.dtype) or spec.dtype.startswith("complex")
+        return cls(buffer, False, np.dtype(spec.dtype if in_numpy else np.float32))  # the type of the buffer's ``array``
 
     def layout(self, frame: Frame) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
         """Return shape in memory order, type and bytes of a frame's tensor. Raises ProtocolError if it does not fit."""

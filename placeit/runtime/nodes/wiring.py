@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import TYPE_CHECKING
 
-from placeit.core.errors import DeviceError, LostError
+from placeit.core.errors import LostError
 from placeit.core.narrowing import narrowed
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import DevicePool
@@ -55,18 +54,11 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Re
         if wiring is None:
             raise LostError(f"{buffer.device.name} is lost: it was opened anew while segments were loaded there.")
         wiring.deliver(buffer)
-    # also if a device cannot wire the slot, and others have
-    weakref.finalize(remote_slot, _forget, remote_slot.number, [wiring.device for wiring in wirings.values()])
     for d, wiring in wirings.items():
+        weakref.finalize(remote_slot, wiring.device.tell, "unwire", remote_slot.number)  # even if another device fails
         with pool.on(d):
             wiring.send_to_device()
     return remote_slot
-
-
-def _forget(slot: int, devices: list[RemoteDevice]) -> None:
-    for device in devices:
-        with contextlib.suppress(DeviceError):
-            device.tell("unwire", slot)
 
 
 class _WiringBuilder:
