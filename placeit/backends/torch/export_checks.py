@@ -88,7 +88,7 @@ def check_exportable(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Map
     for where, value in given.items():
         for leaf in pytree.tree_leaves(value):
             _check_tensor(f"{name}: the input '{where}'", leaf)
-    _say_hooks(module, name)
+    _log_hook(module, name)
 
 
 def _check_tensor(what: str, value: Any) -> None:
@@ -136,7 +136,7 @@ def check_device(what: str, value: Any) -> None:
         )
 
 
-def _say_hooks(module: torch.nn.Module, name: str) -> None:
+def _log_hook(module: torch.nn.Module, name: str) -> None:
     """Log the first hook that is not PyTorch's own."""
     for where, part in module.named_modules():
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):

@@ -289,9 +289,9 @@ class StreamExecutor(PlanExecutor):
 
     def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, Any]:  # noqa: ARG002
         outputs = self._outputs.pop(request, None)
-        return self._launching(functools.partial(self._request_io.get, request)) if outputs is None else outputs
+        return self._on_launching_thread(functools.partial(self._request_io.get, request)) if outputs is None else outputs
 
-    def _launching(self, what: Callable[[], T]) -> T:
+    def _on_launching_thread(self, what: Callable[[], T]) -> T:
         """Call a function on the launching thread while nothing runs, and return its result."""
 
         def alone() -> T:
@@ -306,7 +306,7 @@ class StreamExecutor(PlanExecutor):
     def _blank(self, sentinel: int) -> str | None:
         """Blank all buffers that a run writes. Returns a message if memory was written after the last run, else None."""
         self._outputs.clear()
-        found = self._launching(functools.partial(self._blanks.fill, sentinel))
+        found = self._on_launching_thread(functools.partial(self._blanks.fill, sentinel))
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]

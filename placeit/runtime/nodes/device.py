@@ -145,7 +145,7 @@ class NodeDevice(RemoteDevice):
         finally:
             with self._lock:
                 self._pending_calls -= 1
-        self._heartbeat.hear()
+        self._heartbeat.record_contact()
         return found
 
     def _cancelled(self) -> bool:
@@ -220,7 +220,7 @@ class NodeDevice(RemoteDevice):
         made = narrowed(RemoteInstance, instance)
         if made.slot is None:
             raise ExecutionError(f"{self.name} runs the instances of an executor only.")
-        made.slot.go(made.number)
+        made.slot.ensure_begun(made.number)
         made.slot.expect(made.number, done, (self,))
 
     def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
@@ -253,7 +253,7 @@ class NodeDevice(RemoteDevice):
 
     def handle(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
         """Handle a frame; see :meth:`placeit.runtime.nodes.wire.Receiver.handle`."""
-        self._heartbeat.hear()
+        self._heartbeat.record_contact()
         if frame.kind == Kind.PONG:
             self.clock.add_round_trip(frame.start, frame.finish)
             return
@@ -387,7 +387,7 @@ class NodeLink:
             slot = destination.slot
             if slot is None:
                 raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
-            slot.go(destination.number)
+            slot.ensure_begun(destination.number)
             if not isinstance(source, RemoteBuffer):  # the segment that wrote it has delivered it to the host
                 there = source.deliver() if isinstance(source, Delivers) else source
                 destination.device.send(slot, destination.number, there)

@@ -47,7 +47,7 @@ class Heartbeat:
         closing: opened to end the thread.
 
     Attributes:
-        heard: when the process was last heard of.
+        last_contact: when something last came from the process.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class Heartbeat:
         closing: Gate,
     ) -> None:
         self._ping, self._patience, self._on_silence, self._closing = ping, patience, on_silence, closing
-        self.heard = perf_counter()
+        self.last_contact = perf_counter()
         self._thread = threading.Thread(target=self._beat, name=f"placeit heartbeat {name}", daemon=True)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the process was last heard of."""
-        return perf_counter() - self.heard
+        """Seconds since something last came from the process."""
+        return perf_counter() - self.last_contact
 
-    def hear(self) -> None:
-        """Record that the process has been heard of."""
-        self.heard = perf_counter()
+    def record_contact(self) -> None:
+        """Record that something has come from the process."""
+        self.last_contact = perf_counter()
 
     def start(self) -> None:
         """Send the first ping, and start the thread."""
@@ -86,9 +86,9 @@ class Heartbeat:
         while not self._closing.wait(_BEAT_S):
             now, patience = perf_counter(), self._patience()
             if now - last > patience / 2:  # this process itself was suspended
-                self.heard = now
+                self.last_contact = now
             last = now
-            if now - self.heard > patience:
-                self._on_silence(now - self.heard)
+            if now - self.last_contact > patience:
+                self._on_silence(now - self.last_contact)
                 return
             self._ping()

@@ -187,7 +187,7 @@ class RemoteSlot:
         """Begin a new run with the next instance or transfer that is started."""
         self._begun = False
 
-    def go(self, number: int) -> None:
+    def ensure_begun(self, number: int) -> None:
         """Have the nodes begin a run, unless it has begun. The inputs of the run must be in place.
 
         Args:
