@@ -151,7 +151,7 @@ class _Graph:
 
     def _runtime(self) -> Runtime:
         opened = functools.partial(SleepingDevice, seconds=self._sleep_s)
-        devices = [NodeDevice(device, "f32", nodes=self._nodes, opened=opened) for device in self._cluster.devices]
+        devices = [NodeDevice(device, "f32", nodes=self._nodes, open_device=opened) for device in self._cluster.devices]
         pairs = [(a, b) for a in range(len(devices)) for b in range(len(devices)) if a != b]
         links = {(a, b): NodeLink(devices[a], devices[b]) for a, b in pairs}
         grouping = Grouping.singletons(self._model.graph)

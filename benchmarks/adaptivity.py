@@ -88,7 +88,7 @@ def _graph(
         devices = []
         for d, device in enumerate(cluster.devices):
             opened = functools.partial(TimedDevice, seconds=dict(zip(names, seconds[:, d].tolist(), strict=True)))
-            devices.append(NodeDevice(device, "f32", nodes=nodes, opened=opened))
+            devices.append(NodeDevice(device, "f32", nodes=nodes, open_device=opened))
         pairs = [(a, b) for a in range(len(devices)) for b in range(len(devices)) if a != b]
         transports = {(a, b): NodeLink(devices[a], devices[b]) for a, b in pairs}
         runtime = stack.enter_context(Runtime(model, grouping, cluster, devices=devices, transports=transports))

@@ -122,7 +122,7 @@ class FakeAccelerator:
         self._hanging: tuple[FakeStream, Submission] | None = None
 
     @one_at_a_time
-    def turn(self) -> AbstractContextManager[object]:
+    def usage_lock(self) -> AbstractContextManager[object]:
         """Return a lock that :meth:`close` takes."""
         if self.closed:
             raise ExecutionError("The fake accelerator is closed.")
@@ -202,7 +202,7 @@ class FakeAccelerator:
         return view.array.copy()
 
     @one_at_a_time
-    def look(self, view: FakeView, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: FakeView, owner: object) -> NDArray[np.generic]:
         """Return a view's value, read as the host."""
         self.order.use(_host(), "the host", host=_host(), reads=[view.access])
         return view.array
@@ -294,18 +294,20 @@ class FakeAccelerator:
         return FakeBatch(self, stream, begin, steps)
 
     @one_at_a_time
-    def copy(self, stream: FakeStream, source: FakeView, destination: FakeView, beside: FakeStream | None = None) -> None:
+    def copy(
+        self, stream: FakeStream, source: FakeView, destination: FakeView, destination_stream: FakeStream | None = None
+    ) -> None:
         """Queue a copy; between two devices, order it with the launches on a stream of the destination."""
         ends = source.memory.device, destination.memory.device
         owner = ends[1] if ends[0] == HOST else ends[0]
         assert self.memory(stream.device) == owner, "a copy belongs on a stream of its source, unless that is the host"
-        src, dst = stream.device, ends[1] if beside is None else beside.device
+        src, dst = stream.device, ends[1] if destination_stream is None else destination_stream.device
         assert HOST in ends or self.can_peer(src, dst), f"{self.names[src]} cannot write to {self.names[dst]}"
         copy = Submission(None, [source], [destination], stream.device)
         if HOST in ends:
             self._run(stream, f"the copy of {source}", copy)
             return
-        there = self._default(ends[1]) if beside is None else beside
+        there = self._default(ends[1]) if destination_stream is None else destination_stream
         assert self.memory(there.device) == ends[1], "the other stream of a copy is one of its destination"
         self._wait(stream, self._mark(there))
         self._run(stream, f"the copy of {source}", copy)

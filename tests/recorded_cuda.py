@@ -200,8 +200,8 @@ class RecordedAccelerator(StreamAccelerator):
         names = [f"cuda:{number}" for number in range(cuda.devices)]
         super().__init__([Device(name, kind="cuda", address=Address(name)) for name in names], library)
 
-    def turn(self) -> Any:
-        turn, order = super().turn(), self.cuda.order
+    def usage_lock(self) -> Any:
+        turn, order = super().usage_lock(), self.cuda.order
         known = Turn(lambda mark: order.after(_host(), mark), lambda: dict(order.mark(_host())))
 
         class Both:

@@ -310,7 +310,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
             now[0].end()  # memory is freed
         close(self)
 
-    def copied(self: Any, stream: Any, source: Any, destination: Any, beside: Any = None) -> None:
+    def copied(self: Any, stream: Any, source: Any, destination: Any, destination_stream: Any = None) -> None:
         fault = now[0]
         if fault is not None and fault.name == "not moved":
             if fault.target == fault.made:
@@ -318,7 +318,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, while_waiting: Any) -> Iterator[Call
             fault.made += 1
             if destination.data_ptr() == fault.runs:
                 return
-        copy(self, stream, source, destination, beside)
+        copy(self, stream, source, destination, destination_stream)
 
     while_waiting(lambda: now[0] is not None and now[0].end())
     monkeypatch.setattr(ModuleProgram, "load", loaded)

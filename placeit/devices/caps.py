@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 
 from placeit.core.cluster import Cluster
 from placeit.core.errors import UsageError
@@ -48,9 +49,10 @@ def capped(cluster: Cluster, caps: Mapping[str, float | str] | None) -> Cluster:
                 f"The memory limit of '{name}' names an unknown device; the devices are {', '.join(cluster.names)}"
                 f"{nearest(name, cluster.names)}."
             )
-        limits[name] = parse_quantity(cap, "memory") if isinstance(cap, str) else float(cap)
-        if not limits[name] >= 0:
+        limit: object = parse_quantity(cap, "memory") if isinstance(cap, str) else cap
+        if not (isinstance(limit, Real) and float(limit) >= 0):
             raise UsageError(f"The memory limit of '{name}' is {cap} bytes; it must be a number that is not negative.")
+        limits[name] = float(limit)
     devices = (
         replace(device, memory_bytes=min(device.memory_bytes, limits.get(device.name, device.memory_bytes)))
         for device in cluster.devices

@@ -61,7 +61,7 @@ class Kind:
         bundle_format: format to which segments in bundles are converted if all devices are core sets whose names do not ask for
             this kind; None for the first of ``formats``, which segments have otherwise.
         on_nodes: whether other nodes can have its devices: it then asks the node of a device for what depends on the machine
-            (:func:`placeit.runtime.nodes.elsewhere.there`).
+            (:func:`placeit.runtime.nodes.remote_calls.call_with_program`).
         compiles: kind whose core sets run a model eagerly, op by op, and for which this kind compiles whole models; else empty.
         one_precision: reason why :meth:`other_precision` is None, worded to follow the name of the device.
     """

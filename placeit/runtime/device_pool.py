@@ -204,7 +204,7 @@ class DevicePool:
 
     def _try(self, name: str, failed: _Failed) -> bool:
         """Open a failed device anew, and return whether its trial passes; if it fails, the old object stays in place."""
-        d, before = self.cluster.names.index(name), self.devices
+        d, before, passed = self.cluster.names.index(name), self.devices, False
         self._reopened[name] += self._opens_devices
         try:
             if self._opens_devices:
@@ -212,20 +212,19 @@ class DevicePool:
                 made = _slowed(device_kind(device).open(device, self.precision), device)
                 self.devices = (*before[:d], made, *before[d + 1 :])
             failed.trial()
+            passed = True
         except PlaceitError as error:
             _LOG.debug("%s is not there again: %s", name, error)
-            passed = False
-        else:
-            passed = True
-        with self._lock:
-            now, passed = self.devices, passed and not self._closed
-            self.devices = now if passed else before
-            if passed:
-                del self._failed[name]
-                self._returns[name] += 1
-        for old, new in zip(before, now, strict=True):
-            if new is not old:
-                (old if passed else new).close()
+        finally:  # also after an interrupt of the trial
+            with self._lock:
+                now, passed = self.devices, passed and not self._closed
+                self.devices = now if passed else before
+                if passed:
+                    del self._failed[name]
+                    self._returns[name] += 1
+            for old, new in zip(before, now, strict=True):
+                if new is not old:
+                    (old if passed else new).close()
         return passed
 
     def _end_reopening(self) -> None:

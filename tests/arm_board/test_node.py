@@ -67,7 +67,7 @@ def nodes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_HEALTH", EMULATED)
         patch.setattr(local, "_STARTS_S", TIMEOUT_S)
-        patch.setattr(device, "_STARTS_S", TIMEOUT_S)
+        patch.setattr(device, "_START_TIMEOUT_S", TIMEOUT_S)
         patch.setattr(connection.Nodes, "call", patiently)
         patch.setattr(NodeDevice, "ask", functools.partialmethod(NodeDevice.ask, timeout=TIMEOUT_S))
         cluster = local.start(("head",), file)

@@ -118,6 +118,11 @@ def test_ranges_that_a_program_does_not_take_are_errors(function: object, shape:
         load(Calling(function), (torch.ones(6, 3),), name="small", input_shapes={"x": shape})
 
 
+def test_an_example_without_elements_stands_for_zeros_of_the_typical_sizes() -> None:
+    model = load(nn.Linear(3, 4), (torch.zeros(0, 3),), input_shapes={"input": ("1..8@3", 3)})
+    assert (model.inputs[0].shape, model.outputs[0].limits) == ((3, 3), ((1, 8), (4, 4)))
+
+
 def test_a_program_keeps_the_sizes_open_that_it_was_exported_with(tmp_path: Path) -> None:
     module, example = nn.Linear(3, 4), (torch.ones(2, 3),)
     rows = torch.export.Dim("rows", min=1, max=8)

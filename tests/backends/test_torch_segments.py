@@ -37,6 +37,33 @@ def test_the_program_uncut_is_the_module_in_evaluation_mode(net: Callable[[], tu
         torch.testing.assert_close(cut, leaf)
 
 
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and then looks rows up in a table."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return table[rows] + self.calls
+
+
+def test_an_uncut_run_that_fails_leaves_the_buffers_of_the_module_as_they_were() -> None:
+    module = Counting()
+    model = load(module, (torch.ones(2, 1), torch.tensor([1])))
+    inputs = model.random_inputs()
+    run = model.reference(None, "f32")
+    with pytest.raises(DeviceError, match="uncut"):
+        run({name: np.full_like(value, 9) for name, value in inputs.items()})
+    assert module.calls == 0
+    (result,) = run(inputs).values()
+    assert result == 2
+    assert module.calls == 0
+
+
 @pytest.mark.parametrize("net", [conv_net, transformer])
 def test_a_model_cut_into_groups_computes_the_same(net: Callable[[], tuple[nn.Module, TorchModel]]) -> None:
     model = net()[1]

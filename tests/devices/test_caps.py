@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,10 +78,11 @@ def test_a_limit_never_raises_what_a_device_has() -> None:
         ({"d9": 1.0}, "names an unknown device; the devices are d0, d1"),
         ({"d0": float("nan")}, "must be a number that is not negative"),
         ({"d0": -1.0}, "must be a number that is not negative"),
+        ({"d0": None}, "is None bytes; it must be a number that is not negative"),
         ({"d0": "much"}, "is not a number with a unit"),
     ],
 )
-def test_limits_that_fit_nothing_are_refused(caps: dict[str, float | str], says: str) -> None:
+def test_limits_that_fit_nothing_are_refused(caps: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Session(inception_like(), described(2), constraints=Constraints(memory=caps))
 

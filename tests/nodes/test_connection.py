@@ -20,7 +20,7 @@ from placeit.core.errors import DeviceError, UsageError
 from tests.beside import beside
 
 pytest.importorskip("ray")
-from placeit.devices.nodes import connection, local, tokens
+from placeit.devices.nodes import connection, joining, local, tokens
 
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 REFUSED = SETTINGS + bytes([0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88])
@@ -93,6 +93,32 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 @pytest.mark.parametrize("said", [REFUSED, RESET, ANSWERED, b"HTTP/1.1 400 \r\n"])
 def test_a_cluster_wants_a_token_unless_it_answers_without(answering: Callable[[bytes], str], said: bytes) -> None:
     assert tokens.wants_token(answering(said)) is (said != ANSWERED)
+
+
+def test_an_ipv6_address_is_in_brackets_or_not() -> None:
+    try:
+        sock = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with sock:
+        for host in ("[::1]", "::1"):
+            tokens.open_socket(f"{host}:{sock.getsockname()[1]}").close()
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("[::1]:1", "::1"), ("localhost:1", "127.0.0.1"), ("127.0.0.1:1", "127.0.0.1"), ("[fe80::1]:1", None), ("node:1", None)],
+)
+def test_a_loopback_address_stays_one_for_ray(address: str, local: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[object]()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    fake = FakeRay()
+    monkeypatch.setattr(fake, "init", lambda address, **settings: given.append(settings["_node_ip_address"]))
+    attempt = joining.Attempt(fake, address, None)
+    assert attempt.wait(60)
+    joining.divert_errors(False)
+    attempt.check()
+    assert given == [local]
 
 
 def test_nobody_at_an_address_is_an_error() -> None:

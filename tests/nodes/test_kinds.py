@@ -230,7 +230,7 @@ def test_a_node_that_is_lost_while_it_compiles_is_an_error_that_names_the_device
         os.kill(device.pid, signal.SIGSTOP)
         plan = session.plan_of(divided(session, 1))
         with beside(lambda: session.runtime.executor(plan)) as made:
-            while not device._asked:
+            while not device._pending_calls:
                 time.sleep(0.01)
             os.kill(device.pid, signal.SIGKILL)
     (error,) = made

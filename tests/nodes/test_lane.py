@@ -75,7 +75,7 @@ class Driver:
 def parts() -> Iterator[tuple[Held, Lane, Driver]]:
     device, driver = Held(), Driver()
     lane = Lane(device)
-    lane.meet(driver)  # type: ignore[arg-type]
+    lane.add_peer(driver)  # type: ignore[arg-type]
     wiring = Wiring(SLOT, {READS: SPEC}, (SegmentJob(JOB, 0, 0.0, (READS,), (WRITES,)),), ((WRITES, DRIVER, DELIVERED),))
     lane.wire(wiring, [device.instance(device.compile(Doubles()))])
     yield device, lane, driver
@@ -87,7 +87,7 @@ def bring(lane: Lane, epoch: int, value: np.ndarray[Any, Any]) -> None:
     payload = lane.place(frame)
     assert payload is not None
     payload[:] = bytes_of(value)
-    lane.took(frame, payload, None)  # type: ignore[arg-type]
+    lane.handle(frame, payload, None)  # type: ignore[arg-type]
 
 
 def test_a_tensor_of_a_later_run_changes_nothing_that_an_earlier_one_still_reads(parts: tuple[Held, Lane, Driver]) -> None:
@@ -126,13 +126,13 @@ def test_an_instance_is_at_rest_when_what_still_runs_of_its_slot_has_ended_and_n
     device, lane, _ = parts
     one = np.ones((1, 1), np.float32)
     bring(lane, 1, one)
-    with beside(lambda: lane.at_rest(JOB, {SLOT: 2})) as found:
+    with beside(lambda: lane.idle_instance(JOB, {SLOT: 2})) as found:
         assert not found
         device.go()
-    assert found == [lane.at_rest(JOB, {SLOT: 2})]
+    assert found == [lane.idle_instance(JOB, {SLOT: 2})]
     assert lane.place(Frame(Kind.DATA, epoch=1, target=READS, size=4, sizes=(1, 1))) is None
     with pytest.raises(DeviceError, match="has no segment 77 any more"):
-        lane.at_rest(77, 1)
+        lane.idle_instance(77, {})
     bring(lane, 3, one)
     assert len(device.held) == 1
 
@@ -157,7 +157,7 @@ def test_tensors_of_a_gpu_are_received_and_sent_in_memory_that_the_gpu_copies(
     device = StreamDevice(torch_streams(open_torch(devices("cpu"))))  # type: ignore[no-untyped-call]
     program = StreamedProgram(segment, Doubling())  # type: ignore[arg-type]
     lane, driver = Lane(device), Driver()
-    lane.meet(driver)  # type: ignore[arg-type]
+    lane.add_peer(driver)  # type: ignore[arg-type]
     lane.wire(
         Wiring(SLOT, {READS: spec}, (SegmentJob(JOB, 0, 0.0, (READS,), (WRITES,)),), ((WRITES, DRIVER, DELIVERED),)),
         [device.instance(program)],
@@ -172,7 +172,7 @@ def test_tensors_of_a_gpu_are_received_and_sent_in_memory_that_the_gpu_copies(
         in_place = type_name == "float32"
         assert np.array_equal(lane.buffer(READS).array(), value) == in_place
         driver.ended.clear()
-        lane.took(frame, payload, None)  # type: ignore[arg-type]
+        lane.handle(frame, payload, None)  # type: ignore[arg-type]
         assert driver.ended.wait(30)
         sent = [payload for frame, payload in driver.frames if (frame.kind, frame.epoch) == (Kind.DATA, epoch)]
         np.testing.assert_array_equal(np.frombuffer(sent[0], np.float32), 2 * value)
@@ -192,10 +192,10 @@ def test_jobs_with_one_state_run_in_the_order_in_which_the_driver_begins_their_s
         place = lane.place(frame)
         assert place is not None
         place[:] = payload
-        lane.took(frame, place, None)  # type: ignore[arg-type]
+        lane.handle(frame, place, None)  # type: ignore[arg-type]
 
     def begin(slot: int, epoch: int) -> None:
-        lane.took(Frame(Kind.BEGIN, slot=slot, epoch=epoch), None, None)  # type: ignore[arg-type]
+        lane.handle(Frame(Kind.BEGIN, slot=slot, epoch=epoch), None, None)  # type: ignore[arg-type]
 
     tensor(2, 1)
     assert device.held == []  # nothing says yet that no other request is before it
@@ -209,7 +209,7 @@ def test_jobs_with_one_state_run_in_the_order_in_which_the_driver_begins_their_s
     device.go()
     for slot in (1, 2):
         begin(slot, 2)
-    lane.at_rest(10, {1: 3})
+    lane.idle_instance(10, {1: 3})
     tensor(2, 2)
     assert len(device.held) == 1  # as the request before it is over
     device.close()

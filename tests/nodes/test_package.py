@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from placeit.core.errors import DeviceError
 from placeit.core.telemetry import import_openvino
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.nodes.package import Unpacked, pack
+from placeit.runtime.nodes import remote_calls
+from placeit.runtime.nodes.package import Unpacked, pack, pack_program
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -73,6 +76,29 @@ def test_a_segment_of_open_sizes_keeps_their_limits_on_its_way(store: WeightStor
             assert [spec.limits for spec in unpacked.inputs] == [spec.limits for spec in source.inputs]
 
 
+def inputs_of(model: Any, device: Device) -> tuple[int, str]:
+    return len(model.inputs), device.where.node
+
+
+def test_a_call_goes_on_when_another_process_stores_the_weights_between_two_looks(
+    store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = inception_like().ov_model
+    pieces = pack_program("openvino", program)[1]
+    assert pieces
+    get = store.get
+
+    def late(names: tuple[str, ...]) -> None:
+        store.put(pieces)
+        monkeypatch.setattr(store, "get", get)
+
+    monkeypatch.setattr(store, "get", late)
+    monkeypatch.setattr(WeightStore, "of_user", lambda: store)
+    monkeypatch.setattr(remote_calls, "connected", lambda: SimpleNamespace(call=lambda name, job, timeout: job()))
+    device = Device("far/CPU", address=Address("CPU", node="far"))
+    assert remote_calls.call_with_program(inputs_of, "openvino", program, device) == (1, "")
+
+
 def test_weights_that_are_not_what_they_are_called_are_not_used(store: WeightStore, tmp_path: Path) -> None:
     name = "ab" * 32
     (tmp_path / "weights" / name).write_bytes(b"something else")
@@ -81,7 +107,7 @@ def test_weights_that_are_not_what_they_are_called_are_not_used(store: WeightSto
 
 
 def test_the_least_recently_used_weights_make_room(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path / "weights", most=25)
+    store = WeightStore(tmp_path / "weights", max_bytes=25)
     parts = {hashlib.sha256(data).hexdigest(): data for data in (b"a" * 10, b"b" * 10, b"c" * 10)}
     for name, data in parts.items():
         store.put({name: data})
@@ -167,7 +193,7 @@ def test_a_store_of_another_user_is_refused(shared: Path) -> None:
 def test_only_weights_are_ever_deleted_and_links_are_not_followed(tmp_path: Path) -> None:
     folder, mine = tmp_path / "weights", tmp_path / "mine"
     mine.write_text("mine")
-    store = WeightStore(folder, most=10)
+    store = WeightStore(folder, max_bytes=10)
     for name in ("notes.txt", "f" * 63):
         (folder / name).write_text("kept")
     (new,), old = pieces(b"x" * 10), "0" * 64

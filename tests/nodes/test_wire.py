@@ -50,13 +50,13 @@ class Ends:
         assert self.go.wait(120)
         return self.inbox.place(frame)
 
-    def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
+    def handle(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:
         self.frames.append(frame)
         if self.trouble is not None:
             raise self.trouble
-        if frame.kind != Kind.DATA or self.inbox.took(frame):
+        if frame.kind != Kind.DATA or self.inbox.add_part(frame):
             if frame.kind == Kind.DATA:
-                self.inbox.settle(frame.target)
+                self.inbox.write_back(frame.target)
             self.whole.append(frame.target)
         if len(self.whole) == self.awaited:
             self.arrived.set()
@@ -260,14 +260,14 @@ def test_a_fixed_buffer_takes_no_larger_sizes_and_a_run_one_tensor_for_a_buffer(
     with pytest.raises(ProtocolError, match="does not take them"):
         inbox.place(Frame(Kind.DATA, target=1, size=9, sizes=(9,)))
     part = Frame(Kind.DATA, target=2, size=4, sizes=(1, 2, 1))
-    assert not inbox.took(part)
+    assert not inbox.add_part(part)
     for other in (part._replace(sizes=(1, 1, 2)), part._replace(coding=Coding.INT8)):
         with pytest.raises(ProtocolError, match="parts of different tensors"):
             inbox.place(other)
-    assert inbox.took(part._replace(offset=4))
+    assert inbox.add_part(part._replace(offset=4))
     with pytest.raises(ProtocolError, match="more than one tensor"):
-        inbox.took(part)
-    assert not inbox.took(part._replace(epoch=1, sizes=(1, 3, 1)))
+        inbox.add_part(part)
+    assert not inbox.add_part(part._replace(epoch=1, sizes=(1, 3, 1)))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -301,8 +301,8 @@ def test_a_large_tensor_comes_in_parts_and_a_small_one_does_not_wait_for_it(port
     ends.inbox.expect(2, around(there))
     ends.go.clear()
     sender = meet(port)
-    sender.send(Frame(Kind.DATA, target=1), bytes_of(large), urgency=(1.0,))
-    sender.send(Frame(Kind.DATA, target=2), bytes_of(small), urgency=(0.0,))
+    sender.send(Frame(Kind.DATA, target=1), bytes_of(large), priority=(1.0,))
+    sender.send(Frame(Kind.DATA, target=2), bytes_of(small), priority=(0.0,))
     ends.go.set()
     assert ends.arrived.wait(30)
     assert ends.whole == [2, 1]
@@ -331,7 +331,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:
         ends.inbox.expect(number, around(np.zeros(2 * CHUNK, np.uint8)))
     sender = meet(port)
     payload = memoryview(bytes(2 * CHUNK))
-    sender.send(Frame(Kind.DATA, target=1), payload, current=lambda: False)
+    sender.send(Frame(Kind.DATA, target=1), payload, is_current=lambda: False)
     sender.send(Frame(Kind.DATA, target=2), payload)
     assert ends.arrived.wait(120)
     assert {frame.target for frame in ends.frames} == {2}
@@ -359,9 +359,9 @@ def test_parts_of_an_earlier_run_do_not_count_for_a_later_one() -> None:
     inbox = ReceivingBuffers()
     inbox.expect(1, around(np.zeros(8, np.uint8)))
     first, second = Frame(Kind.DATA, epoch=1, target=1, size=4), Frame(Kind.DATA, epoch=2, target=1, size=4)
-    assert not inbox.took(first)
-    assert not inbox.took(second)
-    assert inbox.took(second._replace(offset=4))
+    assert not inbox.add_part(first)
+    assert not inbox.add_part(second)
+    assert inbox.add_part(second._replace(offset=4))
 
 
 @pytest.mark.parametrize(("coding", "worst"), [(Coding.NONE, 0.0), (Coding.FP16, 5e-4), (Coding.INT8, 0.5 / 127)])
@@ -399,6 +399,6 @@ def test_a_buffer_of_one_shape_takes_smaller_tensors_and_full_ones_after_them() 
         value = np.arange(count, dtype=np.uint8)[None]
         frame = Frame(Kind.DATA, epoch=epoch, target=1, size=count, sizes=() if count == 6 else value.shape)
         inbox.place(frame)[:] = value.tobytes()
-        assert inbox.took(frame)
-        inbox.settle(1)
+        assert inbox.add_part(frame)
+        inbox.write_back(1)
         np.testing.assert_array_equal(buffer.array(), value)

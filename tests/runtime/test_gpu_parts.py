@@ -72,7 +72,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch, "empty", lambda *_, device: None)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda address, device: (address, device))
-    monkeypatch.setattr(gpu_parts, "_known", {})
+    monkeypatch.setattr(gpu_parts, "_created", {})
     return made
 
 

@@ -60,7 +60,7 @@ def test_tensors_go_to_a_gpu_and_back(accelerator, spec):
     accelerator.copy(stream, device, back)
     accelerator.finish(stream)
     np.testing.assert_array_equal(accelerator.read(back), value)
-    np.testing.assert_array_equal(accelerator.look(back, memory), value)
+    np.testing.assert_array_equal(accelerator.host_view(back, memory), value)
     for sentinel in (0, 1):
         accelerator.blank(device, sentinel)
         assert accelerator.is_blank(device, sentinel)

@@ -44,23 +44,23 @@ def test_a_request_after_a_day_is_timed_as_precisely_as_the_first(
     launch = SimpleNamespace(stream=0)
     layout = SimpleNamespace(streams=[0], launches=[launch], runs=[0], routes=[(0, 0)], tensor_of={})
     slots = [SimpleNamespace(begins=[device.event(0)], events=[device.event(0)]) for _ in range(in_flight)]
-    launcher: Any = SimpleNamespace(accelerator=device, layout=layout, streams=["first"], slots=slots, flying=0)
+    launcher: Any = SimpleNamespace(accelerator=device, layout=layout, streams=["first"], slots=slots, pending=0)
     times, expected = Times(launcher), deque[float]()
     times.begin()
     alone = pause > 60
     number, end = 0, device.now + DAY
     while device.now < end:  # alone: one request after another; else there is always one in flight
         slot = slots[number % in_flight]
-        if launcher.flying == (0 if alone else in_flight - 1):
+        if launcher.pending == (0 if alone else in_flight - 1):
             times.refresh()
         slot.begins[0].at = device.now
         slot.events[0].at = device.now + LAUNCH_S
         expected.append(device.now)
-        launcher.flying += 1
+        launcher.pending += 1
         device.now += LAUNCH_S + BETWEEN_S
-        if launcher.flying == (1 if alone else in_flight):
+        if launcher.pending == (1 if alone else in_flight):
             ended = slots[(number + 1) % in_flight] if not alone and in_flight > 1 else slot
-            launcher.flying -= 1
+            launcher.pending -= 1
             times.ended(0, ended, only=True)
             ((_, start, finish),), _ = times.last()
             assert abs(start - expected.popleft()) < 1e-4

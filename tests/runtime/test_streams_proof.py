@@ -271,7 +271,7 @@ def test_of_several_callers_each_has_its_own_failures_and_right_outputs(seeds, c
 @pytest.mark.parametrize("careful", [True, False])
 def test_a_run_of_another_thread_is_waited_for_before_its_memory_is_freed(careful, monkeypatch):
     if not careful:
-        monkeypatch.setattr(FakeAccelerator, "turn", lambda self: contextlib.nullcontext())
+        monkeypatch.setattr(FakeAccelerator, "usage_lock", lambda self: contextlib.nullcontext())
     found = 0
     for seed in range(10):
         case = random_case(seed, ops=10, devices=2)

@@ -319,7 +319,7 @@ def test_a_device_that_breaks_while_the_host_waits_is_an_error(cpu, monkeypatch)
         def query(self):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
 
-    monkeypatch.setattr(stream_accelerator, "_LOOK_S", 0.01)
+    monkeypatch.setattr(stream_accelerator, "_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(torch, "Stream", lambda device: Broken())
     cpu.open_stream(0)
     with pytest.raises(DeviceError, match=r"cpu refused: CUDA error: an illegal memory access was encountered$"):
@@ -382,7 +382,7 @@ def test_streams_are_each_executors_own_and_come_back(gpus, priority):
 def test_copies_into_a_gpu_are_on_streams_of_their_own(gpus):
     case = case_of(["Op", "Op", "Op", "Op"], [(0, 2), (1, 3)], [0, 1, 2, 2])
     with StreamExecutor(case.work(), gpus) as executor:
-        beside = [queue.stream for queue in executor._launcher._beside if queue is not None]
+        beside = [queue.stream for queue in executor._launcher._destination_streams if queue is not None]
     assert len(set(beside)) == 2
     assert {stream.device_index for stream in beside} == {2}
 

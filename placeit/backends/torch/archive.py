@@ -116,11 +116,7 @@ def missing_operators(path: Path) -> list[str]:
     Raises:
         ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
     """
-    with zipfile.ZipFile(path) as archive:
-        models = [name for name in archive.namelist() if name.endswith("models/model.json")]
-        called = {
-            value for name in models for field, value in _strings(json.loads(archive.read(name)), "") if field == "target"
-        }
+    called = {value for field, value in _model_strings(path) if field == "target"}
     return sorted(name for name in called if name.startswith("torch.ops.") and not _is_defined(name))
 
 
@@ -130,14 +126,17 @@ def registered_types(path: Path) -> set[str]:
     Raises:
         ValueError, OSError, zipfile.BadZipFile, RuntimeError: the file cannot be read.
     """
-    found: set[str] = set()
+    specs = [value for field, value in _model_strings(path) if field in ("in_spec", "out_spec") and value]
+    types = {kind for spec in specs for what, kind in _typed(json.loads(spec)) if what == "type" and kind is not None}
+    return types - _CONTAINERS
+
+
+def _model_strings(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield every string in the descriptions of a file's programs, with the field that it is in."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.endswith("models/model.json"):
-                for field, value in _strings(json.loads(archive.read(name)), ""):
-                    if field in ("in_spec", "out_spec") and value:
-                        found |= {kind for what, kind in _typed(json.loads(value)) if what == "type" and kind is not None}
-    return found - _CONTAINERS
+                yield from _strings(json.loads(archive.read(name)), "")
 
 
 def _is_defined(operator: str) -> bool:
@@ -217,9 +216,10 @@ def _check_expression(text: str, *, guard: bool) -> None:
         if id(node) in library:
             continue
         if isinstance(node, ast.Name):
-            known = _FUNCTIONS | (_GUARD_FUNCTIONS if guard else set())
-            known = known if id(node) in called else _CONSTANTS | ({"L"} if guard else set())
-            ok = node.id in known or (id(node) not in called and _SYMBOL.fullmatch(node.id) is not None)
+            if id(node) in called:
+                ok = node.id in _FUNCTIONS or (guard and node.id in _GUARD_FUNCTIONS)
+            else:
+                ok = node.id in _CONSTANTS or (guard and node.id == "L") or _SYMBOL.fullmatch(node.id) is not None
         elif isinstance(node, ast.Attribute):
             ok = guard and node.attr in ("size", "stride", "storage_offset", "ndim", "shape", "dtype")
         elif isinstance(node, ast.Call):
@@ -250,6 +250,7 @@ def _check_containers(text: str) -> None:
 
 
 def _typed(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the type and the context of each node in the nested description of inputs or outputs. Raises UntrustedError."""
     stack = [value]
     while stack:
         value = stack.pop()

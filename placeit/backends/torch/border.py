@@ -24,8 +24,8 @@ def convert_border(program: ExportedProgram) -> None:
     """Change a program so that its inputs and outputs of type bfloat16 are float32, and are converted inside."""
     graph, signature = program.graph, program.graph_signature
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node, given in zip(graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
-        if given.kind is InputKind.USER_INPUT and _is_bfloat16(node):
+    for node, spec in zip(graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT and _is_bfloat16(node):
             readers = list(node.users)
             node.meta["val"] = node.meta["val"].float()
             call = _converted(node, torch.bfloat16, before=first)
@@ -33,9 +33,9 @@ def convert_border(program: ExportedProgram) -> None:
                 reader.replace_input_with(node, call)
     (end,) = graph.find_nodes(op="output")
     results = list(end.args[0])
-    for place, returned in enumerate(signature.output_specs):
-        if returned.kind is OutputKind.USER_OUTPUT and _is_bfloat16(results[place]):
-            results[place] = _converted(results[place], torch.float32, before=end)
+    for i, spec in enumerate(signature.output_specs):
+        if spec.kind is OutputKind.USER_OUTPUT and _is_bfloat16(results[i]):
+            results[i] = _converted(results[i], torch.float32, before=end)
     end.args = (tuple(results),)
 
 

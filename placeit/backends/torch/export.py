@@ -49,9 +49,8 @@ def write_onnx(model: Model, path: Path) -> None:
         try:
             _export_onnx(model, str(temporary))
         except _NotConvertedError as error:
-            raise _explained(
-                model, "ONNX", error, "OpenVINO IR", ".xml", functools.partial(_converted, model)
-            ) from error.__cause__
+            attempt = functools.partial(_converted, model)
+            raise _conversion_error(model, "ONNX", error, "OpenVINO IR", ".xml", attempt) from error.__cause__
 
 
 def write_ir(model: Model, path: Path) -> None:
@@ -66,18 +65,18 @@ def write_ir(model: Model, path: Path) -> None:
     except _NotConvertedError as error:
         with tempfile.TemporaryDirectory() as folder:
             attempt = functools.partial(_export_onnx, model, f"{folder}/model.onnx")
-            raise _explained(model, "OpenVINO IR", error, "ONNX", ".onnx", attempt) from error.__cause__
+            raise _conversion_error(model, "OpenVINO IR", error, "ONNX", ".onnx", attempt) from error.__cause__
     ir.write_ir(converted, path)
 
 
 class _NotConvertedError(Exception):
-    """A converter does not accept a program; the text is the reason."""
+    """A converter does not accept a program; the message is the reason."""
 
 
-def _explained(
+def _conversion_error(
     model: Model, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
 ) -> ModelError:
-    """Return the error that says why a model cannot be written, and whether the other format works, which is tried."""
+    """Return the error of a model that cannot be written. ``convert`` tries whether the other format works, which it says."""
     try:
         convert()
     except _NotConvertedError as second:
@@ -88,13 +87,13 @@ def _explained(
 
 
 def _export_onnx(model: Model, target: str) -> None:
-    with _reasons(), torch.no_grad():
-        whole = _whole(model)
-        for node in whole.graph.nodes:
+    with _conversion(), torch.no_grad():
+        module = _module_of(model)
+        for node in module.graph.nodes:
             node.target = _FOR_ONNX.get(node.target, node.target)
-        whole.recompile()
+        module.recompile()
         torch.onnx.export(
-            whole,
+            module,
             _arguments(model),
             target,
             input_names=[spec.name for spec in model.inputs],
@@ -116,7 +115,7 @@ def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int],
     read = [torch.ones(graph.tensor_shapes[t], dtype=getattr(torch, graph.tensor_dtypes[t])) for t in enter]
     own = [torch.from_numpy(values[names[graph.names[v]]]) for v in ops if graph.names[v] in names]
     try:
-        with _reasons(), torch.no_grad():
+        with _conversion(), torch.no_grad():
             return _as_openvino(model.segment("torch", ops, enter, leave), (*read, *own), model.name)
     except _NotConvertedError as error:
         raise ModelError(
@@ -144,8 +143,8 @@ def convertible_ops(model: Model) -> frozenset[str]:
 
 def _converted(model: Model) -> Any:
     """Return the model as an ``openvino.Model``."""
-    with _reasons(), torch.no_grad():
-        converted = _as_openvino(_whole(model), _arguments(model), model.name)
+    with _conversion(), torch.no_grad():
+        converted = _as_openvino(_module_of(model), _arguments(model), model.name)
         for specs, ports in ((model.inputs, converted.inputs), (model.outputs, converted.outputs)):
             for spec, port in zip(specs, ports, strict=True):
                 port.get_tensor().set_names({spec.name})
@@ -160,38 +159,39 @@ def _as_openvino(module: GraphModule, arguments: tuple[torch.Tensor, ...], name:
     for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
         node.name = node.target = f"argument_{number}"  # OpenVINO's converter fails at an input that is called 'input'
         inputs.append(node.name)
-    module, place = _each_once(module)
+    module, positions = _without_duplicate_outputs(module)
     converted = openvino.convert_model(export(module, arguments, {}, name))
-    known = {called: port.get_node() for port in converted.inputs for called in port.get_names()}
+    parameters = {called: port.get_node() for port in converted.inputs for called in port.get_names()}
     for called, value in zip(inputs, arguments, strict=True):
-        if called not in known:  # an input without readers
+        if called not in parameters:  # an input that no op reads
             kind = openvino.Type.bf16 if value.dtype is torch.bfloat16 else openvino.Type(value.numpy().dtype)
-            known[called] = openvino.opset13.parameter(list(value.shape), kind, called)
-    converted = openvino.Model(converted.get_results(), converted.get_sinks(), [known[called] for called in inputs], name)
+            parameters[called] = openvino.opset13.parameter(list(value.shape), kind, called)
+    ordered = [parameters[called] for called in inputs]
+    converted = openvino.Model(converted.get_results(), converted.get_sinks(), ordered, name)
     converted.reshape({at: list(value.shape) for at, value in enumerate(arguments)})
-    converted = _with_outputs(converted, place)
-    taken, given = (ends[len(ends) - len(states) :] for ends in (converted.get_parameters(), converted.get_results()))
-    for (called, value), parameter, result in zip(states.items(), taken, given, strict=True):
+    converted = _with_outputs(converted, positions)
+    first, last = (ports[len(ports) - len(states) :] for ports in (converted.get_parameters(), converted.get_results()))
+    for (called, value), parameter, result in zip(states.items(), first, last, strict=True):
         initial = openvino.opset13.constant(as_array(value), parameter.get_element_type())
         make_state(converted, called, parameter, result, initial)
     return converted
 
 
-def _each_once(whole: GraphModule) -> tuple[GraphModule, list[int]]:
-    """Remove outputs that equal an earlier one, of which OpenVINO's converter loses the names.
+def _without_duplicate_outputs(module: GraphModule) -> tuple[GraphModule, list[int]]:
+    """Remove outputs that equal an earlier one: OpenVINO's converter loses their names.
 
     Returns:
-        The module, changed, and for each of its former outputs the present position.
+        The module, changed in place, and for each of its former outputs the present position.
     """
-    (end,) = whole.graph.find_nodes(op="output")
+    (end,) = module.graph.find_nodes(op="output")
     values = list(end.args[0])
-    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    end.args = (tuple(places),)
-    whole.recompile()
-    return whole, [places[value] for value in values]
+    positions = {value: position for position, value in enumerate(dict.fromkeys(values))}
+    end.args = (tuple(positions),)
+    module.recompile()
+    return module, [positions[value] for value in values]
 
 
-def _with_outputs(model: Any, place: Sequence[int]) -> Any:
+def _with_outputs(model: Any, positions: Sequence[int]) -> Any:
     """Return an ``openvino.Model`` with outputs from given positions, which may occur several times.
 
     A tensor that is also an input or another output is copied, since one tensor has one name in a compiled model of OpenVINO.
@@ -199,23 +199,23 @@ def _with_outputs(model: Any, place: Sequence[int]) -> Any:
     results = model.get_results()
     ends: list[Any] = []
     seen: set[tuple[str, int]] = set()
-    for at in place:
+    for at in positions:
         value = results[at].input_value(0)
-        made = value.get_node().get_friendly_name(), value.get_index()
-        if made in seen or value.get_node().get_type_name() == "Parameter":
+        key = value.get_node().get_friendly_name(), value.get_index()
+        if key in seen or value.get_node().get_type_name() == "Parameter":
             value = openvino.opset13.convert(value, value.get_element_type().get_type_name()).output(0)
             ends.append(openvino.opset13.result(value))
         else:
             ends.append(results[at])
-        seen.add(made)
+        seen.add(key)
     return openvino.Model(ends, model.get_sinks(), model.get_parameters(), model.get_friendly_name())
 
 
-def _whole(model: Model) -> GraphModule:
-    """Return the whole model as one module, from its inputs to a tuple of its outputs. Raises ModelError if sizes are open."""
+def _module_of(model: Model) -> GraphModule:
+    """Return a model as a module, from its inputs to a tuple of its outputs. Raises ModelError if sizes are open."""
     _check_sizes(model)
-    whole: GraphModule = model.segment("torch", range(len(model.graph)), [], [])
-    return whole
+    module: GraphModule = model.segment("torch", range(len(model.graph)), [], [])
+    return module
 
 
 def _check_sizes(model: Model) -> None:
@@ -228,7 +228,7 @@ def _arguments(model: Model) -> tuple[torch.Tensor, ...]:
 
 
 def _to_copy(value: torch.Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    return value.to(value.dtype if dtype is None else dtype)
+    return value.to(dtype or value.dtype)
 
 
 def _batch_norm(value: torch.Tensor, *args: Any) -> tuple[torch.Tensor]:
@@ -269,16 +269,16 @@ _FOR_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.select_scatter.default: _select_scatter,
     torch.ops.aten.slice_scatter.default: _slice_scatter,
 }
-"""Functions in place of ops that lowering makes and the ONNX exporter does not know."""
+"""Functions for ops that lowering makes and the ONNX exporter does not know."""
 
 
-_TELLING = ("not supported", "Unsupported", "unrecognized", "No conversion rule", "Conversion is failed")
+_REASON_MARKS = ("not supported", "Unsupported", "unrecognized", "No conversion rule", "Conversion is failed")
 """Texts in the line of a converter's message that names the op."""
 
 
 @contextlib.contextmanager
-def _reasons() -> Iterator[None]:
-    """Turn errors of a converter into a reason of one line, and suppress its other output."""
+def _conversion() -> Iterator[None]:
+    """Run a converter in the block: raise _NotConvertedError with a reason of one line, and suppress other output."""
     printing = torch._C._jit_onnx_log
     try:
         # the ONNX exporter prints the whole program before it raises an error
@@ -288,7 +288,7 @@ def _reasons() -> Iterator[None]:
             yield
     except (*FAILURES, AttributeError) as error:
         lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        reason = next((line for line in lines if any(sign in line for sign in _TELLING)), lines[-1])
+        reason = next((line for line in lines if any(sign in line for sign in _REASON_MARKS)), lines[-1])
         reason = reason.partition(" Please ")[0].rstrip(".")
         if isinstance(error, LookupError):
             reason = f"there is nothing for {reason}"

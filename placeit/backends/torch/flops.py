@@ -29,36 +29,14 @@ _MOVES_DATA = frozenset((
     "tile", "to", "transpose", "tril", "triu", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "zeros",
     "zeros_like",
 ))
-# fmt: on
-
 _PER_OUTPUT_ELEMENT = {
-    "_native_batch_norm_legit_no_training": 4,
-    "_softmax": 5,
-    "_log_softmax": 5,
-    "batch_norm": 4,
-    "gelu": 5,
-    "group_norm": 7,
-    "hardsigmoid": 4,
-    "hardswish": 5,
-    "instance_norm": 6,
-    "layer_norm": 6,
-    "local_response_norm": 4,
-    "log_softmax": 5,
-    "mish": 4,
-    "native_group_norm": 7,
-    "native_layer_norm": 6,
-    "prelu": 2,
-    "rms_norm": 4,
-    "sigmoid": 3,
-    "silu": 4,
-    "softmax": 5,
-    "softplus": 3,
-    "upsample_bicubic2d": 32,
+    "_native_batch_norm_legit_no_training": 4, "_softmax": 5, "_log_softmax": 5, "batch_norm": 4, "gelu": 5,
+    "group_norm": 7, "hardsigmoid": 4, "hardswish": 5, "instance_norm": 6, "layer_norm": 6,
+    "local_response_norm": 4, "log_softmax": 5, "mish": 4, "native_group_norm": 7, "native_layer_norm": 6,
+    "prelu": 2, "rms_norm": 4, "sigmoid": 3, "silu": 4, "softmax": 5, "softplus": 3, "upsample_bicubic2d": 32,
     "upsample_bilinear2d": 8,
 }
 """Steps per output element; an op that is not listed anywhere takes one."""
-
-# fmt: off
 _OVER_INPUT = frozenset((
     "adaptive_avg_pool2d", "adaptive_max_pool2d", "all", "amax", "amin", "any", "argmax", "argmin", "cumprod", "cumsum",
     "linalg_vector_norm", "logsumexp", "max", "mean", "min", "norm", "prod", "sort", "std", "sum", "topk", "var",

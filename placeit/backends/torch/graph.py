@@ -23,7 +23,7 @@ __all__ = ["ProgramMap", "build_graph", "dtype_name"]
 
 @dataclass(frozen=True, eq=False)
 class ProgramMap:
-    """Maps between the nodes of a program and the ops and tensors of its task graph.
+    """Maps ops and tensors of a task graph to the nodes of the program.
 
     Attributes:
         nodes: for each op, its node: the placeholder of a ``Parameter``, or the call of an ATen op; None for a ``Result``.
@@ -44,9 +44,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
     """Build the task graph of a program.
 
-    Ops are the inputs (kind ``Parameter``), the calls of ATen ops, and the outputs (kind ``Result``). Constants are part of the
-    op that reads them; if several ops read one, each counts all of its bytes, because each needs them wherever it runs. An op
-    that returns several tensors is one op; indexing its result is not an op.
+    Ops are the inputs (kind ``Parameter``), the calls of ATen ops, and the outputs (kind ``Result``). A constant belongs to the
+    ops that read it, and each of them counts all of its bytes, since each needs it on its device. An op that returns several
+    tensors is one op; indexing its result is not an op.
     """
     names: dict[str, int] = {}
     kinds: list[str] = []
@@ -54,7 +54,7 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
     tensors: dict[Value, int] = {}
     tensor_op: list[int] = []
     tensor_port: list[int] = []
-    made: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     flops: list[float] = []
     weights: list[dict[Hashable, float]] = []
     edges: list[tuple[int, int]] = []
@@ -73,19 +73,17 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
             edge_tensor.append(number)
         if node is not None:
             for port, (place, tensor) in enumerate(written_outputs(node.meta["val"])):
-                tensors[node, place] = len(made)
+                tensors[node, place] = len(values)
                 tensor_op.append(op)
                 tensor_port.append(port)
-                made.append(tensor)
+                values.append(tensor)
         return op
 
     for name, node in program.inputs.items():
         add(name, "Parameter", node, 0.0, [])
     for node in program.ops:
         add(op_name(node), _kind(node), node, _flops(node), reads(node))
-    results: dict[int, Value] = {}
-    for name, value in program.outputs.items():
-        results[add(f"{name}/result", "Result", None, 0.0, [value])] = value
+    results = {add(f"{name}/result", "Result", None, 0.0, [value]): value for name, value in program.outputs.items()}
     param_bytes, shared = weights_of(weights)
     return (
         OpGraph(
@@ -95,9 +93,9 @@ def build_graph(program: Lowered) -> tuple[OpGraph, ProgramMap]:
             param_bytes=param_bytes,
             tensor_op=np.array(tensor_op, np.int32),
             tensor_port=np.array(tensor_port, np.int32),
-            tensor_bytes=np.array([_bytes(tensor) for tensor in made], np.float64),
-            tensor_shapes=tuple(tuple(map(int, tensor.shape)) for tensor in made),
-            tensor_dtypes=tuple(dtype_name(tensor.dtype) for tensor in made),
+            tensor_bytes=np.array([_bytes(tensor) for tensor in values], np.float64),
+            tensor_shapes=tuple(tuple(map(int, tensor.shape)) for tensor in values),
+            tensor_dtypes=tuple(dtype_name(tensor.dtype) for tensor in values),
             edges=np.array(edges, np.int32).reshape(-1, 2),
             edge_tensor=np.array(edge_tensor, np.int32),
             content=_content(program),
@@ -139,6 +137,7 @@ def _kind(node: Node) -> str:
 
 
 def _flops(node: Node) -> float:
-    args: Any = map_arg(node.args, lambda read: read.meta["val"])
-    kwargs: Any = map_arg(node.kwargs, lambda read: read.meta["val"])
+    args: Any
+    kwargs: Any
+    args, kwargs = map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     return node_flops(node.target, args, kwargs, node.meta["val"])

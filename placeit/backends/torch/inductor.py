@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from placeit import _core
 from placeit.backends.torch.bundled import write_segment
-from placeit.backends.torch.state import kept as keeps_state
+from placeit.backends.torch.state import state_updates
 from placeit.backends.torch.tracing import FAILURES, first_paragraph
 from placeit.core.errors import DeviceError, ExecutionError, FileError, ModelError, first_line
 from placeit.core.files import cache_folder, own_folder, temporary_folder
@@ -38,7 +38,7 @@ __all__ = ["CompiledSegment", "compile_package", "compile_segment", "is_kept"]
 
 _log = logging.getLogger("placeit")
 
-_MAX_BYTES = 1e9  # of all packages that are kept
+_MAX_BYTES = 1e9  # limit on the size of all packages on disk
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*")
 _UNFROZEN = "compiled without freezing: "  # what the child process writes before the reason
 _PROGRAM = """
@@ -51,7 +51,7 @@ compile_package(source, target, int(threads))
 
 @dataclass(frozen=True, eq=False)
 class Boxed:
-    """A compiled segment that PyTorch's loader runs on contiguous tensors, with the interpreter's lock held."""
+    """A compiled segment that PyTorch's loader runs on contiguous tensors, holding Python's global interpreter lock."""
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -65,8 +65,8 @@ class CompiledSegment:
     """A compiled segment, which contains its weights.
 
     Attributes:
-        code: its library, which runs without Python; or what PyTorch's loader makes of it, if only the loader finds its ops.
-        from_disk: whether it was compiled before.
+        code: its library, which runs without Python; or the loader of PyTorch, for ops that the library alone does not find.
+        from_disk: whether an earlier compilation was loaded from disk.
     """
 
     code: _core.CompiledProgram | Boxed
@@ -79,42 +79,42 @@ def compile_segment(module: torch.nn.Module, threads: int, seconds: float = math
     Args:
         module: the segment, as ``TorchModel.segment`` returns it.
         threads: number of threads that kernels are divided among.
-        seconds: time after which compiling is given up.
+        seconds: time limit for the compilation.
 
     Raises:
         DeviceError: Inductor does not compile it.
-        ExecutionError: the time was not enough.
+        ExecutionError: the time limit was reached.
     """
     if not isinstance(module, GraphModule):
         raise DeviceError("Inductor compiles programs of PyTorch, and the segment is a plain module.")
-    if keeps_state(module):
+    if state_updates(module):
         raise DeviceError("Inductor compiles programs without state, and the segment has some.")
-    kept = _kept(module, threads)
-    if kept is not None and kept.is_file():
-        with contextlib.suppress(*FAILURES, zipfile.BadZipFile):  # it is damaged, or of another build of PyTorch: compile again
-            found = _load(kept, from_disk=True)
-            os.utime(kept)
-            return found
+    cached = _cache_path(module, threads)
+    if cached is not None and cached.is_file():
+        with contextlib.suppress(OSError):
+            os.utime(cached)
+        with contextlib.suppress(*FAILURES, zipfile.BadZipFile):  # damaged, or of another build of PyTorch: compile again
+            return _load(cached, from_disk=True)
     with temporary_folder() as folder:
         package = _compile(module, threads, seconds, folder)
         try:
             found = _load(package, from_disk=False)
         except FAILURES as error:
             raise DeviceError(f"A segment that Inductor compiled cannot be loaded: {first_line(error)}") from error
-        if kept is not None:
+        if cached is not None:
             with contextlib.suppress(OSError):
-                _keep(package, kept)
+                _store(package, cached)
     return found
 
 
 def is_kept(module: torch.nn.Module, threads: int) -> bool:
     """Return whether a segment was compiled before and is on disk."""
-    kept = _kept(module, threads) if isinstance(module, GraphModule) else None
-    return kept is not None and kept.is_file()
+    cached = _cache_path(module, threads) if isinstance(module, GraphModule) else None
+    return cached is not None and cached.is_file()
 
 
 def compile_package(source: str, target: str, threads: int) -> None:
-    """Compile an exported program to a package; what the child process does.
+    """Compile an exported program to a package. The child process calls this function.
 
     The program is frozen if its outputs stay the same: normalizations are folded into the weights of convolutions, and weights
     are stored in the order in which kernels read them.
@@ -139,20 +139,23 @@ def compile_package(source: str, target: str, threads: int) -> None:
 
 
 def _agrees(program: ExportedProgram, compiled: Callable[..., Any]) -> bool:
-    """Return whether compiled code computes what a program does, on random numbers and, for integers, the example inputs."""
-    (examples, _), draw = program.example_inputs or ((), {}), torch.Generator().manual_seed(0)
-    inputs = [torch.randn(one.shape, generator=draw).to(one.dtype) if one.is_floating_point() else one for one in examples]
+    """Return whether compiled code has the outputs of a program, for random numbers and, for integers, the example inputs."""
+    (examples, _), generator = program.example_inputs or ((), {}), torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(example.shape, generator=generator).to(example.dtype) if example.is_floating_point() else example
+        for example in examples
+    ]
     values = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
     kinds = {one.dtype for one in values if isinstance(one, torch.Tensor) and one.is_floating_point()}
     tolerance = 1e-3 + 8 * max((torch.finfo(kind).eps for kind in kinds), default=0.0)
     pairs = zip(pytree.tree_leaves(compiled(*inputs)), pytree.tree_leaves(program.module()(*inputs)), strict=True)
-    return all(_close(made, wanted, tolerance) for made, wanted in pairs)
+    return all(_is_close(actual, expected, tolerance) for actual, expected in pairs)
 
 
-def _close(made: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
-    floats = wanted.is_floating_point() and wanted.numel()
-    scale = float(wanted.nan_to_num(0, 0, 0).abs().max()) if floats else 0.0
-    return torch.allclose(made, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+def _is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    floats = expected.is_floating_point() and expected.numel()
+    scale = float(expected.nan_to_num(0, 0, 0).abs().max()) if floats else 0.0
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) -> Path:
@@ -164,12 +167,12 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
     arguments = [sys.executable, "-c", _PROGRAM, str(source), str(target), str(threads), *sys.path]
     limit = None if math.isinf(seconds) else max(0.0, seconds)
     try:
-        code, said = _run(arguments, limit)
+        code, errors = _run(arguments, limit)
     except subprocess.TimeoutExpired as error:
         raise ExecutionError(f"Inductor has not compiled it in the {seconds:.3g} s that there was time for.") from error
     except OSError as error:
         raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
-    lines = said.decode(errors="replace").splitlines()
+    lines = errors.decode(errors="replace").splitlines()
     if code != 0 or not target.is_file():
         cause = next(
             (line for line in reversed(lines) if _ERROR.fullmatch(line)), lines[-1] if lines else "it does not say why"
@@ -178,12 +181,12 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
         raise DeviceError(f"Inductor does not compile a segment: {why}.")
     for line in lines:
         if line.startswith(_UNFROZEN):
-            _say_unfrozen(line.removeprefix(_UNFROZEN))
+            _warn_unfrozen(line.removeprefix(_UNFROZEN))
     return target
 
 
 @functools.cache
-def _say_unfrozen(why: str) -> None:
+def _warn_unfrozen(why: str) -> None:
     """Log, once for each reason, that a segment is compiled without freezing."""
     _log.warning("Inductor compiles a segment without freezing its weights, so that it may be slower: %s.", why.rstrip("."))
 
@@ -198,12 +201,12 @@ def _run(arguments: Sequence[str], limit: float | None) -> tuple[int, bytes]:
     quiet = subprocess.DEVNULL
     with subprocess.Popen(arguments, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, start_new_session=True) as child:
         try:
-            _, said = child.communicate(timeout=limit)
+            _, errors = child.communicate(timeout=limit)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             raise
-    return child.returncode, said
+    return child.returncode, errors
 
 
 def _load(package: Path, *, from_disk: bool) -> CompiledSegment:
@@ -217,20 +220,20 @@ def _load(package: Path, *, from_disk: bool) -> CompiledSegment:
     return CompiledSegment(Boxed(compiled.loader.boxed_run), from_disk)
 
 
-def _keep(package: Path, kept: Path) -> None:
-    """Move a package to the folder of packages, and delete the ones used longest ago beyond the bound. Raises OSError."""
-    draft = kept.with_name(f".{kept.name}.{os.getpid()}")
+def _store(package: Path, target: Path) -> None:
+    """Move a package to the cache, and delete the least recently used packages beyond the size limit. Raises OSError."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.move(package, draft)
-    draft.replace(kept)
+    draft.replace(target)
     total = 0
-    for path in sorted(kept.parent.glob("*.pt2"), key=lambda path: -path.stat().st_mtime):
+    for path in sorted(target.parent.glob("*.pt2"), key=lambda path: -path.stat().st_mtime):
         total += path.stat().st_size
-        if total > _MAX_BYTES and path != kept:
+        if total > _MAX_BYTES and path != target:
             path.unlink(missing_ok=True)
 
 
-def _kept(module: GraphModule, threads: int) -> Path | None:
-    """Return where the package of a segment is kept; None if packages are not kept."""
+def _cache_path(module: GraphModule, threads: int) -> Path | None:
+    """Return the path of a segment's package in the cache; None if the cache is off, or its folder cannot be used."""
     if os.environ.get(VARIABLE, "").strip() == "0":
         return None
     try:

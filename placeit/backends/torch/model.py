@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import TensorArgument
 from torch.utils import _pytree as pytree
 
 from placeit.backends import base
@@ -25,12 +25,12 @@ from placeit.backends.checking import numpy_can_hold
 from placeit.backends.digest import file_stamp
 from placeit.backends.torch.archive import UntrustedError, missing_operators, registered_types, screen
 from placeit.backends.torch.border import as_array
-from placeit.backends.torch.given import call_of, no_model
+from placeit.backends.torch.export_checks import call_arguments, not_a_model
 from placeit.backends.torch.graph import ProgramMap, build_graph, dtype_name
-from placeit.backends.torch.open_sizes import OpenSizes, dimensions
+from placeit.backends.torch.open_sizes import OpenSizes, dimensions, user_inputs
 from placeit.backends.torch.placed import PlacedModule
 from placeit.backends.torch.precision import in_precision
-from placeit.backends.torch.program import Lowered, export, fixed, is_random, lower, made, reads
+from placeit.backends.torch.program import Lowered, export, is_random, lower, meta_tensor, reads, specialize
 from placeit.backends.torch.segment import extract
 from placeit.backends.torch.structure import plain_types
 from placeit.backends.torch.supported_ops import without_kernel
@@ -54,13 +54,13 @@ class TorchModel(base.Model):
 
     Attributes:
         program: the exported program, as given or exported.
-        lowered: the program as ATen ops without changes in place, which is placed and run.
-        layout: positions of its parts in ``graph``.
-        examples: example inputs, by name; empty if there are none.
+        lowered: the program as ATen ops without in-place changes. It is placed and run.
+        layout: nodes of the program for the ops and tensors of ``graph``.
+        examples: example inputs, by name; empty if the program has none.
         module: the module that was exported; None for a program.
         file: stamp of the file at ``path`` when the program was read from it (:func:`placeit.backends.digest.file_stamp`); None
-            if it is not the program of a file.
-        mixed: whether OpenVINO drives devices of the cluster, for which segments are converted.
+            if the program was not read from a file.
+        mixed: whether the cluster has devices that OpenVINO drives, for which segments are converted.
     """
 
     program: ExportedProgram
@@ -72,7 +72,7 @@ class TorchModel(base.Model):
     mixed: bool = False
 
     def statistics(self) -> dict[str, int | float]:
-        """Count ops, edges, operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
+        """Count ops, edges, floating-point operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
         weights = self.lowered.constants.values()
         read = [value for op in self.lowered.ops for value in reads(op)]
         return {
@@ -113,24 +113,24 @@ class TorchModel(base.Model):
         return drawn
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs of some sizes, with values that are valid at the typical ones. Raises UsageError if they do not fit."""
+        """Draw inputs of given sizes, from values that are valid at the typical sizes. Raises UsageError if they do not fit."""
         drawn = self.random_inputs(seed)
         self.check_sizes({name: shapes.get(name, value.shape) for name, value in drawn.items()})
         return {name: np.resize(value, shapes.get(name, value.shape)) for name, value in drawn.items()}
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
-        """Return which sizes have to be equal, and are not; None if all are."""
-        known: dict[object, tuple[int, str]] = {}
+        """Return a message about two sizes that have to be equal and differ; None if all sizes agree."""
+        first_seen: dict[object, tuple[int, str]] = {}
         for (name, node), shape in zip(self.lowered.inputs.items(), shapes, strict=True):
             for axis, (size, given) in enumerate(zip(dimensions(node), shape, strict=True)):
-                first, where = known.setdefault(size, (given, f"size {axis} of '{name}'"))
+                first, where = first_seen.setdefault(size, (given, f"size {axis} of '{name}'"))
                 if not isinstance(size, int) and first != given:
                     return f"In the program, {where} equals size {axis} of '{name}'."
         return None
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Names of the ops that read a buffer which the program changes, and of those that stand for the changes."""
+        """Names of the ops that read a buffer that the program changes, and of the ops that stand for the changes."""
         name = dict(zip(self.layout.nodes, self.graph.names, strict=True))
         return frozenset(name[op] for ops in self.lowered.state.values() for op in ops)
 
@@ -158,7 +158,7 @@ class TorchModel(base.Model):
         return convertible_ops(self)
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-        """Cut a part out as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
+        """Return a part of the model as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
 
         Raises:
             DeviceError: OpenVINO has no op for a part of it; the message names it.
@@ -183,21 +183,21 @@ class TorchModel(base.Model):
             return self._in_precision(precision)
         module = self.program.module()
         names = [spec.name for spec in self.inputs]
-        kept = (*module.named_parameters(), *module.named_buffers())
-        state = {name: (tensor, tensor.detach().clone()) for name, tensor in kept if name in self.lowered.state}
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        state = [(tensor, tensor.detach().clone()) for name, tensor in tensors if name in self.lowered.state]
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
             with torch.inference_mode():
                 try:
                     leaves = pytree.tree_leaves(module(*args, **kwargs))
-                except RuntimeError as error:
+                    results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                    return {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, results, strict=True)}
+                except (RuntimeError, IndexError) as error:
                     raise DeviceError(f"PyTorch cannot run {self.path} uncut on the CPU: {first_line(error)}") from error
-                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-                made = {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
-                for tensor, initial in state.values():
-                    tensor.copy_(initial)
-            return made
+                finally:  # the buffers are the user's module's
+                    for tensor, initial in state:
+                        tensor.copy_(initial)
 
         return run
 
@@ -206,20 +206,18 @@ class TorchModel(base.Model):
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             with torch.inference_mode():
-                made = module(*(torch.from_numpy(np.array(inputs[spec.name])) for spec in self.inputs))
-            return {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, made, strict=True)}
+                results = module(*(torch.from_numpy(np.array(inputs[spec.name])) for spec in self.inputs))
+            return {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, results, strict=True)}
 
         return run
 
     def arguments(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return inputs as the module's arguments, in its types, together with the constants of the export."""
-        given = [spec.arg for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        types = {
-            node.name: node.meta["val"].dtype for node in self.program.graph.find_nodes(op="placeholder") if node.name in inputs
-        }
+        """Return the arguments of a call of the module: inputs in its types, and the constants of the export."""
+        placeholders = self.program.graph.find_nodes(op="placeholder")
+        types = {node.name: node.meta["val"].dtype for node in placeholders if node.name in inputs}
         leaves = [
             inputs[arg.name].to(types[arg.name]) if isinstance(arg, TensorArgument) else getattr(arg, "value", None)
-            for arg in given
+            for arg in user_inputs(self.program)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self.program.call_spec.in_spec)
         return tuple(args), dict(kwargs)
@@ -227,7 +225,7 @@ class TorchModel(base.Model):
     def called(
         self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]], pickled: Callable[[], tuple[Any, ...]] | None = None
     ) -> PlacedModule:
-        """Return a module that is called as the original one; see :class:`placeit.backends.base.IsCalled`."""
+        """Return a module that is called like the original module; see :class:`placeit.backends.base.IsCalled`."""
         return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs), pickled)
 
     def chain(self, elements: int, hops: int) -> TorchModel:
@@ -276,7 +274,7 @@ def load(
         raise ModelError(
             f"{what}: the batch of a PyTorch program is fixed by its example inputs: give the shapes of its inputs."
         )
-    args, kwargs = call_of(example, kwargs)
+    args, kwargs = call_arguments(example, kwargs)
     if isinstance(source, torch.nn.Module):
         label = name or type(source).__name__
         if args is None:
@@ -288,23 +286,21 @@ def load(
     if isinstance(source, ExportedProgram):
         label, program, file = name or "program", source, None
     elif not isinstance(source, str | Path):
-        raise no_model(source)
+        raise not_a_model(source)
     else:
         label, file = str(name or source), None if name else file_stamp(Path(source))
         program = _read(Path(source), trust=trust)
     sizes = OpenSizes(input_shapes, label) if input_shapes else None
-    placed = fixed(program, args, kwargs, label, sizes)
+    placed = specialize(program, args, kwargs, label, sizes)
     return replace(_describe(placed, Path(label), sizes), file=file if placed is program else None)
 
 
 def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> TorchModel:
     lowered = lower(program, str(path), sizes)
     graph, layout = build_graph(lowered)
-    drawing = [
-        (name, node) for name, node in zip(graph.names, layout.nodes, strict=True) if node is not None and is_random(node)
-    ]
-    if drawing:
-        name, node = drawing[0]
+    pairs = zip(graph.names, layout.nodes, strict=True)
+    if (random := next(((name, node) for name, node in pairs if node is not None and is_random(node)), None)) is not None:
+        name, node = random
         _log.warning(
             "%s draws random numbers (op '%s'%s), so that outputs differ from run to run. If that is dropout, the program was "
             "exported in training mode: call module.eval() before, or give dropout training=self.training.",
@@ -319,7 +315,7 @@ def _describe(program: ExportedProgram, path: Path, sizes: OpenSizes | None) -> 
         for name, node in lowered.inputs.items()
     )
     outputs = tuple(
-        replace(_spec(name, graph.names[v], made(value), f"{path}: output"), limits=found.get(value))
+        replace(_spec(name, graph.names[v], meta_tensor(value), f"{path}: output"), limits=found.get(value))
         for (name, value), v in zip(lowered.outputs.items(), layout.results, strict=True)
     )
     return TorchModel(
@@ -357,8 +353,8 @@ def _examples(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Arrays:
     """Return the example inputs in a program, by name."""
     if program.example_inputs is None:
         return {}
-    given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    values = dict(zip((arg.name for arg in given), pytree.tree_leaves(program.example_inputs), strict=True))
+    names = (arg.name for arg in user_inputs(program))
+    values = dict(zip(names, pytree.tree_leaves(program.example_inputs), strict=True))
     return {spec.name: np.resize(as_array(values[spec.name]), spec.shape) for spec in inputs}
 
 
@@ -372,12 +368,14 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
     with as_model_error(f"Cannot read a program from {path}"):
         try:
             if not trust:
-                _screen(path)
+                screen(path)
             unknown = registered_types(path)
             if trust:  # arguments that are unpickled may have the types that are registered here
                 unknown -= pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.keys()
             with plain_types(unknown), contextlib.nullcontext() if trust else _only_weights():
                 return torch.export.load(path)
+        except UntrustedError as error:
+            raise _untrusted(path, str(error)) from error
         except (*FAILURES, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
             if isinstance(error, pickle.UnpicklingError) and not trust:
                 raise _untrusted(path, "something besides tensors is pickled in it") from error
@@ -403,7 +401,7 @@ def _read(path: Path, *, trust: bool) -> ExportedProgram:
             ) from error
 
 
-_MAX_JSON = 1 << 26  # most bytes of a description that are examined
+_MAX_JSON = 1 << 26  # bytes of a JSON file that are examined
 
 
 def _names_cuda(path: Path) -> bool:
@@ -415,13 +413,6 @@ def _names_cuda(path: Path) -> bool:
                     if b'"type": "cuda"' in stream.read(_MAX_JSON):
                         return True
     return False
-
-
-def _screen(path: Path) -> None:
-    try:
-        screen(path)
-    except UntrustedError as error:
-        raise _untrusted(path, str(error)) from error
 
 
 def _untrusted(path: Path, why: str) -> ModelError:

@@ -1,7 +1,7 @@
 """Segments of PyTorch programs as bytes, for PyTorch in another process.
 
-``torch.export`` would trace a segment anew and rename its ops, by which errors name them, and ``pickle`` of a module keeps the
-source of its code only.
+``torch.export`` would trace a segment anew and rename its ops, whose names errors refer to. A pickled ``GraphModule`` has only
+the source of its code.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from placeit.core.errors import DeviceError, first_line
 __all__ = ["from_files", "to_files"]
 
 
-class _Named(NamedTuple):
-    """A node of the graph as an argument of another one."""
+class _NodeRef(NamedTuple):
+    """A reference to a node of the graph, in the arguments of another node."""
 
     name: str
 
@@ -43,7 +43,7 @@ class _Shape(NamedTuple):
     dtype: torch.dtype
 
 
-class _Line(NamedTuple):
+class _NodeRecord(NamedTuple):
     """A node of the graph."""
 
     op: str
@@ -59,7 +59,7 @@ _weights: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
 
 
 def to_files(module: torch.nn.Module) -> list[bytes]:
-    """Return a segment's graph, which is a pickle, and then each of its weights.
+    """Return a segment as bytes: its pickled graph, then each of its weights.
 
     Raises:
         DeviceError: the module is no graph of operators.
@@ -68,25 +68,22 @@ def to_files(module: torch.nn.Module) -> list[bytes]:
         raise DeviceError(f"A {type(module).__name__} is no graph of PyTorch's operators, and only those are sent to nodes.")
     weights = dict(module.named_buffers())
     try:
-        graph = pickle.dumps((_lines(module), [*weights]))
+        graph = pickle.dumps((_records(module), [*weights]))
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         raise DeviceError(f"A segment has an argument that cannot be sent to a node: {first_line(error)}.") from error
     return [graph, *map(_saved, weights.values())]
 
 
-def _lines(module: GraphModule) -> list[_Line]:
-    def named(node: Node) -> Any:
-        return _Named(node.name)
-
-    found = []
+def _records(module: GraphModule) -> list[_NodeRecord]:
+    records = []
     for node in module.graph.nodes:
         target: Any = node.target
         if isinstance(target, torch._ops.OpOverload):
             target = _Operator(target.namespace, target._schema.name.partition("::")[2], target._overloadname)
-        args, kwargs = (pytree.tree_map(lambda value: value, map_arg(given, named)) for given in (node.args, node.kwargs))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda read: _NodeRef(read.name))
         value = pytree.tree_map(_shape, node.meta.get("val"))
-        found.append(_Line(node.op, node.name, target, args, kwargs, value))
-    return found
+        records.append(_NodeRecord(node.op, node.name, target, args, kwargs, value))
+    return records
 
 
 def _shape(value: Any) -> Any:
@@ -97,21 +94,21 @@ def _shape(value: Any) -> Any:
 
 def _saved(weight: torch.Tensor) -> bytes:
     file = io.BytesIO()
-    torch.save(weight.detach().clone(), file)  # not the whole memory that it is a part of
+    torch.save(weight.detach().clone(), file)  # without the clone, all of its storage would be saved
     return file.getvalue()
 
 
 def from_files(files: Sequence[bytes], keys: Sequence[str]) -> GraphModule:
-    """Return a module from what :func:`to_files` has made of it. The first file is unpickled: it must come from this user.
+    """Return the module that :func:`to_files` has converted to bytes. The first file is unpickled: it must be trusted.
 
     Args:
         files: the graph and the weights.
-        keys: equal for equal weights, which then share memory; empty for weights that do not.
+        keys: for each file, a key; weights with equal keys share memory. Empty for a weight that shares no memory.
 
     Raises:
         DeviceError: an operator does not exist in this process.
     """
-    lines, names = pickle.loads(files[0])  # noqa: S301
+    records, names = pickle.loads(files[0])  # noqa: S301
     root, graph = torch.nn.Module(), Graph()
     for name, data, key in zip(names, files[1:], keys[1:], strict=True):
         weight = _weights.get(key) if key else None
@@ -120,28 +117,28 @@ def from_files(files: Sequence[bytes], keys: Sequence[str]) -> GraphModule:
             if key:
                 _weights[key] = weight
         root.register_buffer(name, weight)
-    made: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
 
-    def node(value: Any) -> Any:
-        return made[value.name] if isinstance(value, _Named) else value
+    def resolved(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, _NodeRef) else value
 
-    for line in lines:
-        target = _found(line.target) if isinstance(line.target, _Operator) else line.target
-        args, kwargs = _mapped(line.args, node), _mapped(line.kwargs, node)
-        made[line.name] = graph.create_node(line.op, target, args, kwargs, line.name)
-        made[line.name].meta["val"] = _mapped(line.value, _tensor)
+    for record in records:
+        target = _operator(record.target) if isinstance(record.target, _Operator) else record.target
+        args, kwargs = _replaced(record.args, resolved), _replaced(record.kwargs, resolved)
+        nodes[record.name] = graph.create_node(record.op, target, args, kwargs, record.name)
+        nodes[record.name].meta["val"] = _replaced(record.value, _tensor)
     return GraphModule(root, graph, "Segment")
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    return pytree.tree_map(change, value, is_leaf=lambda one: isinstance(one, _Named | _Shape))
+def _replaced(value: Any, change: Callable[[Any], Any]) -> Any:
+    return pytree.tree_map(change, value, is_leaf=lambda one: isinstance(one, _NodeRef | _Shape))
 
 
 def _tensor(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, _Shape) else value
 
 
-def _found(operator: _Operator) -> Any:
+def _operator(operator: _Operator) -> Any:
     try:
         return getattr(getattr(getattr(torch.ops, operator.namespace), operator.name), operator.overload)
     except AttributeError as error:

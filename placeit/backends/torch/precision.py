@@ -37,47 +37,47 @@ def in_precision(module: torch.nn.Module, precision: str) -> torch.nn.Module:
         return module
     if not isinstance(module, GraphModule):
         raise DeviceError(f"A {type(module).__name__} computes in its own types, not in {precision}: use the precision f32.")
-    return _Shortened(module, _TYPES[precision]).result()
+    return _PrecisionRewriter(module, _TYPES[precision]).result()
 
 
-class _Shortened:
-    """A segment whose products are being shortened."""
+class _PrecisionRewriter:
+    """Copies a segment's graph, and computes products in a shorter type."""
 
     def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
         self.module, self.dtype = module, dtype
         self.graph, self.root = Graph(), torch.nn.Module()
-        self.same: dict[Node, Node] = {}
-        self.short: dict[Node, Node] = {}
+        self.full: dict[Node, Node] = {}  # the copy of each node, in its own type
+        self.short: dict[Node, Node] = {}  # the copy of each node that a product reads, in the shorter type
 
     def result(self) -> GraphModule:
         for node in self.module.graph.nodes:
             if node.op == "get_attr":
-                continue  # weights come where they are read: most of them only in the short type
+                continue  # copied where they are read: most weights are needed in the shorter type only
             if _is_product(node):
-                made = self.graph.node_copy(node, self._shortened)
+                made = self.graph.node_copy(node, self._short_copy)
                 made.meta["val"] = _like(node.meta["val"], self.dtype)
-                self.same[node] = self._converted(made, torch.float32)
+                self.full[node] = self._converted(made, torch.float32)
             else:
-                self.same[node] = self.graph.node_copy(node, self._as_it_is)
+                self.full[node] = self.graph.node_copy(node, self._full_copy)
         return GraphModule(self.root, self.graph, "Segment")
 
-    def _as_it_is(self, read: Node) -> Node:
-        if read not in self.same:
+    def _full_copy(self, read: Node) -> Node:
+        if read not in self.full:
             name = str(read.target)
             self.root.register_buffer(name, self.module.get_buffer(name))
-            self.same[read] = self.graph.get_attr(name)
-        return self.same[read]
+            self.full[read] = self.graph.get_attr(name)
+        return self.full[read]
 
-    def _shortened(self, read: Node) -> Node:
+    def _short_copy(self, read: Node) -> Node:
         if _type_of(read, self.module) is not torch.float32:
-            return self._as_it_is(read)
+            return self._full_copy(read)
         if read not in self.short:
             if read.op == "get_attr":
                 name = f"{read.target}_short"
                 self.root.register_buffer(name, self.module.get_buffer(str(read.target)).to(self.dtype))
                 self.short[read] = self.graph.get_attr(name)
             else:
-                self.short[read] = self._converted(self._as_it_is(read), self.dtype)
+                self.short[read] = self._converted(self._full_copy(read), self.dtype)
         return self.short[read]
 
     def _converted(self, node: Node, dtype: torch.dtype) -> Node:

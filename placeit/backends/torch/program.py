@@ -1,7 +1,8 @@
-"""Turn an ``nn.Module`` or an exported program into a program of fixed shapes, without control flow and without mutation."""
+"""Export an ``nn.Module``, and lower an exported program to ATen ops without control flow or mutation."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Mapping
@@ -26,44 +27,33 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.border import convert_border
-from placeit.backends.torch.given import check_dense, check_device, check_given
+from placeit.backends.torch.export_checks import check_dense, check_device, check_exportable
 from placeit.backends.torch.open_sizes import OpenSizes, dimensions, is_size, read_size, sizes_read
-from placeit.backends.torch.state import KEEP
+from placeit.backends.torch.state import STATE_UPDATE
 from placeit.backends.torch.structure import leaf_names, plain_structure
 from placeit.backends.torch.tracing import as_model_error, exported, line_of
 from placeit.core.errors import ModelError
 
-__all__ = [
-    "Lowered",
-    "Value",
-    "export",
-    "fixed",
-    "indexed_value",
-    "is_random",
-    "lower",
-    "made",
-    "op_name",
-    "reads",
-]
+__all__ = ["Lowered", "Value", "export", "indexed_value", "is_random", "lower", "meta_tensor", "op_name", "reads", "specialize"]
 
 _log = logging.getLogger("placeit")
 
 Value = tuple[Node, tuple[int, ...]]
-"""A tensor: the node that makes it, and the number of the node's output."""
+"""A tensor: the node that makes it, and the indices of the tensor in the node's result; ``()`` for the whole result."""
 
-_STATE = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
+_STATE_OUTPUTS = {kind for kind in OutputKind if kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
 _COPIES = {torch.ops.aten.clone.default, torch.ops.aten.alias.default, torch.ops.aten.detach.default}
-_INSTEAD = {
+_ALTERNATIVES = {
     "cond": "compute both sides and choose with torch.where",
     "while_loop": "write out a fixed number of steps",
     "scan": "write out the steps in a Python loop",
     "flex_attention": "use torch.nn.functional.scaled_dot_product_attention with a mask",
 }
-"""Advice in place of an op that calls other programs."""
-_QUANTIZING = ("aten::quantize_per", "aten::_make_per", "quantized::")
-_OF_ONE_TYPE = frozenset(("linear", "matmul", "mm", "mv", "addmm", "layer_norm", "group_norm", "batch_norm", "grid_sampler"))
-_BESIDE_FLOAT32 = {torch.float32, torch.float16, torch.bfloat16}  # types of a norm whose weights are float32
-_FACTS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about properties that are fixed here
+"""Advice for ops that call other programs."""
+_QUANTIZED_OPS = ("aten::quantize_per", "aten::_make_per", "quantized::")
+_SAME_TYPE_OPS = frozenset(("linear", "matmul", "mm", "mv", "addmm", "layer_norm", "group_norm", "batch_norm", "grid_sampler"))
+_NORM_TYPES = {torch.float32, torch.float16, torch.bfloat16}  # types of a norm whose weights are float32
+_ASSERTIONS = {torch.ops.aten._assert_tensor_metadata.default}  # assertions about properties that are fixed here
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +64,8 @@ class Lowered:
         inputs: placeholders of the model's inputs, by name.
         outputs: values that the model returns, by name.
         ops: calls of ATen ops that the outputs need, in topological order. They read inputs, each other, and constants.
-        constants: weights, buffers, and values computed from these alone, as far as ``ops`` and ``outputs`` read them.
-        state: for each buffer that the program changes, the ops that read it, of which the last stands for the change.
+        constants: weights, buffers, and values computed only from these, if ``ops`` or ``outputs`` read them.
+        state: for each buffer that the program changes, the ops that read it; the last of them stands for the change.
     """
 
     inputs: dict[str, Node]
@@ -95,13 +85,13 @@ def op_name(node: Node) -> str:
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, sizes: OpenSizes | None = None
 ) -> ExportedProgram:
-    """Export a module in evaluation mode with shapes fixed by the arguments, or as given; the module's mode is restored.
+    """Export a module in evaluation mode with the shapes of the arguments, or with open sizes. Its mode is restored.
 
     Raises:
         ModelError: the module cannot be exported, for example because its control flow depends on data, or the arguments do not
             fit.
     """
-    check_given(module, args, kwargs, name)
+    check_exportable(module, args, kwargs, name)
     training = [part for part in module.modules() if part.training]
     # without gradients, code that the module runs under no_grad does not differ from the rest, and stays in one graph
     advice = "Call the module with the example, without placeit: if it fails there, too, mend the module or the example."
@@ -116,27 +106,24 @@ def export(
                 part.training = True
 
 
-def fixed(
-    program: ExportedProgram,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any],
-    name: str,
-    sizes: OpenSizes | None = None,
+def specialize(
+    program: ExportedProgram, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any], name: str, sizes: OpenSizes | None = None
 ) -> ExportedProgram:
-    """Return a program with fixed sizes: the program itself, or a new one for the example inputs if it has dynamic sizes.
+    """Return the program if its sizes are fixed, or else export it anew for example inputs or given sizes.
 
     Args:
         program: the program.
-        args: positional example inputs; None for its own.
+        args: positional example inputs; None for those in the program.
         kwargs: keyword example inputs.
         name: name of the model, for messages.
-        sizes: sizes that the new one has, if they are given.
+        sizes: sizes to export the program for; None for the sizes of the example inputs.
 
     Raises:
-        ModelError: the program has open sizes, and no example inputs are given; or the given sizes are fixed in it.
+        ModelError: the program has dynamic sizes, and there are no example inputs; or ``sizes`` are given, and are fixed in it.
     """
-    known = [size for node in program.graph.nodes if node.op == "placeholder" for size in _sizes(node)]
-    if not any(isinstance(size, torch.SymInt) for size in known):
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")]
+    input_sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
+    if not any(isinstance(size, torch.SymInt) for size in input_sizes):
         if sizes is not None:
             raise ModelError(
                 f"{name}: the sizes of this program are fixed by the example inputs that it was exported for: export it with "
@@ -155,16 +142,11 @@ def fixed(
         return exported(module, args, kwargs) if sizes is None else exported(module, *sizes.examples(program, args, kwargs))
 
 
-def _sizes(node: Node) -> list[Any]:
-    value = node.meta.get("val")
-    return list(value.shape) if isinstance(value, torch.Tensor) else [value]
-
-
 def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -> Lowered:
-    """Lower a program to ATen ops without mutation, and separate its parts.
+    """Lower a program to ATen ops without mutation, and separate its inputs, ops, constants and outputs.
 
-    Constants, and values computed from constants alone, are evaluated once. Buffers that the program changes are ordinary
-    values here: every run starts from their present content. Assertions are left out.
+    Values that are computed only from constants are evaluated here, once. Buffers that the program changes are ordinary values:
+    every run starts from their present content. Assertions are left out.
 
     Raises:
         ModelError: control flow or sizes depend on data, an input is changed in place, or a value cannot be moved between
@@ -188,13 +170,13 @@ def lower(program: ExportedProgram, name: str, sizes: OpenSizes | None = None) -
 
 
 def _check_types(node: Node, sources: Mapping[Node, InputSpec], name: str) -> None:
-    """Raise ModelError for an op whose tensors need to be of one type and are not, which exporting does not check."""
+    """Raise ModelError for an op whose tensors need to have one type and do not. PyTorch does not check that in an export."""
     op = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    if op not in _OF_ONE_TYPE:
+    if op not in _SAME_TYPE_OPS:
         return
     read = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]  # others are open sizes
     types = dict.fromkeys(one.meta["val"].dtype for one in read)
-    if len(types) < 2 or (op.endswith("_norm") and types.keys() <= _BESIDE_FLOAT32):
+    if len(types) < 2 or (op.endswith("_norm") and types.keys() <= _NORM_TYPES):
         return
     needed = _needed([node])
     given = [one for one, spec in sources.items() if spec.kind is InputKind.USER_INPUT and one in needed]
@@ -219,27 +201,27 @@ def _drop_copies(program: ExportedProgram) -> None:
 
 
 class _Lowering:
-    """Object that takes a program of functional ATen ops apart."""
+    """Separates the inputs, ops, constants and outputs of a program of functional ATen ops."""
 
-    def __init__(self, program: ExportedProgram, name: str, results: list[str], sizes: OpenSizes | None) -> None:
-        self.program, self.name, self.results, self.sizes = program, name, results, sizes
+    def __init__(self, program: ExportedProgram, name: str, outputs: list[str], sizes: OpenSizes | None) -> None:
+        self.program, self.name, self.output_names, self.sizes = program, name, outputs, sizes
         self.inputs: dict[str, Node] = {}
         self.buffers: dict[str, Node] = {}  # buffers that the program changes
-        self.values: dict[Node, Any] = {}  # values that are known before a run
+        self.constants: dict[Node, Any] = {}  # weights, buffers, and results of ops that read only these
 
     def result(self) -> Lowered:
         self._take_inputs()
         calls = [
             node
             for node in self.program.graph.nodes
-            if node.op == "call_function" and node.target is not operator.getitem and node.target not in _FACTS
+            if node.op == "call_function" and node.target is not operator.getitem and node.target not in _ASSERTIONS
         ]
         for node in calls:
             self._check(node)
         outputs, written = self._take_outputs()
         if self.sizes is not None:
-            self.sizes.close(self.program)
-        calls += self._add_changes(written)
+            self.sizes.set_typical(self.program)
+        calls += self._add_state_updates(written)
         needed = _needed([*(node for node, _ in outputs.values()), *calls[len(calls) - len(written) :]])
         state = set(self.buffers.values())
         ops: list[Node] = []
@@ -247,41 +229,36 @@ class _Lowering:
             if node not in needed or is_size(node):
                 continue
             makers = [maker for maker, _ in reads(node)]
-            if not is_random(node) and all(maker in self.values and maker not in state for maker in makers):
-                self.values[node] = node.target(*map_arg(node.args, self._known), **map_arg(node.kwargs, self._known))
+            if not is_random(node) and all(maker in self.constants and maker not in state for maker in makers):
+                args, kwargs = map_arg((node.args, node.kwargs), lambda read: self._constant(indexed_value(read)))
+                self.constants[node] = node.target(*args, **kwargs)
             else:
                 ops.append(node)
         wanted = [value for op in ops for value in reads(op)] + list(outputs.values())
-        known = {value: self._value(value) for value in wanted if value[0] in self.values}
-        sharers = {buffer: [op for op in ops if node in op.all_input_nodes] for buffer, node in self.buffers.items()}
-        return Lowered(self.inputs, outputs, tuple(ops), known, {name: tuple(nodes) for name, nodes in sharers.items()})
+        constants = {value: self._constant(value) for value in wanted if value[0] in self.constants}
+        state_ops = {name: tuple(op for op in ops if node in op.all_input_nodes) for name, node in self.buffers.items()}
+        return Lowered(self.inputs, outputs, tuple(ops), constants, state_ops)
 
-    def _add_changes(self, written: dict[str, Node]) -> list[Node]:
+    def _add_state_updates(self, written: dict[str, Node]) -> list[Node]:
         """Add an op for each change of a buffer."""
         graph, added = self.program.graph, []
         (end,) = graph.find_nodes(op="output")
         for name, value in written.items():
             with graph.inserting_before(end):
                 call = graph.create_node(
-                    "call_function", KEEP, (self.buffers[name], value), name=f"{self.buffers[name].name}_kept"
+                    "call_function", STATE_UPDATE, (self.buffers[name], value), name=f"{self.buffers[name].name}_kept"
                 )
             call.meta["val"] = self.buffers[name].meta["val"]
             added.append(call)
         return added
 
-    def _known(self, node: Node) -> Any:
-        return self._value(indexed_value(node))
-
-    def _value(self, value: Value) -> Any:
-        made = self.values[value[0]]
-        for index in value[1]:
-            made = made[index]
-        return made
+    def _constant(self, value: Value) -> Any:
+        return functools.reduce(operator.getitem, value[1], self.constants[value[0]])
 
     def _take_inputs(self) -> None:
         signature = self.program.graph_signature
-        changed = {spec.target for spec in signature.output_specs if spec.kind in _STATE}
-        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        changed = {spec.target for spec in signature.output_specs if spec.kind in _STATE_OUTPUTS}
+        placeholders = self.program.graph.find_nodes(op="placeholder")
         for node, spec in zip(placeholders, signature.input_specs, strict=True):
             if isinstance(spec.arg, ConstantArgument):
                 continue  # a number or a truth value for which the program was exported, and which is fixed in it
@@ -296,14 +273,14 @@ class _Lowering:
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs[node.name] = node
                 continue
-            tensor = self._constant(spec)
+            tensor = self._stored_tensor(spec)
             # the module may have been moved since it was exported
             check_device(f"{self.name}: the weight '{spec.target}'", tensor)
             if spec.target in changed:
                 self.buffers[spec.target], tensor = node, tensor.clone()
-            self.values[node] = tensor
+            self.constants[node] = tensor
 
-    def _constant(self, spec: InputSpec) -> torch.Tensor:
+    def _stored_tensor(self, spec: InputSpec) -> torch.Tensor:
         target = spec.target or ""
         stored = self.program.state_dict.get(target, self.program.constants.get(target))
         if not isinstance(stored, torch.Tensor):
@@ -312,7 +289,7 @@ class _Lowering:
 
     def _take_outputs(self) -> tuple[dict[str, Value], dict[str, Node]]:
         """Return the model's results, and the new values of the buffers that it changes, by name."""
-        (end,) = (node for node in self.program.graph.nodes if node.op == "output")
+        (end,) = self.program.graph.find_nodes(op="output")
         specs = self.program.graph_signature.output_specs
         returned: list[Node | None] = []
         written: dict[str, Node] = {}
@@ -321,7 +298,7 @@ class _Lowering:
                 if isinstance(spec.arg, SymIntArgument | SymFloatArgument | SymBoolArgument):
                     raise ModelError(f"{self.name} returns a size, which is open, as a number: return tensors only.")
                 returned.append(node if isinstance(spec.arg, TensorArgument) else None)
-            elif spec.kind in _STATE:
+            elif spec.kind in _STATE_OUTPUTS:
                 written[spec.target] = node
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 where = f", at{line}" if (line := line_of(node)) else ""
@@ -333,7 +310,7 @@ class _Lowering:
                 raise ModelError(f"{self.name} has an output of kind {spec.kind.name}, and a placement is for inference only.")
         if not any(returned):
             raise ModelError(f"{self.name} returns no tensor, so there is nothing to compute: return the result.")
-        pairs = zip(self.results, returned, strict=True)
+        pairs = zip(self.output_names, returned, strict=True)
         return {name: indexed_value(node) for name, node in pairs if node is not None}, written
 
     def _check(self, node: Node) -> None:
@@ -346,7 +323,7 @@ class _Lowering:
             if custom is not None:
                 raise ModelError(_changes_in_place(f"{self.name}: op '{op_name(node)}' ({custom})"))
             kind = getattr(node.target, "__name__", str(node.target))
-            instead = _INSTEAD.get(kind, "write it with ordinary ops of tensors")
+            instead = _ALTERNATIVES.get(kind, "write it with ordinary ops of tensors")
             raise ModelError(
                 f"{op} calls other programs: control flow that depends on data, or a part in another mode. A placement is for "
                 f"one fixed program: {instead}, or export the parts separately."
@@ -366,7 +343,7 @@ class _Lowering:
                 raise ModelError(
                     f"{op} makes a tensor of layout {leaf.layout}, which cannot be moved between devices: keep it dense."
                 )
-        if node.target._schema.name.startswith(_QUANTIZING):
+        if node.target._schema.name.startswith(_QUANTIZED_OPS):
             raise ModelError(
                 f"{op} makes a quantised tensor, which cannot be moved between devices: keep its integers and scales in "
                 "ordinary tensors, or quantise the ONNX file that placeit export writes."
@@ -397,12 +374,10 @@ def _changes_in_place(op: str) -> str:
     return f"{op} changes a tensor in place, and has no other form: write one that returns a new tensor."
 
 
-def made(value: Value) -> torch.Tensor:
+def meta_tensor(value: Value) -> torch.Tensor:
     """Return a tensor without data that has a value's shape and type."""
     node, place = value
-    tensor: torch.Tensor = node.meta["val"]
-    for index in place:
-        tensor = tensor[index]
+    tensor: torch.Tensor = functools.reduce(operator.getitem, place, node.meta["val"])
     return tensor
 
 
@@ -426,7 +401,7 @@ _DROPOUT = frozenset(("p", "dropout", "dropout_p", "train", "training"))
 
 
 def reads(node: Node) -> list[Value]:
-    """Return the values that an op reads, and values that have a size which it needs and which no other one has."""
+    """Return the tensors that an op reads. A tensor of which it needs only a size counts if no other tensor has that size."""
     values = [indexed_value(read) for read in node.all_input_nodes if not is_size(read)]
     known = {size for value in values for size in dimensions(*value)}
     for size in sizes_read(node):
@@ -439,6 +414,7 @@ def reads(node: Node) -> list[Value]:
 
 
 def _needed(ends: list[Node]) -> set[Node]:
+    """Return nodes, and all nodes whose values they depend on."""
     needed: set[Node] = set()
     waiting = list(ends)
     while waiting:

@@ -1,4 +1,4 @@
-"""Cut a part out of a PyTorch program as a separate module."""
+"""Cut a part out of a PyTorch program, as a separate module."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from torch.fx import Graph, GraphModule, Node
 
 from placeit.backends.torch.graph import ProgramMap
 from placeit.backends.torch.open_sizes import SIZE, dimensions, is_size, read_size
-from placeit.backends.torch.program import Value, indexed_value, made, reads
+from placeit.backends.torch.program import Value, indexed_value, meta_tensor, reads
 
 __all__ = ["extract"]
 
 _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
-"""Ops that fail if a tensor from another segment has another memory order than in the traced program."""
+"""Ops that fail if a tensor of another segment has other strides than in the traced program."""
 
 
 def extract(
-    layout: ProgramMap,
-    constants: Mapping[Value, torch.Tensor],
-    ops: Sequence[int],
-    enter: Sequence[int],
-    leave: Sequence[int],
+    layout: ProgramMap, constants: Mapping[Value, torch.Tensor], ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]
 ) -> GraphModule:
     """Return ``ops`` of a program as a separate module.
 
@@ -39,22 +35,22 @@ def extract(
     Returns:
         A module whose weights are buffers, in the memory of the program's weights. It computes in the order of ``ops``.
     """
-    return _Cut(layout, constants).module(ops, enter, leave)
+    return _SegmentBuilder(layout, constants).module(ops, enter, leave)
 
 
-class _Cut:
-    """A segment under construction."""
+class _SegmentBuilder:
+    """Builds the module of a segment."""
 
     def __init__(self, layout: ProgramMap, constants: Mapping[Value, torch.Tensor]) -> None:
         self.layout, self.constants = layout, constants
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.made: dict[Value, Node] = {}  # the node for each value in the segment
+        self.nodes: dict[Value, Node] = {}  # the node for each value in the segment
 
     def module(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> GraphModule:
         for tensor in enter:
             value = self.layout.values[tensor]
-            self.made[value] = self._argument(f"tensor_{tensor}", value)
+            self.nodes[value] = self._argument(f"tensor_{tensor}", value)
         ends = [self.layout.values[tensor] for tensor in leave]
         calls: list[Node] = []
         for v in ops:
@@ -62,7 +58,7 @@ class _Cut:
             if node is None:
                 ends.append(self.layout.results[v])
             elif node.op == "placeholder":
-                self.made[node, ()] = self._argument(node.name, (node, ()))
+                self.nodes[node, ()] = self._argument(node.name, (node, ()))
             else:
                 calls.append(node)
         for node in calls:
@@ -71,39 +67,39 @@ class _Cut:
                 call.kwargs = {name: value for name, value in call.kwargs.items() if name != "device"}
             if node.target in _VIEWS:
                 call.target = torch.ops.aten.reshape.default
-            self.made[node, ()] = call
-        self.graph.output(tuple(map(self._at, ends)))
+            self.nodes[node, ()] = call
+        self.graph.output(tuple(map(self._node_of, ends)))
         return GraphModule(self.root, self.graph, "Segment")
 
     def _argument(self, name: str, value: Value) -> Node:
         argument = self.graph.placeholder(name)
-        argument.meta |= {"val": made(value), "dimensions": dimensions(*value)}
+        argument.meta |= {"val": meta_tensor(value), "dimensions": dimensions(*value)}
         return argument
 
     def _argument_of(self, op: Node, read: Node) -> Node:
         """Return the node for what an op reads: a value, or a size, which is read from one of its tensors."""
         if not is_size(read):
-            return self._at(indexed_value(read))
-        if (read, ()) not in self.made:
+            return self._node_of(indexed_value(read))
+        if (read, ()) not in self.nodes:
             if read.target is not SIZE:
-                self.made[read, ()] = self.graph.node_copy(read, lambda one: self._argument_of(op, one))
+                self.nodes[read, ()] = self.graph.node_copy(read, lambda one: self._argument_of(op, one))
             else:
                 of, axis = read_size(read)
                 wanted = dimensions(*indexed_value(of))[axis]
                 value = next(value for value in reads(op) if wanted in dimensions(*value))
                 place = dimensions(*value).index(wanted)
-                self.made[read, ()] = self.graph.call_function(SIZE, (self._at(value), place))
-                self.made[read, ()].meta["val"] = read.meta["val"]
-        return self.made[read, ()]
+                self.nodes[read, ()] = self.graph.call_function(SIZE, (self._node_of(value), place))
+                self.nodes[read, ()].meta["val"] = read.meta["val"]
+        return self.nodes[read, ()]
 
-    def _at(self, value: Value) -> Node:
+    def _node_of(self, value: Value) -> Node:
         """Return the node for a value: an argument, an op, an item of an op's result, or a weight."""
-        if value not in self.made:
+        if value not in self.nodes:
             node, place = value
             if value in self.constants:
                 name = "_".join(map(str, (node.name, *place)))
                 self.root.register_buffer(name, self.constants[value])
-                self.made[value] = self.graph.get_attr(name)
+                self.nodes[value] = self.graph.get_attr(name)
             else:
-                self.made[value] = self.graph.call_function(operator.getitem, (self._at((node, place[:-1])), place[-1]))
-        return self.made[value]
+                self.nodes[value] = self.graph.call_function(operator.getitem, (self._node_of((node, place[:-1])), place[-1]))
+        return self.nodes[value]

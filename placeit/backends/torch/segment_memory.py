@@ -15,7 +15,7 @@ __all__ = ["peak_bytes"]
 
 
 def peak_bytes(module: GraphModule) -> int:
-    """Return the peak memory of a segment's own tensors during a run, in bytes.
+    """Return the peak memory of the tensors that a segment makes during a run, in bytes.
 
     The segment is run on fake tensors, which have shapes, strides and storages, but no data: a view counts as zero, and a
     reshape counts if it has to copy. A value is freed after its last use, as in the code that ``torch.fx`` generates; returned
@@ -32,14 +32,14 @@ def peak_bytes(module: GraphModule) -> int:
     for read, node in last.items():
         dying.setdefault(node, []).append(read)
     values: dict[Node, Any] = {}
-    given: dict[int, torch.UntypedStorage] = {}  # of inputs and weights; kept, since an id is valid only with its object
+    external: dict[int, torch.UntypedStorage] = {}  # of inputs and weights, by id, which is valid as long as the object lives
     holders: Counter[int] = Counter()  # number of values in each storage that the segment itself makes
     alive = peak = 0
 
     def storages(node: Node) -> dict[int, int]:
         """Return the sizes of the segment's own storages that a value uses."""
         leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(values[node]) if isinstance(leaf, torch.Tensor)]
-        return {storage._cdata: storage.nbytes() for storage in leaves if storage._cdata not in given}
+        return {storage._cdata: storage.nbytes() for storage in leaves if storage._cdata not in external}
 
     fake = FakeTensorMode()
     with fake, torch.no_grad():
@@ -55,7 +55,7 @@ def peak_bytes(module: GraphModule) -> int:
                 else:
                     values[node] = fake.from_tensor(module.get_buffer(str(node.target)), static_shapes=True)
                 storage = values[node].untyped_storage()
-                given[storage._cdata] = storage
+                external[storage._cdata] = storage
             for number, size in storages(node).items():
                 alive += size if not holders[number] else 0
                 holders[number] += 1

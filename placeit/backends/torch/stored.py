@@ -33,7 +33,7 @@ def stored(model: TorchModel) -> tuple[str, str]:
         FileError: the file cannot be read or written.
         ModelError: PyTorch cannot write the program.
     """
-    for kind in _kinds(model.program.call_spec.in_spec):
+    for kind in _container_types(model.program.call_spec.in_spec):
         if kind not in (tuple, list, dict, None):
             raise _refused(
                 model, f"it takes a {kind.__name__}, and programs in files take tensors, lists, tuples and dictionaries"
@@ -62,10 +62,10 @@ def _refused(model: TorchModel, why: str) -> UsageError:
     )
 
 
-def _kinds(spec: pytree.TreeSpec) -> Iterator[Any]:
+def _container_types(spec: pytree.TreeSpec) -> Iterator[Any]:
     yield spec.type
     for child in spec.children():
-        yield from _kinds(child)
+        yield from _container_types(child)
 
 
 def read_stored(path: str, digest: str, shapes: Mapping[str, Sequence[int | str]]) -> TorchModel:

@@ -1,4 +1,4 @@
-"""Nested arguments and results of PyTorch programs: names of their tensors, and types that a file names."""
+"""Nested arguments and results of PyTorch programs: names of their tensors, and the types of their containers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def leaf_names(spec: pytree.TreeSpec, root: str) -> list[str]:
 
     Args:
         spec: structure of the value.
-        root: first part of the name of a leaf whose first key is no text.
+        root: first part of the name of a leaf whose first key is not a string.
     """
     names: list[str] = []
     for path in _paths(spec):
@@ -45,7 +45,7 @@ def arranged(value: Any, spec: pytree.TreeSpec) -> Any:
 
 
 def shown(spec: pytree.TreeSpec) -> str:
-    """Return a structure as text, with ``*`` for each value: ``{'x': *, 'rest': [*, *]}``."""
+    """Return a structure as text, with ``*`` for each leaf: ``{'x': *, 'rest': [*, *]}``."""
     if spec.is_leaf():
         return "*"
     parts = [shown(child) for child in spec.children()]
@@ -80,10 +80,10 @@ def _keys(spec: pytree.TreeSpec) -> Collection[Any]:
 
 @contextlib.contextmanager
 def plain_types(names: Collection[str]) -> Iterator[None]:
-    """Make PyTorch read types in the structure of inputs and outputs as tuples, whether or not they are registered.
+    """Make PyTorch read some types in the structure of inputs and outputs as tuples, whether or not they are registered.
 
     Args:
-        names: the names under which a file refers to these types.
+        names: names of these types in the file.
     """
     table = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     before = {name: table[name] for name in names if name in table}

@@ -12,12 +12,12 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from placeit.backends.torch.open_sizes import is_size
-from placeit.backends.torch.program import indexed_value, made
+from placeit.backends.torch.program import indexed_value, meta_tensor
 
 __all__ = ["calls_without_kernel", "without_kernel"]
 
-_ANYWHERE = (torch.float32, torch.float64)
-"""Types for which every kernel on a device works."""
+_BASIC_TYPES = (torch.float32, torch.float64)
+"""Element types for which every kernel of a device works."""
 
 
 def without_kernel(nodes: Iterable[Node], dispatch_key: str) -> set[Node]:
@@ -34,27 +34,30 @@ def without_kernel(nodes: Iterable[Node], dispatch_key: str) -> set[Node]:
     if not _registered("aten::empty.memory_format", dispatch_key):
         return set(nodes)
     missing: set[Node] = set()
-    known: dict[str, bool] = {}
+    cached: dict[str, bool] = {}  # whether a kernel exists, by call
     for node in nodes:
         target: Any = node.target
-        call = str((target, *map_arg((node.args, node.kwargs), _looks)))
-        if call not in known:
-            known[call] = _registered(target.name(), dispatch_key) and (
-                _types(node).issubset(_ANYWHERE) or _runs(node, dispatch_key.lower())
+        call = str((target, *map_arg((node.args, node.kwargs), _signature)))
+        if call not in cached:
+            cached[call] = _registered(target.name(), dispatch_key) and (
+                _types(node).issubset(_BASIC_TYPES) or _runs(node, dispatch_key.lower())
             )
-        if not known[call]:
+        if not cached[call]:
             missing.add(node)
     return missing
 
 
 def calls_without_kernel(module: GraphModule, dispatch_key: str) -> list[int]:
-    """Return which calls of ops in a segment PyTorch cannot run on a kind of device, by their numbers; see above."""
+    """Return the numbers of the calls of ops in a segment that PyTorch cannot run on a kind of device.
+
+    Calls are counted in the order of the graph, without indexing of results and arithmetic on sizes.
+    """
     nodes = list(module.graph.nodes)
     for node in nodes:
         if node.op == "get_attr":
             node.meta["val"] = getattr(module, str(node.target))
         elif node.target is operator.getitem:
-            node.meta["val"] = made(indexed_value(node))
+            node.meta["val"] = meta_tensor(indexed_value(node))
     calls = [node for node in nodes if node.op == "call_function" and node.target is not operator.getitem and not is_size(node)]
     missing = without_kernel(calls, dispatch_key)
     return [number for number, node in enumerate(calls) if node in missing]
@@ -64,7 +67,7 @@ def _registered(op: str, dispatch_key: str) -> bool:
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op, dispatch_key)
 
 
-def _looks(read: Node) -> Any:
+def _signature(read: Node) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: (tensor.dtype, tuple(tensor.shape)), read.meta["val"])
 
 
@@ -74,7 +77,10 @@ def _types(node: Node) -> set[torch.dtype]:
 
 
 def _runs(node: Node, device: str) -> bool:
-    """Return whether one call works. An error other than a missing kernel comes from the zeros or the machine: it works."""
+    """Return whether the kernel of a call exists, by calling it on zeros.
+
+    Errors other than a missing kernel are due to the zeros, or to the machine.
+    """
 
     def zeros(read: Node) -> Any:
         return pytree.tree_map_only(
@@ -90,5 +96,5 @@ def _runs(node: Node, device: str) -> bool:
     except NotImplementedError:
         return False
     except (RuntimeError, ValueError, TypeError, LookupError):
-        return True
+        pass
     return True

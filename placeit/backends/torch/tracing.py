@@ -1,4 +1,4 @@
-"""Trace and export PyTorch modules without output, with errors of one paragraph."""
+"""Trace and export PyTorch modules without output to the terminal, with errors of one paragraph."""
 
 from __future__ import annotations
 
@@ -55,21 +55,15 @@ _tracing = threading.RLock()
 def quiet() -> Iterator[None]:
     """Suppress PyTorch's warnings during tracing, and the traces that it logs before it raises an error.
 
-    One thread at a time traces: tracing and its converters change modules, loggers and modes of the process.
+    Only one thread at a time traces, as tracing and its converters change modules, loggers and modes of the process.
     """
-    with _tracing, _silence():
-        yield
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
-    disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
-    logging.disable(logging.WARNING)
-    for logger in loud:
-        logger.disabled = True
-    tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
-    with warnings.catch_warnings():
+    with _tracing, warnings.catch_warnings():
+        loud = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
+        disabled, interval = logging.root.manager.disable, getattr(tqdm, "monitor_interval", 0)
+        logging.disable(logging.WARNING)
+        for logger in loud:
+            logger.disabled = True
+        tqdm.monitor_interval = 0  # its progress bars, even if hidden, would start a thread that never ends
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", message="No complete tensor found in the group")  # a weight is a part of another one
@@ -156,13 +150,13 @@ def _where(error: BaseException) -> str:
 def exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: ShapesCollection | None = None
 ) -> ExportedProgram:
-    """Export a module, also if an example tensor stands for several arguments, which PyTorch would take for a single one.
+    """Export a module. A tensor that is given for several arguments is copied, since PyTorch would take them for one.
 
     Args:
         module: the module.
         args: positional arguments of a call.
         kwargs: keyword arguments.
-        sizes: dimensions that stay open, of arguments none of which occurs twice.
+        sizes: dimensions that stay open; no tensor with such dimensions may be given for several arguments.
     """
     seen: set[int] = set()
 
@@ -179,7 +173,7 @@ def exported(
 
 @contextlib.contextmanager
 def _without_partial_graph() -> Iterator[None]:
-    """Keep the graph traced until an error, which PyTorch prints, out of stderr. Other text arrives there afterwards."""
+    """Remove the partial graph that PyTorch prints on an error from stderr. Other text is written there at the end."""
     stderr, text, graph = sys.stderr, io.StringIO(), ""
     try:
         with contextlib.redirect_stderr(text):

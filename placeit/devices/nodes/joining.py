@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from placeit.core.errors import DeviceError, first_line
-from placeit.devices.nodes.tokens import wants_token
+from placeit.devices.nodes.tokens import host_of, wants_token
 
 __all__ = ["Attempt", "check_token_required", "divert_errors", "loopback_only"]
 
@@ -72,10 +72,10 @@ class Attempt:
         raise DeviceError(f"The Ray cluster at {self.address} refuses this process: {why}.") from error
 
     def _run(self) -> None:
-        local = _is_loopback(self.address.rpartition(":")[0])
-        with _environment(self._token), _quietly(), loopback_only(local):
+        loopback = _loopback_of(host_of(self.address))
+        with _environment(self._token), _quietly(), contextlib.nullcontext() if loopback is None else loopback_only(loopback):
             try:
-                self._init(local)
+                self._init(loopback)
             except BaseException as error:  # noqa: BLE001 (raised by ``check``)
                 self._failure = error
         with self._lock:
@@ -84,7 +84,7 @@ class Attempt:
             self._ray.shutdown()
             divert_errors(False)
 
-    def _init(self, local: bool) -> None:
+    def _init(self, node_address: str | None) -> None:
         raylet: Any = self._ray._raylet
         raylet.Config.initialize("")  # reads the environment again: Ray may have been imported before
         if os.environ[_MODE] == _TOKEN_MODE:
@@ -97,7 +97,7 @@ class Attempt:
             logging_level="ERROR",
             configure_logging=False,
             namespace="placeit",
-            _node_ip_address="127.0.0.1" if local else None,
+            _node_ip_address=node_address,
         )
 
     def _check_token(self, tokens: Any) -> None:
@@ -141,9 +141,11 @@ class _Logged:
             _LOG.debug("Ray: %s", line)
 
 
-def _is_loopback(host: str) -> bool:
-    """Return whether a host name stands for this machine itself."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+def _loopback_of(host: str) -> str | None:
+    """Return the loopback address for a host name that stands for this machine itself; None for any other host."""
+    if host == "::1":
+        return host
+    return "127.0.0.1" if host == "localhost" or host.startswith("127.") else None
 
 
 @contextlib.contextmanager
@@ -181,15 +183,12 @@ def _quietly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def loopback_only(wanted: bool = True) -> Iterator[None]:
-    """Make Ray listen on the loopback address only; by default it uses the machine's outward address, and listens on all."""
-    if not wanted:
-        yield
-        return
+def loopback_only(host: str = "127.0.0.1") -> Iterator[None]:
+    """Make Ray listen on a loopback address only; by default it uses the machine's outward address, and listens on all."""
     from ray._private import services
 
     original = services.get_node_ip_address
-    services.get_node_ip_address = lambda address=None: "127.0.0.1"  # noqa: ARG005
+    services.get_node_ip_address = lambda address=None: host  # noqa: ARG005
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import IO
 
 from placeit.core.errors import DeviceError
 
-__all__ = ["open_socket", "wants_token"]
+__all__ = ["host_of", "open_socket", "wants_token"]
 
 _CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 3.0, 10.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -20,11 +20,15 @@ _PSEUDO_HEADERS = (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/ra
 _OTHER_HEADERS = (b":authority", b"ray"), (b"te", b"trailers"), (b"content-type", b"application/grpc")
 
 
+def host_of(address: str) -> str:
+    """Return the host of ``HOST:PORT``, without the brackets of an IPv6 address (``[::1]:6379``)."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
 def open_socket(address: str) -> socket.socket:
     """Return a socket connected to ``HOST:PORT``. Raises DeviceError if no server answers within 3 s."""
-    host, _, port = address.rpartition(":")
     try:
-        return socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
+        return socket.create_connection((host_of(address), int(address.rpartition(":")[2])), timeout=_CONNECT_TIMEOUT_S)
     except OSError as error:
         raise DeviceError(f"No server answers at {address} ({error.strerror or error}): is the Ray cluster up?") from error
 

@@ -1,4 +1,4 @@
-"""Fills what runs on streams write before a run that is checked, so that missing and late writes show."""
+"""Blank the buffers that a run on streams writes, before a run that is checked: missing and late writes then show."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Blanks"]
 
 
 class Blanks:
-    """The buffers that the requests of an executor write.
+    """Fills the buffers that the requests of an executor write.
 
-    Where buffers share memory, it is blank only for the first one that a run writes; a later one finds what the one before it
-    has left. Late writes within the run itself are not detected here: their readers have missed them.
+    Buffers may share memory. It is blank for the first buffer that a run writes; a later one finds the value of the previous
+    buffer. Writes that are late within the run itself are not detected here, but by the wrong outputs of their readers.
 
     Args:
         launcher: the requests.
@@ -22,11 +22,15 @@ class Blanks:
         self._blanked: int | None = None
 
     def forget(self) -> None:
-        """Record that a run begins, which writes the buffers."""
+        """Record that a run begins, so that the buffers are no longer blank."""
         self._blanked = None
 
     def fill(self, sentinel: int) -> int | None:
-        """Fill everything that a run writes; return a device, or ``HOST``, whose memory was written since the last fill."""
+        """Blank all buffers that a run writes.
+
+        Returns:
+            A device, or ``HOST``, whose memory was written since the last fill; None if no memory was.
+        """
         layout, accelerator = self._launcher.layout, self._launcher.accelerator
         found = None
         written = [b for launch in layout.launches for b in launch.writes]

@@ -1,7 +1,7 @@
-"""Vector clocks: which events a launch has to wait for, without redundant waits.
+"""Vector clocks, which find the events that a launch has to wait for without redundant waits.
 
-Vector clocks (Mattern 1989) over streams. A launch happens after everything launched before it on its stream, after what its
-stream has waited for, and after everything that the host knew to have ended when it launched; all of this transitively.
+Vector clocks (Mattern 1989) over streams. A launch happens after all earlier launches on its stream, after everything that its
+stream has waited for, and after everything that the host knew to have ended; all of this transitively.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Mark(NamedTuple):
 
     Attributes:
         launch: its number.
-        stream: where it was launched.
-        time: how many launches its stream had seen then, this one included.
-        clock: for each stream, how many of its launches have ended when this one has.
+        stream: number of its stream.
+        time: number of launches on its stream up to this one.
+        clock: for each stream, how many of its launches have ended when this one has ended.
     """
 
     launch: int
@@ -34,7 +34,7 @@ class Clocks:
     def __init__(self, streams: int) -> None:
         self._seen = [[0] * streams for _ in range(streams)]  # [stream][other]: launches of ``other`` before the next one
         self._host = [0] * streams
-        self._news = [False] * streams  # by stream: whether the host has learned of an end since the last launch there
+        self._news = [False] * streams  # by stream: whether an end was reported to the host since the last launch there
 
     def launch(self, number: int, stream: int, after: Iterable[Mark]) -> tuple[Mark, list[Mark]]:
         """Record a launch, and return the launches that its stream must wait for so that it happens after the given ones.

@@ -1,6 +1,6 @@
 """CuPy as the library of NVIDIA GPUs: its streams, events, memory pools and graphs, and copies by the CUDA runtime.
 
-No kernel of CuPy runs, so neither a compiler nor CUDA's headers are needed. Tensors are addresses with a shape.
+No kernels of CuPy run, so neither a compiler nor CUDA's headers are needed. Tensors are addresses with a shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CudaMemory:
 
     Attributes:
         place: number of the GPU; None for the host.
-        pointer: CuPy's pointer; the memory goes back to its pool with the last reference to it.
+        pointer: CuPy's pointer. The memory returns to its pool when the pointer is garbage-collected.
     """
 
     def __init__(self, place: int | None, pointer: Any) -> None:
@@ -45,11 +45,11 @@ class CudaView:
 
     Attributes:
         place: number of the GPU; None for the host.
-        address: of its first element.
-        nbytes: its size.
-        pointer: keeps the memory.
-        dtype: its type.
-        shape: its shape in memory.
+        address: address of its first element.
+        nbytes: size in bytes.
+        pointer: CuPy's pointer, which keeps the memory alive.
+        dtype: element type.
+        shape: shape in memory order.
         array: the tensor in its logical shape, on the host; None on a GPU.
     """
 
@@ -66,8 +66,7 @@ class CudaView:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
         self.array: NDArray[Any] | None = None
         if memory.place is None:
-            held = array_at(self.address, self.shape, self.dtype, memory.pointer)
-            self.array = held.transpose(0, 3, 1, 2) if spec.channels_last else held
+            self.array = spec.to_logical_order(array_at(self.address, self.shape, self.dtype, memory.pointer))
 
     @property
     def on_host(self) -> NDArray[Any]:
@@ -77,7 +76,7 @@ class CudaView:
 
 
 class CudaEvent:
-    """An event with timing, for which threads wait asleep.
+    """An event with timing. Threads that wait for it sleep.
 
     Attributes:
         ptr: the driver's handle.
@@ -120,7 +119,7 @@ class CupyLibrary:
         self._pool, self._pinned = cupy.cuda.MemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._lock = threading.Lock()
         self._peers: dict[tuple[int, int], bool] = {}
-        self._adopting: dict[int, Any] = {}  # streams that wait for the work of callers, by GPU
+        self._adoption_streams: dict[int, Any] = {}  # streams that wait for the work of callers, by GPU
 
     # -- devices ----------------------------------------------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class CupyLibrary:
         """Copy a tensor."""
         return np.array(view.on_host, order="C")
 
-    def look(self, view: CudaView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
+    def host_view(self, view: CudaView, owner: object) -> NDArray[np.generic]:  # noqa: ARG002
         """Return the tensor's array, which keeps the memory alive itself."""
         return view.on_host
 
@@ -225,9 +224,9 @@ class CupyLibrary:
             return self.adopt(cupy.asarray(array))  # waits for the stream that the array's interface names
         place = int(array.__dlpack_device__()[1])
         with self._lock, self._on(place):
-            if place not in self._adopting:
-                self._adopting[place] = self.stream(place, 0, (1, 1))
-            stream, event = self._adopting[place], CudaEvent()
+            if place not in self._adoption_streams:
+                self._adoption_streams[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adoption_streams[place], CudaEvent()
             held = cupy.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
             event.record(stream)
         if not held.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""Launch what the scheduler decides whenever a launch has ended."""
+"""Launch the segments and copies that the scheduler starts, whenever a launch has ended."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Launches what the scheduler starts, ahead of time where streams allow it.
+    """Executes the instructions of the scheduler, and launches ahead of time where streams allow it.
 
-    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end;
-    what the scheduler then starts is launched behind it. Links are handled in the same way. The scheduler is told that a tensor
-    has arrived when the copy has ended. Where both devices have one memory, nothing is copied, and it is told when the launch
-    that writes the tensor has ended. On devices that compute in the host's memory, the scheduler hears of the end of a segment
-    only when it has happened, since no stream of another device could wait for it. This also holds for devices that share
-    hardware, which never run at the same time.
+    The scheduler is told that a segment has ended as soon as its device can take another one, which may be before the end. The
+    segments that the scheduler then starts are launched after it. Links are handled in the same way. The scheduler is told that
+    a tensor has arrived when its copy has ended. Between two devices with one memory nothing is copied: the tensor has arrived
+    when the launch that writes it has ended.
+
+    Nothing is launched ahead on devices that compute in the host's memory, since streams of other devices cannot wait for
+    them, or on devices that share hardware, since they never run at the same time.
 
     Args:
         launcher: the requests, streams and launches.
@@ -37,44 +38,44 @@ class Dispatcher:
         self._ahead = [ahead if memory(d) != HOST and not conflicts[d].any() else 1 for d in layout.streams]  # by stream
         self._scheduler = Scheduler(plan.problem, plan.placement)
         self._clocks = Clocks(len(layout.streams))
-        self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # launches of each request, by number
-        self._arrives = {legs[-1]: move for move, legs in layout.moves.items()}
-        self._reported = {n for n in chain(layout.runs, *layout.device_to_host, self._arrives) if n is not None}
+        self._marks: list[dict[int, Mark]] = [{} for _ in launcher.slots]  # by request: the mark of each launch
+        self._arrivals = {legs[-1]: move for move, legs in layout.moves.items()}
+        self._reported = {n for n in chain(layout.runs, *layout.device_to_host, self._arrivals) if n is not None}
         self._reported.update(layout.makers.values())
-        self._there: dict[tuple[int, int], list[tuple[int, int]]] = {}  # transfers that move nothing, by the launch they await
+        self._uncopied: dict[tuple[int, int], list[tuple[int, int]]] = {}  # transfers without a copy, by launch
         self._queued = [0] * len(layout.streams)  # launches that have not been reported, by stream
-        self._held: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
+        self._deferred: list[dict[tuple[int, int], Callable[[], list[Instruction]]]] = [{} for _ in layout.streams]
 
     def begin(self, request: int) -> None:
-        """Begin a request: copy its inputs, and launch the segments that need nothing else."""
-        if self._launcher.straight:
+        """Begin a request: copy its inputs, and launch the segments that need only these."""
+        if self._launcher.batched:
             self._launcher.start_all(request)
             return
-        self._launcher.slots[request].decided = False
+        self._launcher.slots[request].all_launched = False
         self._marks[request].clear()
         for n in self._layout.host_to_device:
             self._launch(request, n)
-        self._follow(self._scheduler.begin(request))
+        self._execute(self._scheduler.begin(request))
 
     def ended(self, request: int, n: int) -> None:
-        """Tell the scheduler that a launch has ended, and follow its instructions."""
-        if self._launcher.straight:
+        """Tell the scheduler that a launch has ended, and execute its instructions."""
+        if self._launcher.batched:
             return
         stream = self._layout.launches[n].stream
         self._clocks.ended(self._marks[request][n])
         self._queued[stream] -= 1
-        held = self._held[stream]
-        if (request, n) in held:
-            self._follow(held.pop((request, n))())
-        if n in self._arrives:
-            self._follow(self._scheduler.transfer_finished(request, *self._arrives[n]))
-        if (request, n) in self._there:
-            for move in self._there.pop((request, n)):
-                self._follow(self._scheduler.transfer_finished(request, *move))
-        while held and self._queued[stream] < self._ahead[stream]:
-            self._follow(held.pop(next(iter(held)))())
+        deferred = self._deferred[stream]
+        if (request, n) in deferred:
+            self._execute(deferred.pop((request, n))())
+        if n in self._arrivals:
+            self._execute(self._scheduler.transfer_finished(request, *self._arrivals[n]))
+        if (request, n) in self._uncopied:
+            for move in self._uncopied.pop((request, n)):
+                self._execute(self._scheduler.transfer_finished(request, *move))
+        while deferred and self._queued[stream] < self._ahead[stream]:
+            self._execute(deferred.pop(next(iter(deferred)))())
 
-    def _follow(self, instructions: list[Instruction]) -> None:
+    def _execute(self, instructions: list[Instruction]) -> None:
         scheduler, layout = self._scheduler, self._layout
         todo = deque(instructions)
         while todo:
@@ -90,12 +91,13 @@ class Dispatcher:
                 done = functools.partial(scheduler.op_finished, step.request, step.op)
                 todo.extend(self._when_there_is_room(step.request, run, done))
             elif isinstance(step, RequestDone):
-                self._launcher.slots[step.request].decided = True
+                self._launcher.slots[step.request].all_launched = True
             else:
                 legs = layout.moves.get((step.tensor, step.dst))
                 maker = layout.makers.get((step.tensor, step.dst))
-                if maker is not None and not self._over(step.request, maker):
-                    self._there.setdefault((step.request, maker), []).append((step.tensor, step.dst))
+                slot, marks = self._launcher.slots[step.request], self._marks[step.request]
+                if maker is not None and (maker not in marks or maker in slot.pending):
+                    self._uncopied.setdefault((step.request, maker), []).append((step.tensor, step.dst))
                 elif legs is None:
                     todo.extend(scheduler.transfer_finished(step.request, step.tensor, step.dst))
                 else:
@@ -104,15 +106,12 @@ class Dispatcher:
                     sent = functools.partial(scheduler.transfer_sent, step.request, step.tensor, step.dst)
                     todo.extend(self._when_there_is_room(step.request, legs[-1], sent))
 
-    def _over(self, request: int, n: int) -> bool:
-        return n in self._marks[request] and n not in self._launcher.slots[request].flying
-
     def _when_there_is_room(self, request: int, n: int, tell: Callable[[], list[Instruction]]) -> list[Instruction]:
-        """Tell the scheduler that a stream can take more than this launch: now, or when less is queued there."""
+        """Tell the scheduler that a stream accepts more launches after this one: now, or when fewer are queued there."""
         stream = self._layout.launches[n].stream
         if self._queued[stream] < self._ahead[stream]:
             return tell()
-        self._held[stream][request, n] = tell
+        self._deferred[stream][request, n] = tell
         return []
 
     def _launch(self, request: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs plans on streams of an accelerator: launches ahead, orders by events, never waits inside a request."""
+"""Run plans on streams of an accelerator: launch ahead, order launches by events, and never wait inside a request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from placeit.core.narrowing import narrowed
 from placeit.core.threads import Job, Worker
 from placeit.runtime.accelerators.blanks import Blanks
 from placeit.runtime.accelerators.dispatcher import Dispatcher
-from placeit.runtime.accelerators.ends import RequestEnds
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
+from placeit.runtime.accelerators.request_io import RequestIO
 from placeit.runtime.accelerators.room import check_room
 from placeit.runtime.accelerators.times import Times
 from placeit.runtime.accelerators.work import PlanTasks
@@ -43,19 +43,19 @@ T = TypeVar("T")
 class StreamExecutor(PlanExecutor):
     """Runs a plan on the streams of an accelerator; one thread of the executor launches all of its work.
 
-    That thread alone uses the accelerator while the executor is open: it copies inputs and outputs, too, so that no signal
+    Only this thread uses the accelerator while the executor is open. It also copies inputs and outputs, so that no signal
     handler interrupts a copy.
 
-    Whenever something has ended, the scheduler decides what comes next, by the rule that it uses everywhere: the longest path
-    first. So that no stream runs dry while the host thinks, the scheduler is told that a segment has ended as soon as fewer
-    than ``ahead`` segments are queued on its device: the next segment there is launched behind it, and copies of its outputs
-    are launched to wait for its event. A segment that reads such a copy is launched only when the copy has arrived: launched
-    before, it would keep its device from segments that become ready earlier.
+    Whenever a launch has ended, the scheduler decides which one is next, by its usual rule: the longest path first. The
+    scheduler is told that a segment has ended as soon as fewer than ``ahead`` segments are queued on its device. So no stream
+    becomes idle while the host decides: the next segment there is launched after it, and copies of its outputs are launched to
+    wait for its event. A segment that reads such a copy is launched only when the copy has arrived. If it were launched
+    before, its device could not run segments that become ready earlier.
 
-    Segments that are all on one device leave nothing to decide: they are launched at once when a request begins, as one graph
-    where the accelerator can record them.
+    If all segments are on one device, there is nothing to decide: they are launched together when a request begins, as one
+    graph if the accelerator can record them.
 
-    Events around every launch record what ran when.
+    Events around every launch record the times of segments and copies.
 
     Executors of one accelerator may run at the same time, each on its own streams.
 
@@ -63,15 +63,19 @@ class StreamExecutor(PlanExecutor):
         work: what to run.
         accelerator: the devices to run it on.
         in_flight: how many requests may be in flight at once.
-        ahead: how many segments may be queued on a device, and tensors on a link, the running one included; where all segments
-            are on one device, 2 and more have no limit.
-        priority: priority of its streams; the lower goes first where work of several executors is ready. 0 for background work.
+        ahead: number of segments that may be queued on a device, and of tensors on a link, including the running one. If all
+            segments are on one device, there is no limit for 2 and more.
+        priority: priority of its streams: where work of several executors is ready, lower numbers start first; 0 for background
+            work.
 
     Raises:
         DeviceError: weights and buffers do not fit into a device's free memory.
         ExecutionError: the accelerator is closed.
         UsageError: an argument out of its range.
     """
+
+    native = False  # Python launches the work of streams
+    host_paced = ()  # everything is launched ahead
 
     def __init__(
         self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD, priority: int = 0
@@ -81,19 +85,19 @@ class StreamExecutor(PlanExecutor):
         super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()}, priority)
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
-        self._there = accelerator.turn()  # held while this executor uses the accelerator
+        self._usage_lock = accelerator.usage_lock()  # held while this executor uses the accelerator
         self._launcher = Launcher(self.layout, accelerator, priority)
-        self._times_of, self._ends = Times(self._launcher), RequestEnds(self._launcher, self.inputs)
+        self._times, self._request_io = Times(self._launcher), RequestIO(self._launcher, self.inputs)
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # None after a run that failed: the next run makes one
         self._blanks = Blanks(self._launcher)
-        self._inputs: dict[int, Mapping[str, Any]] = {}  # to be copied when the next run begins, by request
+        self._inputs: dict[int, Mapping[str, Any]] = {}  # copied when the next run begins, by request
         self._out: Mapping[str, GpuArray] = {}  # arrays for outputs of the first request of the next run
         self._outputs: dict[int, dict[str, Any]] = {}  # of the last run, by request, until they are read
-        with self._there:
+        with self._usage_lock:
             check_room(self.layout, accelerator, in_flight)
             try:
-                self._launcher.make(in_flight, straight=ahead > 1)
+                self._launcher.make(in_flight, batched=ahead > 1)
                 self._dispatcher = Dispatcher(self._launcher, ahead)
             except BaseException as error:
                 self._drain_streams(error)
@@ -102,27 +106,17 @@ class StreamExecutor(PlanExecutor):
                 raise
         self._worker = Worker("placeit launches", around=accelerator.launching)
 
-    @property
-    def native(self) -> bool:
-        """False: Python launches what streams run."""
-        return False
-
-    @property
-    def host_paced(self) -> tuple[str, ...]:
-        """Always empty: everything is launched ahead."""
-        return ()
-
     def checked(self, inputs: Arrays) -> dict[str, Any]:
-        """Return inputs in the model's order and types; see :meth:`RequestEnds.checked`."""
-        return self._ends.checked(inputs)
+        """Return inputs in the model's order and types; see :meth:`RequestIO.checked`."""
+        return self._request_io.checked(inputs)
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:
-        """Make an array ready to have an output written to it; see :meth:`RequestEnds.adopted`."""
-        return self._ends.adopted(name, array)
+        """Make an array ready to have an output written to it; see :meth:`RequestIO.adopted`."""
+        return self._request_io.adopted(name, array)
 
     def on_device(self) -> dict[str, GpuArray]:
         """Make arrays for outputs on GPUs. Raises NoRoomError."""
-        return self._ends.on_device()
+        return self._request_io.on_device()
 
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
         self._blanks.forget()
@@ -145,23 +139,23 @@ class StreamExecutor(PlanExecutor):
         self._worker.submit(functools.partial(self._launch, run))
 
     def _launch(self, run: ActiveRun) -> None:
-        """Run requests from begin to end; called on the launching thread."""
+        """Run requests from begin to end. The launching thread calls this."""
         with self._lock:
             if run.stopped:
                 return
             self._launcher.begin()
             run.mark_begun(self._launcher.cancel)
         try:
-            with self._there:
+            with self._usage_lock:
                 try:
                     self._run_all(run)
                 except BaseException as error:
                     run.stop()
                     self._drain_streams(error)
                     raise
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the thread that waits)
-            at_fault = self._launcher.at_fault
-            run.failed = at_fault if at_fault is not None else narrowed(_Requests, run).at_hand
+        except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
+            failed = self._launcher.failed_request
+            run.failed = failed if failed is not None else narrowed(_Requests, run).copying
             if run.error is None and not isinstance(error, _StoppedError):
                 run.error = _failure(error)
         with self._lock:
@@ -179,11 +173,11 @@ class StreamExecutor(PlanExecutor):
         self._dispatcher = None  # until the run has ended without an error
         while self._inputs:
             request, inputs = self._inputs.popitem()
-            self._ends.put(request, inputs)
+            self._request_io.put(request, inputs)
         out, self._out = self._out, {}
         for request in range(self.in_flight):
-            self._ends.write_to(request, {} if request else out)
-        self._times_of.begin()
+            self._request_io.write_to(request, {} if request else out)
+        self._times.begin()
         run.begin = run.end = perf_counter()
         requests = narrowed(_Requests, run)
         slots = min(requests.waiting, len(launcher.slots))
@@ -192,7 +186,7 @@ class StreamExecutor(PlanExecutor):
             requests.in_flight.append(request)
             dispatcher.begin(request)
         admits = run.bell is not None
-        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.flying:
+        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.pending:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
@@ -202,7 +196,7 @@ class StreamExecutor(PlanExecutor):
                     requests.waiting -= 1
                     requests.in_flight.append(request)
                     dispatcher.begin(request)
-        self._outputs.update((request, self._ends.get(request)) for request in range(slots))
+        self._outputs.update((request, self._request_io.get(request)) for request in range(slots))
         self._dispatcher = dispatcher
 
     def _take_ended(self, run: _Requests) -> list[int]:
@@ -211,40 +205,40 @@ class StreamExecutor(PlanExecutor):
         A request may end at the report of another request that was ahead of it on a link.
         """
         slots = self._launcher.slots
-        ended = [request for request in run.in_flight if slots[request].decided and not slots[request].flying]
+        ended = [request for request in run.in_flight if slots[request].all_launched and not slots[request].pending]
         for request in ended:
             run.in_flight.remove(request)
             run.end = perf_counter()
-            self._times_of.ended(request, slots[request], only=run.bell is not None)
+            self._times.ended(request, slots[request], only=run.bell is not None)
             self._check_accelerator()
             if run.bell is not None:
-                run.at_hand = request
-                run.outcomes[request] = self._ends.get(request), *self._times_of.last()
-                run.at_hand = None
+                run.copying = request
+                run.outcomes[request] = self._request_io.get(request), *self._times.last()
+                run.copying = None
                 run.ended.append(request)
                 run.bell.ring()
         return ended
 
     def _begin_admitted(self, run: _Requests, dispatcher: Dispatcher) -> bool:
-        """Begin the requests that were admitted, and return whether there were any; if nothing is in flight, wait for one.
+        """Begin the requests that were admitted, and return whether there were any. If nothing is in flight, wait for one.
 
         While requests are in flight, the caller asks again after the next report.
         """
         begun = False
         while run.bell is not None and run.admitting:
             try:
-                what = run.admitted.get(block=not (begun or self._launcher.flying))
+                what = run.admitted.get(block=not (begun or self._launcher.pending))
             except Empty:
                 break
             if what is None:
                 run.admitting = False
             else:
-                run.at_hand, inputs, out = what
-                self._ends.put(run.at_hand, inputs)
-                self._ends.write_to(run.at_hand, out)
-                request, run.at_hand = run.at_hand, None
+                run.copying, inputs, out = what
+                self._request_io.put(run.copying, inputs)
+                self._request_io.write_to(run.copying, out)
+                request, run.copying = run.copying, None
                 run.in_flight.append(request)
-                self._times_of.refresh()
+                self._times.refresh()
                 dispatcher.begin(request)
                 self._take_ended(run)  # if it launches nothing
                 begun = True
@@ -257,22 +251,22 @@ class StreamExecutor(PlanExecutor):
             )
 
     def _drain_streams(self, error: BaseException) -> None:
-        """After an error, wait for all launches, and discard their reports."""
-        forget_frames(error)  # frames can hold intermediate results of the segment that ran out of memory
+        """Wait for all launches after an error, and discard their reports."""
+        forget_frames(error)  # they may refer to intermediate tensors of a segment that ran out of memory
         self._launcher.cancel()
-        with contextlib.suppress(DeviceError, ExecutionError):  # the first error is the one that is raised
+        with contextlib.suppress(DeviceError, ExecutionError):  # the first error is raised
             self._launcher.finish()
         self._launcher.renew()
         self._accelerator.trim()
 
     def _running(self, run: ActiveRun) -> list[str]:
-        return self._launcher.awaited() if run.begun else []
+        return self._launcher.describe_pending() if run.begun else []
 
     def _check_lanes(self) -> None:
         self._worker.check()
 
     def _release(self) -> None:
-        with self._there:
+        with self._usage_lock:
             self._launcher.release()
             self._accelerator.trim()
         self._inputs.clear()
@@ -295,13 +289,13 @@ class StreamExecutor(PlanExecutor):
 
     def _read(self, request: int, given: Mapping[str, NDArray[Any]] = {}) -> dict[str, Any]:  # noqa: ARG002
         outputs = self._outputs.pop(request, None)
-        return self._launching(functools.partial(self._ends.get, request)) if outputs is None else outputs
+        return self._on_launching_thread(functools.partial(self._request_io.get, request)) if outputs is None else outputs
 
-    def _launching(self, what: Callable[[], T]) -> T:
+    def _on_launching_thread(self, what: Callable[[], T]) -> T:
         """Call a function on the launching thread while nothing runs, and return its result."""
 
         def alone() -> T:
-            with self._there:
+            with self._usage_lock:
                 return what()
 
         job = Job(alone)
@@ -310,9 +304,9 @@ class StreamExecutor(PlanExecutor):
         return job.result()
 
     def _blank(self, sentinel: int) -> str | None:
-        """Fill everything that a run writes; return a message if memory was written after the last run had ended, else None."""
+        """Blank all buffers that a run writes. Returns a message if memory was written after the last run, else None."""
         self._outputs.clear()
-        found = self._launching(functools.partial(self._blanks.fill, sentinel))
+        found = self._on_launching_thread(functools.partial(self._blanks.fill, sentinel))
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]
@@ -323,7 +317,7 @@ class StreamExecutor(PlanExecutor):
 
         Copies between the host and a device are on separate links. A simulation does not have them.
         """
-        return [*self._times_of.all()]
+        return [*self._times.all()]
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -335,7 +329,7 @@ class StreamExecutor(PlanExecutor):
 
     def segment_seconds(self, *, last: bool = False) -> NDArray[np.float64]:
         """Return each segment's median seconds over many runs, or its last ones, ``float64[S]``; zero if it runs nothing."""
-        return self._times_of.segment_seconds(last=last)
+        return self._times.segment_seconds(last=last)
 
 
 class _Requests(ActiveRun):
@@ -348,7 +342,7 @@ class _Requests(ActiveRun):
         self.admitted: SimpleQueue[tuple[int, Mapping[str, Any], Mapping[str, GpuArray]] | None] = SimpleQueue()
         # outputs, segments and transfers of requests that have ended
         self.outcomes: dict[int, tuple[dict[str, Any], Sequence[Ran], Sequence[Moved]]] = {}
-        self.at_hand: int | None = None  # the request whose inputs or outputs are copied just now
+        self.copying: int | None = None  # the request whose inputs or outputs are being copied
 
 
 def _failure(error: BaseException) -> ExecutionError:
@@ -362,4 +356,4 @@ def _failure(error: BaseException) -> ExecutionError:
 
 
 class _StoppedError(Exception):
-    """The run was stopped: its caller does not wait for it any more."""
+    """The run was stopped, and its caller no longer waits for it."""

@@ -1,7 +1,7 @@
-"""Parts of an NVIDIA GPU: green contexts, which run kernels on some of its SMs (streaming multiprocessors) only.
+"""Parts of an NVIDIA GPU: green contexts, which run kernels on some of its streaming multiprocessors (SMs) only.
 
 ``torch.cuda.green_contexts.GreenContext.create(num_sms=...)`` (PyTorch 2.10) takes the first SMs of the whole device each
-time, so that two contexts made in this way share their SMs. For disjoint ones, a single call of the driver divides all SMs.
+time, so two contexts that are made in this way share SMs. For disjoint parts, a single call of the driver divides all SMs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from placeit.core.errors import DeviceError
 
 __all__ = ["check_parts", "part_stream"]
 
-_NEEDED = 12080  # CUDA 12.8, as the driver encodes versions
+_MIN_DRIVER = 12080  # CUDA 12.8, as the driver encodes versions
 
 
 def check_parts(name: str, index: int, parts: int) -> None:
-    """Divide a GPU into equal parts, unless that was done before.
+    """Divide a GPU into equal parts, unless it is divided already.
 
     Args:
         name: the device in errors: ``cuda:0@1of2``.
@@ -27,12 +27,12 @@ def check_parts(name: str, index: int, parts: int) -> None:
         parts: how many equal parts.
 
     Raises:
-        DeviceError: a package is missing, the driver is too old, or the GPU cannot be divided so; says what to do.
+        DeviceError: a package is missing, the driver is too old, or the GPU cannot be divided like this.
     """
     driver = _driver(name)
     try:
-        version = int(_of(driver, driver.cuDriverGetVersion()))
-        if version < _NEEDED:
+        version = int(_checked(driver, driver.cuDriverGetVersion()))
+        if version < _MIN_DRIVER:
             raise DeviceError(
                 f"{name}: the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}, and parts of a GPU need CUDA "
                 "12.8: install a driver of version 570 or newer, or name the whole GPU."
@@ -46,7 +46,7 @@ def check_parts(name: str, index: int, parts: int) -> None:
 
 
 def part_stream(index: int, part: tuple[int, int], priority: int) -> Any:
-    """Return a new stream (``torch.cuda.ExternalStream``) whose kernels run on one part of a GPU; after :func:`check_parts`.
+    """Return a new ``torch.cuda.ExternalStream`` whose kernels run on a part of a GPU; :func:`check_parts` comes first.
 
     Args:
         index: number of the GPU.
@@ -58,7 +58,7 @@ def part_stream(index: int, part: tuple[int, int], priority: int) -> Any:
     """
     driver = _driver("a part of a GPU")
     context = _contexts(driver, "", index, part[1])[part[0] - 1]
-    made = _of(driver, driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, priority))
+    made = _checked(driver, driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, priority))
     external: Any = torch.cuda.ExternalStream
     return external(int(made), device=torch.device("cuda", index))
 
@@ -73,35 +73,37 @@ def _driver(name: str) -> Any:
         ) from error
 
 
-_known: dict[tuple[int, int], list[Any]] = {}
-"""Contexts by GPU and number of parts, kept for the life of the process: another division might take other SMs."""
+_created: dict[tuple[int, int], list[Any]] = {}
+"""Contexts by GPU and number of parts. They live as long as the process, as another division might take other SMs."""
 
 
 def _contexts(driver: Any, name: str, index: int, parts: int) -> list[Any]:
-    if (index, parts) not in _known:
+    if (index, parts) not in _created:
         torch.empty(1, device=torch.device("cuda", index))  # creates the primary context, which green contexts derive from
-        device = _of(driver, driver.cuDeviceGet(index))
+        device = _checked(driver, driver.cuDeviceGet(index))
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        whole = _of(driver, driver.cuDeviceGetDevResource(device, kind))
+        whole = _checked(driver, driver.cuDeviceGetDevResource(device, kind))
         flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # required by the driver
-        _known[index, parts] = [
-            _of(driver, driver.cuGreenCtxCreate(_of(driver, driver.cuDevResourceGenerateDesc([group], 1)), device, flag))
+        _created[index, parts] = [
+            _checked(
+                driver, driver.cuGreenCtxCreate(_checked(driver, driver.cuDevResourceGenerateDesc([group], 1)), device, flag)
+            )
             for group in _groups(driver, name, whole, parts)
         ]
-    return _known[index, parts]
+    return _created[index, parts]
 
 
 def _groups(driver: Any, name: str, whole: Any, parts: int) -> list[Any]:
     """Divide SMs into equal groups, as large as the driver makes them: it rounds their size up, on H100 to a multiple of 8."""
     sms = int(whole.sm.smCount)
     for size in range(sms // parts, 0, -1):
-        groups, count, _ = _of(driver, driver.cuDevSmResourceSplitByCount(parts, whole, 0, size))
+        groups, count, _ = _checked(driver, driver.cuDevSmResourceSplitByCount(parts, whole, 0, size))
         if int(count) == parts:
             return list(groups)
     raise DeviceError(f"{name}: the GPU has {sms} SMs, which the driver does not divide into {parts} parts: ask for fewer.")
 
 
-def _of(driver: Any, answer: tuple[Any, ...]) -> Any:
+def _checked(driver: Any, answer: tuple[Any, ...]) -> Any:
     """Return the result of a call of the driver. Raises RuntimeError if it failed."""
     status, *made = answer
     if status != driver.CUresult.CUDA_SUCCESS:

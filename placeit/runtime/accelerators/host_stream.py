@@ -1,7 +1,7 @@
-"""CPU core sets as streams: counterparts of ``torch.Stream`` and ``torch.Event`` on a thread bound to cores.
+"""CPU core sets as streams: counterparts of ``torch.Stream`` and ``torch.Event`` on a thread that is bound to cores.
 
-A signal handler may raise in the launching thread at any moment, so this thread must not hold a lock that a stream's thread
-needs. ``threading.Event`` has such a lock, and could leave the stream's thread waiting for ever.
+A signal handler may raise in the launching thread at any moment, so that thread must not hold a lock that a stream's thread
+needs. ``threading.Event`` has such a lock: the stream's thread could wait for ever.
 """
 
 from __future__ import annotations
@@ -21,39 +21,34 @@ from placeit.runtime.devices.accelerator import Inbox, Token
 
 __all__ = ["HostEvent", "HostStream"]
 
-_LOOK_S = 1.0  # seconds between two checks that the stream's thread is alive, while waiting for it
+_CHECK_INTERVAL_S = 1.0  # seconds between two checks that the stream's thread is alive, while waiting for it
 
 
 class HostEvent:
-    """A mark in a stream. Waiting for an event that was never recorded has no effect, as on accelerators."""
+    """An event on a stream. As on accelerators, waiting for an event that was never recorded has no effect."""
 
     def __init__(self) -> None:
-        self._at = 0.0
-        self._ahead: threading.Lock | None = None  # held until the event has happened
+        self._time = 0.0
+        self._pending: threading.Lock | None = None  # held until the event has happened
 
     def record(self, stream: HostStream) -> None:
-        """Mark what has been launched on the stream so far."""
-        ahead = threading.Lock()
-        ahead.acquire()
-        stream.launch(functools.partial(self._happen, ahead))
-        self._ahead = ahead
+        """Record the event after everything launched on the stream so far."""
+        pending = threading.Lock()
+        pending.acquire()
+        stream.launch(functools.partial(self._happen, pending))
+        self._pending = pending
 
-    def _happen(self, ahead: threading.Lock) -> None:
-        self._at = perf_counter()
-        ahead.release()
-
-    def hold_up(self, stream: HostStream) -> None:
-        """Make a stream wait for what the event marks now."""
-        if self._ahead is not None:
-            stream.launch(functools.partial(_pass, self._ahead))
+    def _happen(self, pending: threading.Lock) -> None:
+        self._time = perf_counter()
+        pending.release()
 
     def elapsed_time(self, end: HostEvent) -> float:
-        """Milliseconds from this event to another, the unit of PyTorch."""
-        return (end._at - self._at) * 1e3
+        """Return the milliseconds from this event to another one."""
+        return (end._time - self._time) * 1e3
 
 
-def _pass(ahead: threading.Lock) -> None:
-    with ahead:
+def _wait_for(pending: threading.Lock) -> None:
+    with pending:
         pass
 
 
@@ -62,8 +57,8 @@ class HostStream:
 
     Args:
         device: a CPU core set.
-        around: makes the context that the thread runs in.
-        use_threads: sets how many threads compute what the calling thread runs.
+        around: returns a context that the thread runs in.
+        use_threads: sets the number of threads that compute ops for the calling thread.
 
     Raises:
         DeviceError: this process may not use the cores.
@@ -84,8 +79,9 @@ class HostStream:
         self.launch(functools.partial(_run, job, inbox, token))
 
     def wait_event(self, event: HostEvent) -> None:
-        """Delay later launches until an event."""
-        event.hold_up(self)
+        """Delay later launches until an event, as last recorded, has happened."""
+        if event._pending is not None:
+            self.launch(functools.partial(_wait_for, event._pending))
 
     def query(self) -> bool:
         """Confirm that the thread is alive. Raises RuntimeError if it is not."""
@@ -94,13 +90,13 @@ class HostStream:
         return True
 
     def synchronize(self) -> None:
-        """Wait for everything launched, also after the stream was closed."""
+        """Wait for everything launched, even after the stream was closed."""
         ended: SimpleQueue[None] = SimpleQueue()
         with contextlib.suppress(ExecutionError):
             self.launch(functools.partial(ended.put, None))
         while self._worker.alive:
             with contextlib.suppress(Empty):
-                ended.get(timeout=_LOOK_S)
+                ended.get(timeout=_CHECK_INTERVAL_S)
                 return
 
     def close(self) -> None:
@@ -112,5 +108,5 @@ def _run(job: Callable[[], None], inbox: Inbox, token: Token) -> None:
     if not inbox.over:
         try:
             job()
-        except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+        except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
             inbox.fail(token, error)

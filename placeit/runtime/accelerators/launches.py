@@ -1,29 +1,30 @@
-"""Launches on streams: one program, or several steps at once, recorded as CUDA graphs where that is possible."""
+"""Launches on streams of one program or of several steps, which are recorded as CUDA graphs if possible."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from placeit.core.errors import DeviceError, NoRoomError, PlaceitError, first_line
 from placeit.runtime.accelerators.library import StreamLibrary
-from placeit.runtime.accelerators.recorder import Graphs, Recorder
-from placeit.runtime.devices.accelerator import Inbox, LoadedProgram, Replayable, Step, Token
+from placeit.runtime.accelerators.recorder import Recorder, StreamGraphs
+from placeit.runtime.devices.accelerator import LoadedProgram, Prepared, Replayable, Step
 from placeit.runtime.devices.failing import failing_op
 
-__all__ = ["DeviceErrors", "LaunchBatch", "PreparedProgram", "Queue", "is_replayable"]
+__all__ = ["DeviceErrors", "LaunchBatch", "Queue", "is_replayable", "prepared_program"]
 
 
 class DeviceErrors:
-    """A context that turns errors of a device into DeviceError.
+    """A context that converts errors of a device to DeviceError.
 
-    It passes on a TimeoutError, which a signal handler may raise at any time.
+    It does not convert a TimeoutError, which a signal handler may raise at any time.
 
     Args:
-        device: the name of the device.
-        out_of_memory: the error that means that it has no more memory.
+        device: name of the device.
+        out_of_memory: type of the error that means that the device is out of memory.
     """
 
     def __init__(self, device: str, out_of_memory: type[BaseException]) -> None:
@@ -34,12 +35,12 @@ class DeviceErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if error is not None:
-            self.told(error)
+            self.raise_for(error)
 
-    def told(self, error: BaseException) -> None:
-        """Raise a DeviceError if the error is the device's; return otherwise."""
+    def raise_for(self, error: BaseException) -> None:
+        """Raise a DeviceError for an error of the device; return for any other error."""
         if isinstance(error, self._out_of_memory):
-            first = ". ".join(str(error).split(". ")[:2])  # the size asked for; the rest is advice on the allocator
+            first = ". ".join(str(error).split(". ")[:2])  # the requested size; the rest is advice on the allocator
             raise NoRoomError(
                 f"{self._device} is out of memory ({first}). Place fewer ops there, keep fewer requests in flight, or free "
                 "memory that other processes use."
@@ -50,51 +51,48 @@ class DeviceErrors:
             raise DeviceError(f"{self._device} refused{f' op {op}' if op else ''}: {first_line(error)}") from error
 
 
+@dataclass(eq=False)
 class Queue:
-    """A stream, with what is needed to launch on it.
+    """A stream of a device, with its library and the conversion of its errors.
 
     Attributes:
-        of: its device and its priority.
+        key: numbers of its device and its priority.
         stream: the library's stream, or a HostStream.
         library: the library.
-        errors: turns errors of its device into DeviceError.
-        graphs: makes graphs of launches on it; None if that is not possible.
+        errors: converts errors of its device to DeviceError.
+        graphs: records graphs of launches on it; None if that is not possible.
     """
 
-    def __init__(
-        self, of: tuple[int, int], stream: Any, library: StreamLibrary, errors: DeviceErrors, graphs: Graphs | None = None
-    ) -> None:
-        self.of, self.stream, self.library, self.errors, self.graphs = of, stream, library, errors, graphs
+    key: tuple[int, int]
+    stream: Any
+    library: StreamLibrary
+    errors: DeviceErrors
+    graphs: StreamGraphs | None = None
 
     def launch(self, launch: Callable[[], object]) -> None:
         """Call a function that launches something, with the stream as the current one. Raises DeviceError."""
         try:
             self.library.launch_on(self.stream, launch)
         except Exception as error:
-            self.errors.told(error)
+            self.errors.raise_for(error)
             raise
 
 
-class PreparedProgram:
-    """A program that is ready to launch on a stream, with fixed inputs and outputs.
+def prepared_program(queue: Queue, launch: Callable[[], object], graphs: StreamGraphs | None) -> Prepared:
+    """Return a function that launches a program on a stream, with fixed inputs and outputs.
 
-    The stream is the current one while it is launched, so that intermediate tensors are allocated from the stream's pool.
+    The stream is the current stream during the launch, so that intermediate tensors are allocated from its pool.
     """
-
-    def __init__(self, queue: Queue, launch: Callable[[], object], graphs: Graphs | None) -> None:
-        self._queue, self._go = queue, functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
-
-    def __call__(self, _inbox: Inbox, _token: Token) -> None:
-        """Launch it. Raises DeviceError."""
-        self._queue.launch(self._go)
+    recorded = functools.partial(Recorder(graphs, queue.stream), functools.partial(_on, launch))
+    return lambda _inbox, _token: queue.launch(recorded)
 
 
 class LaunchBatch:
-    """Steps on a stream, launched one behind the other.
+    """Steps that are launched in order on a stream.
 
     Attributes:
-        at: the step that was launched last.
-        recorders: one for the whole batch, or one for each program that can be replayed.
+        at: number of the step that was launched last.
+        recorders: a recorder of the whole batch, or a recorder of each program that can be replayed.
     """
 
     def __init__(self, queue: Queue, begin: Any, steps: Sequence[Step]) -> None:
@@ -119,7 +117,7 @@ class LaunchBatch:
                 self._steps[n] = functools.partial(self.recorders[-1], functools.partial(_on, launch)), end
 
     def start(self) -> None:
-        """Launch the steps. The last event is outside the graph, so that threads can wait for it as soon as this returns."""
+        """Launch the steps. The last event is not in the graph, so that threads can wait for it as soon as this returns."""
         queue = self._queue
         if self._whole and self._go.refused:
             self._whole = False
@@ -144,7 +142,7 @@ def _launch_of(library: StreamLibrary, step: Step) -> Callable[[], object]:
 
 
 def is_replayable(program: LoadedProgram) -> bool:
-    """Return whether a program launches the same kernels at the same addresses each time."""
+    """Return whether all launches of a program launch the same kernels at the same addresses."""
     return isinstance(program, Replayable) and program.replayable
 
 

@@ -1,8 +1,7 @@
 """Memory layout of a plan's values, and the launches and streams that compute and copy them.
 
-Buffers share memory where that costs nothing: only if everything that touches the first buffer happens before the second is
-written whatever the timing, so that no wait is added and no stream stalls for it. So the memory that a plan needs is known
-before it runs.
+Buffers share memory only if that costs no time: if, whatever the timing, everything that uses the first buffer happens before
+the second buffer is written. So no wait is added, and no stream stalls. The memory that a plan needs is known before it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Launch:
         reads: numbers of the buffers that it reads.
         writes: numbers of the buffers that it writes.
         after: launches that write what it reads.
-        program: what to launch; None for a copy.
+        program: the program to launch; None for a copy.
         name: the first op of the segment, or the op or input that made the value that is copied.
     """
 
@@ -41,33 +40,32 @@ class Launch:
 class RequestLayout:
     """Launches, buffers and memory of one request.
 
-    Each device has a stream for its segments, and one for every place that it copies to. It has another one for every place
-    that it copies from, if that place cannot write to it. So a copy never queues behind a copy to another place. Tensors that
-    a device cannot send directly go through pinned memory of the host, in two legs. Nothing is copied between devices that
-    compute in one memory: the host's memory, or the memory of a GPU of which both are parts.
+    Each device has a stream for its segments, and a stream for each place that it copies to. It also has a stream for each
+    place that it copies from because that place cannot write to it. So a copy never queues behind a copy to another place. A
+    tensor that a device cannot send directly goes through pinned memory of the host, in two copies (legs). Nothing is copied
+    between devices that compute in one memory: the host's memory, or the memory of a GPU of which both are parts.
 
     Args:
-        work: what to run.
-        accelerator: says where each device computes, and which devices can write each other's memory.
+        work: the tasks of a plan.
+        accelerator: the devices; knows where each computes, and which can write each other's memory.
 
     Attributes:
         launches: in an order in which they may be launched.
         streams: device of each stream.
-        routes: source and destination of the copies on each stream; for segments, twice their device.
+        routes: source and destination of the copies on each stream; for a stream of segments, both are its device.
         runs: for each task its launch; None if it runs nothing.
-        moves: for (tensor of the plan's problem, destination) the legs that bring it there; a transfer that is not here moves
-            nothing.
-        makers: the launch that writes a value, for each (tensor, destination) whose transfer moves nothing because the value is
-            in the destination's memory anyway.
-        peers: for each stream the device that it copies to directly; None if it copies from or to the host, or nothing.
+        moves: for (tensor of the plan's problem, destination) the legs that copy it; other transfers copy nothing.
+        makers: for each (tensor, destination) whose transfer copies nothing, since the value is already in that memory: the
+            launch that writes it.
+        peers: for each stream the device that it copies to directly; None if it copies from or to the host, or copies nothing.
         tensor_of: for each launch that copies, the tensor, by its number in :class:`placeit.runtime.spans.Labels`.
         host_to_device: launches that copy inputs of the model from the host to the devices that read them.
         device_to_host: for each task, the launches that copy outputs of the model from its device to the host.
         specs: shape and type of each buffer.
-        places: where each buffer lies: the first device of its memory, or ``HOST``.
-        buffer_of: the buffer in which a device, or the host, finds a value, by (value, device).
-        slot_of: for each buffer the slot of memory that it lies in.
-        slots: for each slot its device and bytes.
+        places: for each buffer the first device of its memory, or ``HOST``.
+        buffer_of: the buffer of a value on a device or the host, by (value, device).
+        slot_of: for each buffer its slot of memory.
+        slots: for each slot of memory its device and bytes.
     """
 
     def __init__(self, work: PlanTasks, accelerator: Accelerator) -> None:
@@ -95,7 +93,7 @@ class RequestLayout:
         self.slot_of, self.slots = self._share(self._ancestors())
 
     def bytes_on(self, device: int) -> int:
-        """Return the bytes of a request's buffers in the host's memory, or in the memory of a device (the first with it)."""
+        """Return the bytes of a request's buffers in the host's memory, or in a memory that is named by its first device."""
         return sum(nbytes for place, nbytes in self.slots if place == device)
 
     def _lay_out(self) -> None:
@@ -156,12 +154,12 @@ class RequestLayout:
         return found
 
     def _source(self, n: int) -> int:
-        """Return the buffer that a chain of copies begins with."""
+        """Return the first source of a chain of copies."""
         launch = self.launches[n]
         return self._source(launch.after[0]) if launch.after else launch.reads[0]
 
     def _copy(self, value: int, src: int, dst: int) -> tuple[int, ...]:
-        """Add the launches that copy a value from one place to another; return them in order, none if it is there already."""
+        """Add the launches that copy a value from one place to another; return them in order. Empty if no copy is needed."""
         source, name = self.buffer_of[value, src], self._names[value]
         memory = self._memory(dst)
         from_host, to_host = self._memory(src) == HOST, memory == HOST
@@ -207,7 +205,7 @@ class RequestLayout:
         return len(self.specs) - 1
 
     def _ancestors(self) -> list[int]:
-        """Return for each launch a bit mask of the launches that end before it starts, whatever the timing."""
+        """Return for each launch a bit mask of the launches that always end before it starts."""
         ancestors: list[int] = []
         for launch in self.launches:
             found = 0
@@ -217,7 +215,7 @@ class RequestLayout:
         return ancestors
 
     def _share(self, ancestors: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Assign buffers to slots of memory greedily: the free slot that fits best, or else the largest one, which grows."""
+        """Assign buffers to slots of memory greedily: to the free slot that fits best, or else to the largest, which grows."""
         touched = [0] * len(self.specs)  # launches that read or write a buffer, as bits
         for n, launch in enumerate(self.launches):
             for b in (*launch.reads, *launch.writes):

@@ -23,19 +23,19 @@ __all__ = ["ModuleProgram", "wait_for_default_stream"]
 
 _Weight: TypeAlias = tuple[torch.device, int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
-_VARIED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-"""Tags of ops whose kernels depend on values or on a seed."""
+_VARYING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+"""Tags of ops whose launches depend on values or on a seed."""
 
 _copies: WeakValueDictionary[_Weight, torch.Tensor] = WeakValueDictionary()
-"""Copies of weights on devices that some loaded program uses: segments of any number of plans share them."""
+"""Copies of weights on devices. Loaded programs of all plans share them, and keep them alive."""
 
 
 class ModuleProgram:
-    """A module from tensors to a tuple of tensors, such as a segment's ``in_format("torch")``.
+    """A module that maps tensors to a tuple of tensors, such as a segment's ``in_format("torch")``.
 
     Args:
-        module: stays where it is; a device gets its own copy of the weights, one for all programs that are loaded there. On the
-            CPU the weights are used where they are.
+        module: the module, which is not moved. All programs on a device share a copy of the weights there; the CPU uses the
+            weights in place.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -43,31 +43,29 @@ class ModuleProgram:
         self._tensors = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
 
     def workspace_bytes(self, enough: float) -> int:
-        """Return the bytes of a launch's intermediate tensors, including its outputs, which are copied; 0 for a plain module.
+        """Return the bytes of a launch's intermediate tensors, including its outputs, which are copied.
 
-        They are not known for a plain module. Memory that kernels allocate for themselves comes on top: if it runs out, the
-        launch fails, and later ones may succeed.
+        Returns 0 for a module that is no graph, as they are unknown. Memory that kernels allocate is not included: if it runs
+        out, the launch fails, and later launches may succeed.
         """
         if not isinstance(self._module, GraphModule):
             return 0
-        if self._all_made <= enough:
-            return self._all_made
-        return self._peak
+        return self._total_bytes if self._total_bytes <= enough else self._peak_bytes
 
     @functools.cached_property
-    def _all_made(self) -> int:
+    def _total_bytes(self) -> int:
         """Bytes of all intermediate tensors together, as if none were freed and every view were a copy."""
         assert isinstance(self._module, GraphModule)  # noqa: S101
         made = (node.meta.get("val") for node in self._module.graph.nodes if node.op == "call_function")
         return sum(leaf.nbytes for value in made for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
     @functools.cached_property
-    def _peak(self) -> int:
+    def _peak_bytes(self) -> int:
         assert isinstance(self._module, GraphModule)  # noqa: S101
         return peak_bytes(self._module)
 
     def weight_bytes(self, place: object) -> int:
-        """Return the bytes of parameters and buffers that are not loaded yet."""
+        """Return the bytes of the parameters and buffers that are not on the device yet."""
         assert isinstance(place, torch.device)  # noqa: S101 (what TorchLibrary.place returns)
         if place.type == "cpu":
             return 0
@@ -88,7 +86,7 @@ class ModuleProgram:
         except torch.OutOfMemoryError as error:
             raise NoRoomError(f"{place} is out of memory for {about_bytes(self.weight_bytes(place))} of weights.") from error
         wait_for_default_stream(place)  # weights are copied on it, and no other stream waits for it
-        # in the copy of the module, every reference to a weight becomes one to its copy on the device
+        # the copy of the module refers to the copies of the weights on the device
         loaded = copy.deepcopy(self._module, memo=dict(moved))
         if isinstance(loaded, GraphModule):  # a traced graph names its device in every op that makes a tensor
             for node in loaded.graph.nodes:
@@ -101,17 +99,17 @@ class ModuleProgram:
 class LoadedModule:
     """A module on a device.
 
-    Its results are copied to where their readers expect them, on the same stream: a value has one address for the life of an
-    executor, whatever PyTorch's allocator does.
+    Its results are copied to buffers on the same stream, so that a value has the same address for the life of an executor,
+    whatever PyTorch's allocator does.
 
     Args:
-        module: on the device.
-        source: the module that its weights are copies of; it is kept so that the addresses of the originals, by which copies
-            are found, are not used again for other tensors.
+        module: the module on the device.
+        source: the module with the original weights. It is kept alive, since copies of weights are found by the addresses of
+            the originals.
 
     Attributes:
-        replayable: whether every launch at the same addresses launches the same kernels: no op depends on values that an op
-            before it has computed, or on a seed, and no user code runs.
+        replayable: whether every launch at the same addresses launches the same kernels: no op depends on computed values or on
+            a seed, and no user code runs.
     """
 
     def __init__(self, module: torch.nn.Module, source: torch.nn.Module) -> None:
@@ -125,9 +123,9 @@ class LoadedModule:
 
 
 def wait_for_default_stream(place: torch.device) -> None:
-    """Wait for everything launched on the current stream of a device, which is the default one unless another was chosen.
+    """Wait for everything launched on the current stream of a device, which is the default stream unless another was set.
 
-    This does not wait for the whole device, which is an error while any thread records a graph there.
+    This does not wait for the whole device, since that is an error while a thread records a graph there.
     """
     module: Any = torch.get_device_module(place) if place.type != "meta" else None
     if hasattr(module, "current_stream"):
@@ -141,7 +139,7 @@ def _replayable(module: torch.nn.Module) -> bool:
         return isinstance(module, Replayable) and module.replayable
     calls = [node.target for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     return all(
-        not _VARIED & set(call.tags)
+        not _VARYING & set(call.tags)
         if isinstance(call, torch._ops.OpOverload)
         else getattr(call, "__module__", "") == "_operator"
         for call in calls
@@ -149,5 +147,5 @@ def _replayable(module: torch.nn.Module) -> bool:
 
 
 def _weight(tensor: torch.Tensor, place: torch.device) -> _Weight:
-    """Return the key of a weight while it exists: its address and layout."""
+    """Return the key of a weight, valid while it exists: its address and layout."""
     return place, tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype

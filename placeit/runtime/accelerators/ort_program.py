@@ -1,4 +1,4 @@
-"""Segments of ONNX models as programs for streams, run by ONNX Runtime."""
+"""Segments of ONNX models as programs for streams, which ONNX Runtime runs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def ort_streams(accelerator: StreamAccelerator) -> Streams:
 
 
 class OrtStreamProgram:
-    """A segment with one session on each device that it is loaded onto, shared by all executors.
+    """A segment with a session on each device that it is loaded onto. All executors share the sessions.
 
-    A session computes on the stream that it was made for. That stream and the stream of the executor wait for each other's
-    events. ONNX Runtime allocates intermediate tensors from an arena of the session, which is not accounted for here.
+    A session computes on the stream that it was made for. This stream and the stream of the executor wait for each other's
+    events. ONNX Runtime allocates intermediate tensors from an arena of the session, whose size is unknown.
 
     Args:
-        segment: what to run.
+        segment: the segment.
         accelerator: the devices to run it on.
     """
 
@@ -77,25 +77,25 @@ class OrtStreamProgram:
         stream = None if gpu is None else accelerator.shared_stream(number)
         model = self._segment.in_format("onnx")
         if session is None:
-            of = provider(gpu)
+            name, options = provider(gpu)
             if stream is not None:
-                of[1]["user_compute_stream"] = str(accelerator.library.handle(stream))
-            session = self._sessions[place] = open_session(self._segment, names[number], of, model=model)
+                options["user_compute_stream"] = str(accelerator.library.handle(stream))
+            session = self._sessions[place] = open_session(self._segment, names[number], (name, options), model=model)
         specs = (*self._segment.inputs, *self._segment.outputs)
-        names_known = (*model.inputs, *model.outputs) if isinstance(model, OnnxFile) else ()
-        return LoadedSession(session, accelerator.library, place, specs, stream, names_known)
+        tensor_names = (*model.inputs, *model.outputs) if isinstance(model, OnnxFile) else ()
+        return LoadedSession(session, accelerator.library, place, specs, stream, tensor_names)
 
 
 class LoadedSession:
     """A session that reads and writes tensors in place, and never waits.
 
     Args:
-        session: on the device.
-        library: has the tensors and streams.
+        session: the session.
+        library: library of the tensors and streams.
         place: the device.
-        specs: of inputs, then outputs.
-        stream: the session's; None on the CPU.
-        names: of inputs, then outputs, in the order of ``specs``; empty for the order of the session.
+        specs: shapes and types of the inputs, then of the outputs.
+        stream: stream of the session; None on the CPU.
+        names: names of the inputs and outputs, in the order of ``specs``; empty for the order of the session.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class LoadedSession:
     ) -> None:
         self._session, self._library, self._place, self._stream = session, library, place, stream
         self._specs, self._names = specs, names
-        self._bindings: dict[tuple[int, ...], Any] = {}  # by addresses: one for each request in flight
+        self._bindings: dict[tuple[int, ...], Any] = {}  # by addresses of the tensors: one for each request in flight
         self._options = onnxruntime().RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-        """Run the session behind what is on the current stream, and before what is launched there later."""
+        """Run the session after everything on the current stream, and before what is launched there later."""
         library, stream = self._library, self._stream
         with explaining("ONNX Runtime failed"):
             at = tuple(map(library.address, (*inputs, *outputs)))

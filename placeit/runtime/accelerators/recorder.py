@@ -1,47 +1,30 @@
-"""Records launches on a GPU as a CUDA graph, so that the host launches all of them by one call from then on."""
+"""Record launches on a GPU as a CUDA graph, which the host launches later by one call."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from placeit.runtime.accelerators.library import Place, StreamLibrary
 
-__all__ = ["Graphs", "Launch", "Recorder", "Recording", "StreamGraphs"]
+__all__ = ["Launch", "Recorder", "Recording", "StreamGraphs"]
 
 Launch: TypeAlias = Callable[[Any], None]
-"""Launches some work on a stream, which is the current one."""
+"""Launches some work on a stream, which is the current stream."""
 
 _TRIES = 2
 
 
-class Graphs(Protocol):
-    """Makes graphs of launches, for one stream of a device."""
-
-    def record(self, launch: Launch) -> Callable[[], None] | None:
-        """Launch some work in the order of the current stream, and return a call that does that again.
-
-        Launches of other threads at that time are not part of it.
-
-        Raises:
-            DeviceError: the launch failed.
-
-        Returns:
-            A call that launches the work again; None if the launch succeeded, but no graph can hold the work.
-        """
-        ...
-
-
 class Recording:
-    """The stream that everything on a device is recorded on, one record at a time.
+    """The stream on which graphs of a device are recorded, one at a time.
 
-    The launch that comes before the record is on that stream, too, as libraries set things up at their first use of a stream,
-    and no graph can hold that.
+    The work is launched once on this stream before it is recorded. Libraries initialize themselves at their first use of a
+    stream, which cannot be recorded.
 
     Args:
-        open_stream: makes a stream of the device that is not used for anything else.
+        open_stream: opens a stream of the device that is used for nothing else.
     """
 
     def __init__(self, open_stream: Callable[[], Any]) -> None:
@@ -50,20 +33,20 @@ class Recording:
         self.renew()
 
     def renew(self) -> None:
-        """Record on another stream from now on."""
+        """Record on another stream from now on, after a failure."""
         self.stream = self._open()
 
 
 class StreamGraphs:
-    """Records graphs on a separate stream: elsewhere, launches of other executors would be recorded, too.
+    """Records graphs on a separate stream, as launches of other executors would be recorded on any other stream.
 
     All graphs that are replayed on one stream allocate intermediate tensors from one memory pool: no two of them run at the
     same time, and results are in buffers of the executor. Streams do not share pools.
 
     Args:
-        library: makes the graphs.
+        library: the library.
         place: the device.
-        recording: of the device.
+        recording: the stream on which graphs of the device are recorded.
     """
 
     def __init__(self, library: StreamLibrary, place: Place, recording: Recording) -> None:
@@ -71,7 +54,16 @@ class StreamGraphs:
         self._pool = library.graph_pool()
 
     def record(self, launch: Launch) -> Callable[[], None] | None:
-        """Launch the work, and record it on the separate stream; see :meth:`Graphs.record`."""
+        """Launch some work in the order of the current stream, and record it.
+
+        Launches of other threads at that time are not recorded.
+
+        Returns:
+            A function that launches the work again; None if the launch succeeded, but cannot be recorded.
+
+        Raises:
+            DeviceError: the launch failed.
+        """
         library = self._library
         with self._recording.lock:
             stream, here = self._recording.stream, library.current(self._place)
@@ -88,33 +80,32 @@ class StreamGraphs:
 
 
 class Recorder:
-    """Launches the same work again and again, by replaying a recorded graph where that is possible.
+    """Launches the same work repeatedly, by replaying a recorded graph if possible.
 
-    The first launch is recorded. Where that fails, as it does where memory runs out, it is tried once more; after that the
-    work is launched op by op.
+    The first launch is recorded. If that fails, for example because memory runs out, the second launch is recorded. If that
+    fails, too, later launches are op by op.
 
     Args:
-        graphs: makes the records; None if the work is not to be recorded.
+        graphs: records the graphs; None to record none.
         stream: the stream to launch on.
-
     """
 
-    def __init__(self, graphs: Graphs | None, stream: Any) -> None:
+    def __init__(self, graphs: StreamGraphs | None, stream: Any) -> None:
         self._stream, self._graphs, self._tries = stream, graphs, 0
         self._replay: Callable[[], None] | None = None
 
     @property
     def recorded(self) -> bool:
-        """True if there is a record."""
+        """True if the work has been recorded."""
         return self._replay is not None
 
     @property
     def refused(self) -> bool:
-        """True if recording has failed for the last time."""
+        """True if the last attempt to record has failed."""
         return self._replay is None and self._tries == _TRIES
 
     def __call__(self, launch: Launch) -> None:
-        """Launch on the stream, which is the current one.
+        """Launch on the stream, which is the current stream.
 
         Args:
             launch: launches the same kernels at the same addresses each time, if there are graphs.

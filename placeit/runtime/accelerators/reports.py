@@ -1,37 +1,24 @@
-"""Reporting events to the host without making any stream wait for the host."""
+"""Report events to the host without making a stream wait for the host."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from placeit.core.errors import ExecutionError
 from placeit.core.threads import Worker
 from placeit.runtime.accelerators.library import LibraryEvent, LibraryStream
 from placeit.runtime.devices.accelerator import Inbox, Token
 
-__all__ = ["Reports", "ThreadReports"]
-
-
-class Reports(Protocol):
-    """A way to report events."""
-
-    def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox once the event, last recorded in the stream, has happened; or put the error."""
-        ...
-
-    def close(self) -> None:
-        """Stop threads, if there are any, after all requested reports."""
-        ...
+__all__ = ["ThreadReports"]
 
 
 class ThreadReports:
-    """A thread per stream that waits for its events without the interpreter lock (``synchronize`` releases it).
+    """Waits for the events of each stream on a separate thread, without the interpreter lock (``synchronize`` releases it).
 
-    A driver could call back instead, by a host function. But Python must not run there: the driver's thread would wait for the
-    interpreter, maybe while another thread holds it and waits for the driver.
+    The alternative is a callback of the driver, a host function. Python must not run there: the driver's thread would wait for
+    the interpreter lock, while another thread may hold it and wait for the driver.
     """
 
     def __init__(self) -> None:
@@ -40,7 +27,11 @@ class ThreadReports:
         self._waiters: dict[int, tuple[Worker, LibraryStream]] = {}  # by the stream's id, which is unique while it is kept
 
     def report(self, stream: LibraryStream, event: LibraryEvent, inbox: Inbox, token: Token) -> None:
-        """Hand the event to the stream's thread. Raises ExecutionError after :meth:`close`."""
+        """Put a token into an inbox when an event that was last recorded in the stream has happened; on failure, the error.
+
+        Raises:
+            ExecutionError: the reports are closed.
+        """
         found = self._waiters.get(id(stream)) or self._start(stream)
         found[0].submit(functools.partial(_report, event.synchronize, inbox, token))
 
@@ -53,17 +44,17 @@ class ThreadReports:
             return self._waiters[id(stream)]
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads after all requested reports."""
         with self._lock:
             self._closed = True
-        for waiter, *_ in self._waiters.values():
-            waiter.close()
+        for worker, _ in self._waiters.values():
+            worker.close()
 
 
 def _report(wait: Callable[[], object], inbox: Inbox, token: Token) -> None:
     try:
         wait()
-    except BaseException as error:  # noqa: BLE001 (whatever it is, the thread that waits has to be told)
+    except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
         inbox.fail(token, error)
     else:
         inbox.put(token)

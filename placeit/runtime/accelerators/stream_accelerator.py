@@ -1,6 +1,6 @@
-"""Devices that a library drives through streams, such as GPUs, with CPU core sets beside them.
+"""Devices that a library drives through streams, such as GPUs, together with CPU core sets.
 
-A core set computes in the host's memory, on a thread that looks like a stream.
+A core set computes in the host's memory, on a thread with the interface of a stream.
 """
 
 from __future__ import annotations
@@ -18,28 +18,24 @@ from numpy.typing import NDArray
 from placeit.core.cluster import Device
 from placeit.core.errors import ExecutionError
 from placeit.runtime.accelerators.host_stream import HostEvent, HostStream
-from placeit.runtime.accelerators.launches import DeviceErrors, LaunchBatch, PreparedProgram, Queue, is_replayable
+from placeit.runtime.accelerators.launches import DeviceErrors, LaunchBatch, Queue, is_replayable, prepared_program
 from placeit.runtime.accelerators.library import LibraryStream, Place, StreamLibrary
-from placeit.runtime.accelerators.recorder import Graphs, Recording, StreamGraphs
-from placeit.runtime.accelerators.reports import Reports, ThreadReports
+from placeit.runtime.accelerators.recorder import Recording, StreamGraphs
+from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.devices.accelerator import HOST, Inbox, LoadedProgram, Memory, Prepared, Step, Token, View
-from placeit.runtime.devices.base import BufferSpec
 
 __all__ = ["StreamAccelerator"]
 
-_POOL = 32  # most streams in a library's pool, by device and priority; after the last, it returns the first again
-_LOOK_S = 1.0  # seconds between two checks that the devices are alive, while the host waits
+_POOL = 32  # maximum of streams in a library's pool, for each device and priority: it returns them in turn
+_CHECK_INTERVAL_S = 1.0  # seconds between two checks that the devices are alive, while the host waits
 
 
 class StreamAccelerator:
-    """Devices of one type, such as ``cuda``, that a library drives, and CPU core sets beside them.
-
-    Call :meth:`close` at the end.
+    """Devices of one type, such as ``cuda``, that a library drives, together with CPU core sets.
 
     Args:
-        devices: as in the cluster; the hardware is a device as the library names it (``cuda:0``), or a CPU core set.
-        library: drives the devices.
-        reports: how events are reported; None for threads that wait.
+        devices: devices of the cluster: devices of the library (``cuda:0``), and CPU core sets.
+        library: the library.
 
     Raises:
         DeviceError: there is no such device, or this process may not use the cores.
@@ -48,30 +44,32 @@ class StreamAccelerator:
         library: the library.
     """
 
-    def __init__(self, devices: Sequence[Device], library: StreamLibrary, reports: Reports | None = None) -> None:
+    def __init__(self, devices: Sequence[Device], library: StreamLibrary) -> None:
         self.library, self.names = library, tuple(device.name for device in devices)
         self._sets = {number: device for number, device in enumerate(devices) if device.core_set}
         self._places = [library.place(None if device.core_set else device.where.hardware) for device in devices]
         self._parts = [device.where.part for device in devices]
-        first = {at: number for number, at in reversed(list(enumerate(self._places)))}  # several may be parts of a GPU
+        first = {at: number for number, at in reversed(list(enumerate(self._places)))}  # several devices may be parts of a GPU
         self._memory = [
             HOST if number in self._sets else first[at] if library.hardware == "cuda" else number
             for number, at in enumerate(self._places)
         ]
-        self._reports: Reports = reports or ThreadReports()
+        self._reports = ThreadReports()
         self._errors = [DeviceErrors(name, library.out_of_memory) for name in self.names]
         self._any_error = DeviceErrors(", ".join(self.names), library.out_of_memory)
         self._lock = threading.Lock()
-        self._turns: WeakSet[threading.RLock] = WeakSet()
+        self._locks: WeakSet[threading.RLock] = WeakSet()
         self._queues: list[Queue] = []
         self._idle: dict[tuple[int, int], list[Queue]] = {}  # streams that were closed, by device and priority
         self._recordings: dict[tuple[int, int], Recording] = {}  # for graphs, by device and priority
         self._shared: dict[int, Queue] = {}  # by device: streams of core sets, and streams for other libraries
         self._threads: list[HostStream] = []
         self._exact = ExitStack()
+        self.view, self.host_view, self.array = library.view, library.host_view, library.array
+        self.adopt, self.trim = library.adopt, library.trim
         self.closed = False
         try:
-            for number, core_set in self._sets.items():  # now, as an interrupt in a run could lose a thread
+            for number, core_set in self._sets.items():  # not in a run, where an interrupt could leak a thread
                 self._threads.append(HostStream(core_set, library.launching, library.use_threads))
                 self._shared[number] = Queue((number, 0), self._threads[-1], library, self._errors[number])
                 self._queues.append(self._shared[number])
@@ -83,27 +81,27 @@ class StreamAccelerator:
             raise
         self._exact.enter_context(library.exact())
 
-    def turn(self) -> AbstractContextManager[object]:
-        """Return a lock that :meth:`close` waits for."""
+    def usage_lock(self) -> AbstractContextManager[object]:
+        """Return a new lock, which :meth:`close` acquires. Raises ExecutionError if closed."""
         with self._lock:
             if self.closed:
                 raise ExecutionError(f"{', '.join(self.names)} is closed, and nothing more can run there: open a new session.")
-            turn = threading.RLock()
-            self._turns.add(turn)
-            return turn
+            lock = threading.RLock()
+            self._locks.add(lock)
+            return lock
 
     def launching(self) -> AbstractContextManager[object]:
         """Return the library's context."""
         return self.library.launching()
 
     def close(self) -> None:
-        """Wait for turns to end, stop every thread, and restore the rounding of float32."""
+        """Wait for the holders of locks, stop every thread, and restore the rounding of float32."""
         with self._lock:
             self.closed = True
-            turns = list(self._turns)
+            locks = list(self._locks)
         with ExitStack() as held:
-            for turn in turns:
-                held.enter_context(turn)
+            for lock in locks:
+                held.enter_context(lock)
             self._reports.close()
             for stream in self._threads:
                 stream.close()
@@ -112,7 +110,7 @@ class StreamAccelerator:
             exact.close()
 
     def memory(self, device: int) -> int:
-        """Return ``HOST`` for a core set, otherwise the number of the first device, or part of one, with the same memory."""
+        """Return ``HOST`` for a core set, otherwise the number of the first device (or part) that has the same memory."""
         return self._memory[device]
 
     def place(self, device: int) -> Place:
@@ -139,21 +137,13 @@ class StreamAccelerator:
     def free(self, memory: Memory) -> None:
         """Return memory to the library's allocator, for all views of it.
 
-        Not while a graph is recorded: an allocator may look at the streams that pinned memory was copied on, and one may be
-        recording.
+        This waits until no graph is being recorded: an allocator may query the streams that pinned memory was copied on, and
+        must not query a stream that is recording.
         """
         with ExitStack() as held:
             for recording in list(self._recordings.values()):
                 held.enter_context(recording.lock)
             self.library.free(memory)
-
-    def trim(self) -> None:
-        """Return the unused memory of the library's allocators to the driver."""
-        self.library.trim()
-
-    def view(self, memory: Memory, spec: BufferSpec) -> View:
-        """Return a tensor in the memory, without a copy."""
-        return self.library.view(memory, spec)
 
     def write(self, view: View, value: NDArray[np.generic]) -> None:
         """Copy an array into a tensor in host memory."""
@@ -162,18 +152,6 @@ class StreamAccelerator:
     def read(self, view: View) -> NDArray[np.generic]:
         """Copy a tensor in host memory to an array, bfloat16 as float32."""
         return self.library.read(view)
-
-    def look(self, view: View, owner: object) -> NDArray[np.generic]:
-        """Return a tensor in host memory as an array that keeps ``owner`` alive."""
-        return self.library.look(view, owner)
-
-    def adopt(self, array: object) -> tuple[Place, View, Any]:
-        """Have the library use an array on a GPU."""
-        return self.library.adopt(array)
-
-    def array(self, view: View) -> object:
-        """Return a tensor as an array of the library."""
-        return self.library.array(view)
 
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor, and wait for it."""
@@ -200,11 +178,11 @@ class StreamAccelerator:
             return idle.pop()
 
     def close_stream(self, stream: Queue) -> None:
-        """Keep the stream for the next caller: pools are finite, and each stream has a thread that reports."""
-        if stream.of[0] not in self._sets:
-            self._idle[stream.of].append(stream)
+        """Keep the stream for :meth:`open_stream`: pools are finite, and each stream has a thread that reports."""
+        if stream.key[0] not in self._sets:
+            self._idle[stream.key].append(stream)
 
-    def _graphs(self, device: int, priority: int) -> Graphs | None:
+    def _graphs(self, device: int, priority: int) -> StreamGraphs | None:
         if self.library.hardware != "cuda":
             return None
         if (device, priority) not in self._recordings:
@@ -221,7 +199,7 @@ class StreamAccelerator:
         return made
 
     def shared_stream(self, device: int) -> LibraryStream:
-        """Return a stream of a device, the same in every call, for libraries that use a single one."""
+        """Return a stream of a device, the same one in every call, for libraries that use a single stream."""
         if device not in self._shared:
             self._shared[device] = self.open_stream(device)
         stream: LibraryStream = self._shared[device].stream
@@ -243,7 +221,7 @@ class StreamAccelerator:
         try:
             event.record(stream.stream)
         except Exception as error:
-            stream.errors.told(error)
+            stream.errors.raise_for(error)
             raise
 
     def wait(self, stream: Queue, event: Any) -> None:
@@ -251,53 +229,53 @@ class StreamAccelerator:
         try:
             stream.stream.wait_event(event)
         except Exception as error:
-            stream.errors.told(error)
+            stream.errors.raise_for(error)
             raise
 
     def prepare(self, stream: Queue, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> Prepared:
-        """Return a launch; on CUDA, it is recorded as a graph when first called, and replayed later, if the program can be."""
+        """Return a function that launches a program; on CUDA, its first call records a graph if the program can be replayed."""
         if isinstance(stream.stream, HostStream):
             return functools.partial(stream.stream.run, functools.partial(_compute, stream.errors, program, inputs, outputs))
         graphs = stream.graphs if is_replayable(program) else None
-        return PreparedProgram(stream, functools.partial(program.launch, inputs, outputs), graphs)
+        return prepared_program(stream, functools.partial(program.launch, inputs, outputs), graphs)
 
     def batch(self, stream: Queue, begin: Any, steps: Sequence[Step]) -> LaunchBatch:
-        """Return a batch; on CUDA, its first start records it as one graph, which is replayed later, if all programs can be."""
+        """Return a batch; on CUDA, its first start records one graph if all programs can be replayed."""
         return LaunchBatch(stream, begin, steps)
 
-    def copy(self, stream: Queue, source: View, destination: View, beside: Queue | None = None) -> None:
-        """Copy with the stream as the current one, and ``beside`` as the current one of the destination.
+    def copy(self, stream: Queue, source: View, destination: View, destination_stream: Queue | None = None) -> None:
+        """Copy on a stream, with ``destination_stream`` as the current stream of the destination.
 
         Between GPUs, PyTorch copies on the source's current stream. It makes that stream wait for the destination's current
         stream before the copy, and the destination's wait for the source's after it. So the destination's current stream is
-        ``beside`` during the call, on which nothing else is launched.
+        ``destination_stream`` during the call, on which nothing else is launched.
         """
         launch = functools.partial(self.library.copy, source, destination)
-        if beside is None:
+        if destination_stream is None:
             stream.launch(launch)
         else:
-            beside.launch(functools.partial(stream.launch, launch))
+            destination_stream.launch(functools.partial(stream.launch, launch))
 
     def notify(self, stream: Queue, event: Any, inbox: Inbox, token: Token) -> None:
-        """Report by the chosen method; a core set's thread reports as its next job."""
+        """Have an event reported; the thread of a core set reports as its next job."""
         if isinstance(stream.stream, HostStream):
             stream.stream.launch(functools.partial(inbox.put, token))
             return
         try:
             self._reports.report(stream.stream, event, inbox, token)
         except Exception as error:
-            stream.errors.told(error)
+            stream.errors.raise_for(error)
             raise
 
     def take(self, inbox: Inbox) -> Token | None:
-        """Wait, and check regularly that the devices are alive, since a broken device reports nothing."""
+        """Wait for the next token, and check regularly that the devices are alive, since a broken device reports nothing."""
         while True:
-            token = inbox.get(_LOOK_S)
+            token = inbox.get(_CHECK_INTERVAL_S)
             if token is not None or inbox.over:
                 return token
-            self._look()
+            self._check_devices()
 
-    def _look(self) -> None:
+    def _check_devices(self) -> None:
         for queue in list(self._queues):
             with queue.errors:
                 if isinstance(queue.stream, HostStream):

@@ -1,4 +1,4 @@
-"""A device with streams in a cluster of devices without: the host waits for each end before it decides what follows."""
+"""A device with streams in a cluster with devices that have none: the host waits for the end of each segment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class StreamDevice:
 
     Its thread launches a segment, waits for the stream, and reports the end; nothing is launched ahead. Outputs of segments
     stay in the device's memory. Inputs of the model are copied there, and outputs of the model to the host, as parts of the
-    segments that read and make them. All other tensors that leave the device or come from others go through pinned memory of
-    the host, on a stream for each direction.
+    segments that read and write them. All other tensors that are sent or received go through pinned memory of the host, on a
+    stream for each direction.
 
     Args:
-        streams: the accelerator, which is closed with the device, and what makes its programs.
+        streams: the accelerator, which is closed with the device, and the compiler of its programs.
         number: number of the device, which does not compute in the host's memory.
+
+    Attributes:
+        worker: the thread that launches and waits.
     """
 
     host_paced = True
@@ -40,21 +43,16 @@ class StreamDevice:
         self.accelerator, self.number, self._compile = streams.accelerator, number, streams.compile
         self.name = self.space = self.accelerator.names[number]
         self.program_key = f"streams of {self.name}"
-        self._worker = Worker(f"placeit {self.name}")
         self.stream = self.accelerator.open_stream(number)
         self._reading, self._writing = (_CopyLane(self.accelerator, number) for _ in range(2))
-
-    @property
-    def worker(self) -> Worker:
-        """The thread that launches and waits."""
-        return self._worker
+        self.worker = Worker(f"placeit {self.name}")
 
     def compile(self, segment: SegmentSource) -> StreamedProgram:
         """Compile a segment. Raises DeviceError."""
         return StreamedProgram(segment, self._compile(segment))
 
     def instance(self, program: Program) -> StreamedInstance:
-        """Load a program, and make buffers for it. Raises DeviceError if there is no memory for them."""
+        """Load a program, and allocate its buffers. Raises DeviceError if there is not enough memory."""
         return StreamedInstance(self, narrowed(StreamedProgram, program))
 
     def allocate(self, spec: BufferSpec) -> StreamBuffer:
@@ -62,12 +60,12 @@ class StreamDevice:
         return StreamBuffer(self, spec)
 
     def pin(self, spec: BufferSpec) -> PinnedBuffer:
-        """Allocate pinned memory of the host, which instances copy from without a copy by the host before."""
+        """Allocate pinned memory of the host, from which instances copy directly."""
         return PinnedBuffer(self.accelerator, spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
         """Queue an instance."""
-        self._worker.submit(functools.partial(perform, narrowed(StreamedInstance, instance).run, self._explain, done))
+        self.worker.submit(functools.partial(perform, narrowed(StreamedInstance, instance).run, self._explain, done))
 
     def _explain(self, error: BaseException) -> str:
         return str(error) if isinstance(error, PlaceitError) else f"{self.name} failed: {first_line(error)}"
@@ -82,29 +80,29 @@ class StreamDevice:
 
     def close(self) -> None:
         """Stop the thread and close the accelerator."""
-        self._worker.close()
+        self.worker.close()
         self._reading.close()
         self._writing.close()
         self.accelerator.close()
 
 
 class _CopyLane:
-    """A stream that copies one tensor at a time between a device and pinned memory, for any thread."""
+    """A stream that copies one tensor at a time between a device and pinned memory. Any thread may use it."""
 
     def __init__(self, accelerator: Accelerator, device: int) -> None:
         self._accelerator, self._stream = accelerator, accelerator.open_stream(device)
-        self._turn = accelerator.turn()
+        self._lock = accelerator.usage_lock()
         self._pinned: tuple[int, Memory] | None = None
 
     def fetch(self, view: View, spec: BufferSpec) -> NDArray[np.generic]:
-        with self._turn:
+        with self._lock:
             pinned = self._room(spec)
             self._accelerator.copy(self._stream, view, pinned)
             self._accelerator.finish(self._stream)
             return self._accelerator.read(pinned)
 
     def store(self, value: NDArray[np.generic], view: View, spec: BufferSpec) -> None:
-        with self._turn:
+        with self._lock:
             pinned = self._room(spec)
             self._accelerator.write(pinned, value)
             self._accelerator.copy(self._stream, pinned, view)
@@ -123,7 +121,7 @@ class _CopyLane:
             self._accelerator.free(pinned[1])
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._free()
 
 
@@ -138,24 +136,16 @@ class PinnedBuffer:
     space = "host"
 
     def __init__(self, accelerator: Accelerator, spec: BufferSpec) -> None:
-        self.spec, self._accelerator = spec, accelerator
+        self.spec, self.nbytes, self._accelerator = spec, spec.nbytes, accelerator
         self.view = _allocate(self, accelerator, HOST, spec)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value, or a copy if NumPy lacks its type."""
-        return self._accelerator.look(self.view, self)
+        return self._accelerator.host_view(self.view, self)
 
     def memory(self) -> NDArray[np.generic] | None:
         """Return the memory in memory order; None if NumPy lacks its type."""
-        if not numpy_can_hold(self.spec.dtype):
-            return None
-        value = self.array()
-        return value.transpose(0, 2, 3, 1) if self.spec.channels_last else value
+        return self.spec.to_memory_order(self.array()) if numpy_can_hold(self.spec.dtype) else None
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer."""
@@ -175,23 +165,17 @@ class StreamBuffer:
     """
 
     def __init__(self, device: StreamDevice, spec: BufferSpec) -> None:
-        self.spec, self.space, self._device = spec, device.space, device
+        self.spec, self.nbytes, self.space, self._device = spec, spec.nbytes, device.space, device
         self.view = _allocate(self, device.accelerator, device.number, spec)
         self.delivered: PinnedBuffer | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
-
     def deliver(self) -> PinnedBuffer:
-        """Have every segment that writes the buffer copy it to the host, too, and return the host's buffer."""
-        if self.delivered is None:
-            self.delivered = PinnedBuffer(self._device.accelerator, self.spec)
+        """Have every segment that writes the buffer also copy it to the host, and return the host's buffer."""
+        self.delivered = self.delivered or PinnedBuffer(self._device.accelerator, self.spec)
         return self.delivered
 
     def array(self) -> NDArray[np.generic]:
-        """Copy the value to the host at once, and return it."""
+        """Copy the value to the host, and return it."""
         return self._device.fetch(self.view, self.spec)
 
     def fill(self, value: NDArray[np.generic]) -> None:
@@ -219,7 +203,7 @@ class StreamedProgram:
 
 
 class StreamedInstance:
-    """A program with its weights and buffers on a device."""
+    """A program that is loaded on a device, with its buffers."""
 
     def __init__(self, device: StreamDevice, program: StreamedProgram) -> None:
         accelerator = device.accelerator
@@ -227,7 +211,7 @@ class StreamedInstance:
         self._loaded = program.program.load(accelerator.place(device.number))
         self._stream, self._prepared = device.stream, list[Prepared]()
         self._inputs: dict[int, Buffer] = {}
-        self._staged: dict[int, StreamBuffer] = {}  # of inputs in host memory
+        self._staged: dict[int, StreamBuffer] = {}  # copies on the device of inputs in host memory
         self._outputs = [StreamBuffer(device, spec) for spec in program.outputs]
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -248,11 +232,11 @@ class StreamedInstance:
         """Launch the segment, and wait for its end. Raises DeviceError."""
         accelerator, stream, inbox = self._device.accelerator, self._stream, Inbox()
         try:
-            for index, there in self._staged.items():
-                pinned = given if isinstance(given := self._inputs[index], PinnedBuffer) else there.deliver()
-                if pinned is not given:
-                    pinned.fill(given.array())
-                accelerator.copy(stream, pinned.view, there.view)
+            for index, staged in self._staged.items():
+                pinned = source if isinstance(source := self._inputs[index], PinnedBuffer) else staged.deliver()
+                if pinned is not source:
+                    pinned.fill(source.array())
+                accelerator.copy(stream, pinned.view, staged.view)
             if not self._prepared:
                 outputs = [made.view for made in self._outputs]
                 self._prepared.append(accelerator.prepare(stream, self._loaded, self._reads(), outputs))
@@ -261,8 +245,8 @@ class StreamedInstance:
                 if made.delivered is not None:
                     accelerator.copy(stream, made.view, made.delivered.view)
         except BaseException as error:
-            forget_frames(error)  # frames can hold intermediate results of the segment that ran out of memory
-            with contextlib.suppress(DeviceError):  # the first error is the one that is raised
+            forget_frames(error)  # they may refer to intermediate tensors of a segment that ran out of memory
+            with contextlib.suppress(DeviceError):  # the first error is raised
                 accelerator.finish(stream)
             raise
         accelerator.finish(stream)

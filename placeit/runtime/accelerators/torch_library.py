@@ -1,13 +1,12 @@
 """PyTorch as the library of accelerators, by its device-generic interface: torch.Stream, torch.Event, torch.get_device_module.
 
-Three things are for CUDA alone: events that graphs can hold and that threads wait for asleep, parts of a GPU, and the setting
-that keeps cuDNN's convolutions and recurrent layers from rounding float32 to TF32.
+Three things are only for CUDA: events that graphs can record and that threads wait for asleep, parts of a GPU, and the setting
+that prevents cuDNN's convolutions and recurrent layers from rounding float32 to TF32.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from placeit.core.narrowing import narrowed
 from placeit.runtime.accelerators.gpu_parts import check_parts, part_stream
 from placeit.runtime.accelerators.library import Place, array_at
 from placeit.runtime.accelerators.module_program import ModuleProgram, wait_for_default_stream
-from placeit.runtime.accelerators.reports import Reports
 from placeit.runtime.accelerators.stream_accelerator import StreamAccelerator
 from placeit.runtime.accelerators.torch_rounding import without_tf32
 from placeit.runtime.devices.accelerator import Streams
@@ -41,15 +39,15 @@ def open_accelerator(devices: Sequence[Device], precision: str) -> Streams:
     return torch_streams(open_torch(devices), precision)
 
 
-def open_torch(devices: Sequence[Device], reports: Reports | None = None) -> StreamAccelerator:
-    """Open devices of one type with PyTorch, and CPU core sets beside them; see :class:`StreamAccelerator`.
+def open_torch(devices: Sequence[Device]) -> StreamAccelerator:
+    """Open devices of one type, and CPU core sets, with PyTorch; see :class:`StreamAccelerator`.
 
     Raises:
         DeviceError: PyTorch has no support for the devices, there is no driver or no such device, or this process may not use
             the cores.
     """
     own = [device.where.hardware for device in devices if not device.core_set]
-    return StreamAccelerator(devices, TorchLibrary(torch.device(own[0]).type if own else "cpu"), reports)
+    return StreamAccelerator(devices, TorchLibrary(torch.device(own[0]).type if own else "cpu"))
 
 
 def torch_streams(accelerator: StreamAccelerator, precision: str = "f32") -> Streams:
@@ -62,7 +60,7 @@ class TorchLibrary:
     """PyTorch's streams, events, memory and graphs of devices of one type. Places are ``torch.device``.
 
     Args:
-        hardware: the type, as PyTorch spells it: ``cuda``.
+        hardware: PyTorch's name of the type, such as ``cuda``.
 
     Raises:
         DeviceError: PyTorch has no support for such devices, or there is no driver.
@@ -72,13 +70,9 @@ class TorchLibrary:
 
     def __init__(self, hardware: str) -> None:
         self.hardware, self._module = hardware, _module(hardware)
+        self.times_graphs = _can_time_graphs()
         self._lock = threading.Lock()
-        self._adopting: dict[torch.device, Any] = {}  # streams that wait for the work of callers
-
-    @property
-    def times_graphs(self) -> bool:
-        """True if this PyTorch has events that are recorded as parts of graphs (2.9 or newer)."""
-        return _can_time_graphs()
+        self._adoption_streams: dict[torch.device, Any] = {}  # streams that wait for the work of callers
 
     def place(self, hardware: str | None) -> torch.device:
         """Return the device. Raises DeviceError if it does not exist, or is of another type."""
@@ -154,7 +148,7 @@ class TorchLibrary:
         return view.data_ptr()
 
     def write(self, view: torch.Tensor, value: NDArray[np.generic]) -> None:
-        """Copy an array into a tensor in host memory; if PyTorch cannot read the array in place, copy it twice."""
+        """Copy an array into a tensor in host memory. An array that PyTorch cannot read in place is copied before."""
         strides = value.strides
         if not value.flags.writeable or any(stride < 0 or stride % value.itemsize for stride in strides):
             value = value.copy()
@@ -166,8 +160,8 @@ class TorchLibrary:
         array: NDArray[np.generic] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         return array
 
-    def look(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
-        """Return a view made from the address: memory that :meth:`torch.Tensor.numpy` shares could not be freed any more."""
+    def host_view(self, view: torch.Tensor, owner: object) -> NDArray[np.generic]:
+        """Return a view by the address of the tensor: memory that :meth:`torch.Tensor.numpy` shares could not be freed."""
         if view.dtype is torch.bfloat16 or not view.numel():
             return self.read(view)
         dtype = np.dtype(str(view.dtype).removeprefix("torch."))
@@ -185,9 +179,9 @@ class TorchLibrary:
             return self.adopt(tensor)
         place = torch.device(self.hardware, array.__dlpack_device__()[1])
         with self._lock:
-            if place not in self._adopting:
-                self._adopting[place] = self.stream(place, 0, (1, 1))
-            stream, event = self._adopting[place], self.event(place)
+            if place not in self._adoption_streams:
+                self._adoption_streams[place] = self.stream(place, 0, (1, 1))
+            stream, event = self._adoption_streams[place], self.event(place)
             taken: torch.Tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=self.handle(stream)))
             event.record(stream)
         return place, taken, event
@@ -197,7 +191,7 @@ class TorchLibrary:
         return view
 
     def blank(self, view: torch.Tensor, sentinel: int) -> None:
-        """Fill a tensor on the default stream, and wait for it, as no other stream does."""
+        """Fill a tensor on the default stream, and wait for that stream."""
         view.fill_(float("nan") if view.is_floating_point() or view.is_complex() else sentinel)
         if view.device.type != "cpu":
             wait_for_default_stream(view.device)
@@ -233,7 +227,7 @@ class TorchLibrary:
         stream.wait_stream(other)
 
     def query(self, stream: Any) -> None:
-        """Ask whether the stream has ended; PyTorch raises errors of the device."""
+        """Query the stream; PyTorch raises errors of the device."""
         stream.query()
 
     def finish(self, stream: Any) -> None:
@@ -280,18 +274,18 @@ class TorchLibrary:
                 finally:
                     graph.capture_end()
         except RuntimeError:  # torch.OutOfMemoryError and torch.AcceleratorError among others
-            # PyTorch's allocator may still refer to the graph, and treat the pool and the stream as being recorded
+            # kept, as PyTorch's allocator may still refer to it, and regard the pool and the stream as being recorded
             _failed.append(graph)
             return None
         replay: Callable[[], None] = graph.replay
         return replay
 
 
-_failed: list[Any] = []  # a few bytes each
+_failed: list[Any] = []  # graphs that could not be recorded; a few bytes each
 
 
-@functools.cache
 def _can_time_graphs() -> bool:
+    """Return whether this PyTorch can record events as parts of graphs (2.9 or newer)."""
     make: Any = torch.cuda.Event
     return "external" in inspect.signature(make.__new__).parameters
 

@@ -16,38 +16,28 @@ _EXACT = "ieee", "ieee"  # precision of convolutions and of recurrent layers
 
 @contextlib.contextmanager
 def without_tf32() -> Iterator[None]:
-    """Forbid TF32 in the whole process; the last context that ends restores the user's setting."""
-    _Rounding.forbid()
+    """Forbid TF32 in the whole process. The last context that ends restores the user's setting."""
+    with _Rounding.lock:
+        current = _precision()
+        if not _Rounding.contexts or current != _EXACT:  # or the user has changed it since
+            _Rounding.wanted = current
+        _set_precision(_EXACT)
+        _Rounding.contexts += 1
     try:
         yield
     finally:
-        _Rounding.allow()
+        with _Rounding.lock:
+            _Rounding.contexts -= 1
+            if not _Rounding.contexts and _precision() == _EXACT:
+                _set_precision(_Rounding.wanted)
 
 
 class _Rounding:
-    """The rounding of float32 in CUDA's convolutions and recurrent layers, which is one setting for the whole process."""
+    """State of :func:`without_tf32`, as CUDA's precision of float32 is a setting of the whole process."""
 
-    _lock = threading.Lock()
-    _forbidding = 0
-    _wanted = _EXACT  # the user's setting
-
-    @classmethod
-    def forbid(cls) -> None:
-        """Forbid TF32 until :meth:`allow` has been called as often."""
-        with cls._lock:
-            now = _precision()
-            if not cls._forbidding or now != _EXACT:  # or the user has changed it since
-                cls._wanted = now
-            _set_precision(_EXACT)
-            cls._forbidding += 1
-
-    @classmethod
-    def allow(cls) -> None:
-        """Restore the user's setting, unless another accelerator still forbids TF32."""
-        with cls._lock:
-            cls._forbidding -= 1
-            if not cls._forbidding and _precision() == _EXACT:
-                _set_precision(cls._wanted)
+    lock = threading.Lock()
+    contexts = 0  # that are open
+    wanted = _EXACT  # the user's setting
 
 
 def _precision() -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The work of a plan for the stream executor: tasks on devices, and the values passed between them."""
+"""A plan as tasks on devices and the values that are passed between them, for the stream executor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Task:
         device: device number.
         reads: values that its program reads, in the program's order.
         writes: values that its program makes.
-        program: what it runs; None if it only passes model inputs or outputs on.
+        program: its program; None if it only passes inputs or outputs of the model on.
     """
 
     ops: tuple[str, ...]
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Name in errors and traces: its first op."""
+        """Its name in errors and traces: the name of its first op."""
         return self.ops[0]
 
 
@@ -46,8 +46,8 @@ class PlanTasks:
         tasks: in the order of the segments, which is topological.
         values: shape and type of each value. A value is made by one task, or is an input of the model.
         value_of: for each tensor of ``plan.problem``, the number of its value.
-        inputs: values that the host provides, by name.
-        outputs: values that the host wants, by name.
+        inputs: values that the host provides, by name of the input.
+        outputs: values that the host reads, by name of the output.
     """
 
     plan: Plan
@@ -62,10 +62,10 @@ class PlanTasks:
         """Describe a plan.
 
         Args:
-            book: says which inputs and outputs of the model lie in which segment.
-            plan: its segments.
+            book: knows which inputs and outputs of the model are in which segment.
+            plan: the plan.
             programs: one for each segment that runs something. A program reads the segment's tensors from other segments, then
-                the model's inputs that lie in it, and makes tensors for others, then the model's outputs.
+                the model's inputs in it. It makes tensors for other segments, then the model's outputs.
         """
         given = iter(programs)
         values = list(book.inputs.values())

@@ -1,8 +1,9 @@
 """The interface between accelerators and the stream executor: in-order streams, events between them, and memory.
 
-A stream belongs to the executor that opened it, so that work of one executor never queues behind the work of another. Streams,
-events, memory and views are opaque here; each accelerator has its own types. Only four calls wait: :meth:`Accelerator.take`,
-:meth:`Accelerator.finish`, and :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, which are for output checks.
+A stream belongs to the executor that opened it, so that work of an executor never queues behind the work of another executor.
+Streams, events, memory and views are opaque here: each accelerator has types for them. Only four calls wait:
+:meth:`Accelerator.take` and :meth:`Accelerator.finish`; :meth:`Accelerator.blank` and :meth:`Accelerator.is_blank`, which are
+for output checks.
 """
 
 from __future__ import annotations
@@ -39,31 +40,31 @@ __all__ = [
 ]
 
 Stream: TypeAlias = Any
-"""An in-order queue of one device: what is launched on it runs in the order of the launches."""
+"""An in-order queue of one device: its launches run in order."""
 Event: TypeAlias = Any
-"""A mark in a stream that other streams can wait for."""
+"""A point in a stream that other streams can wait for."""
 Memory: TypeAlias = Any
 """Bytes on a device, or pinned bytes on the host."""
 View: TypeAlias = Any
-"""Memory seen as a tensor."""
+"""A tensor in memory."""
 
 Token: TypeAlias = tuple[int, int]
-"""A request, and one of its launches."""
+"""Number of a request, and number of one of its launches."""
 
 Prepared: TypeAlias = Callable[["Inbox", Token], None]
 """A program that is ready to be launched on a stream, with fixed inputs and outputs.
 
 A call raises DeviceError, for example if memory runs out. A device that computes in the host's memory reports later failures to
-the inbox, and skips the program if the inbox is over by then. Launches with other inboxes go on.
+the inbox, and skips the program if the inbox is over. Launches with other inboxes continue.
 """
 
 
 class Inbox:
-    """Queue through which accelerators report the ends and failures of one executor's launches, from any thread.
+    """Queue to which accelerators report the ends and failures of one executor's launches. Any thread may use it.
 
     Attributes:
-        failure: the first launch that failed on its stream, and its error.
-        over: whether the run is over: work that has not started is skipped where that is possible.
+        failure: the first launch that failed on its stream, and its error; None if none failed.
+        over: whether the run is over. Work that has not started is then skipped if possible.
     """
 
     def __init__(self) -> None:
@@ -78,16 +79,16 @@ class Inbox:
     def fail(self, token: Token, error: BaseException) -> None:
         """Report that a launch has failed, before the end of anything that depends on it is reported."""
         if not isinstance(error, PlaceitError):
-            told = DeviceError(f"{type(error).__name__}: {error}")
-            told.__cause__ = error
-            error = told
+            failure = DeviceError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            error = failure
         if self.failure is None:
             self.failure = token, error
         self.over = True
         self._tokens.put(None)
 
     def cancel(self) -> None:
-        """Have work skipped that has not started, and end the wait for the next token."""
+        """Skip work that has not started, and end the wait for the next token."""
         self.over = True
         self._tokens.put(None)
 
@@ -103,21 +104,19 @@ class Inbox:
 
 
 class LoadedProgram(Protocol):
-    """A program with its weights on a device; the weights are released with the last reference to it."""
+    """A program with its weights on a device, which are freed when it is garbage-collected."""
 
     def launch(self, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-        """Queue the computation on the current stream: read the inputs, fill the outputs, wait for nothing."""
-        ...
+        """Queue the computation on the current stream, without waiting: read the inputs, and fill the outputs."""
 
 
 @runtime_checkable
 class Replayable(Protocol):
-    """A program, or a module, whose launches may be recorded once and launched again."""
+    """A program or a module whose launches may be recorded once and replayed."""
 
     @property
     def replayable(self) -> bool:
         """True if every launch at the same addresses launches the same kernels."""
-        ...
 
 
 class Step(NamedTuple):
@@ -137,36 +136,31 @@ class Step(NamedTuple):
 
 
 class Batch(Protocol):
-    """Launches that follow each other on one stream, with nothing between them that the host would have to decide."""
+    """Launches that follow each other on one stream, without a decision of the host between them."""
 
     @property
     def at(self) -> int:
         """Number of the step that was launched last; after an error, the step that failed."""
-        ...
 
     def start(self) -> None:
         """Launch all steps, and record the event of each step after it. Raises DeviceError."""
-        ...
 
 
 class StreamProgram(Protocol):
-    """A segment that can be launched on streams. Devices are given in the form of :meth:`Accelerator.place`."""
+    """A segment that can be launched on streams. Methods take devices as :meth:`Accelerator.place` returns them."""
 
     def workspace_bytes(self, enough: float) -> int:
         """Return the bytes of device memory that a launch needs while it runs, besides its inputs and outputs.
 
         Args:
-            enough: an upper bound may be returned if it is at most this.
+            enough: bytes up to which an upper bound may be returned instead.
         """
-        ...
 
     def weight_bytes(self, place: object) -> int:
         """Return the bytes of device memory that :meth:`load` would take now."""
-        ...
 
     def load(self, place: object) -> LoadedProgram:
         """Load the weights onto a device. Raises DeviceError."""
-        ...
 
 
 class Accelerator(Protocol):
@@ -178,103 +172,83 @@ class Accelerator(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Name of each device."""
-        ...
 
     @property
     def closed(self) -> bool:
         """True if :meth:`close` has been called, after which nothing new may begin."""
-        ...
 
-    def turn(self) -> AbstractContextManager[object]:
-        """Make a re-entrant lock to hold while running something. Raises ExecutionError if closed."""
-        ...
+    def usage_lock(self) -> AbstractContextManager[object]:
+        """Return a new re-entrant lock to hold while the accelerator is used. Raises ExecutionError if closed."""
 
     def launching(self) -> AbstractContextManager[object]:
-        """Return a context that makes launches faster; a thread that launches enters it once."""
-        ...
+        """Return a context that makes launches faster. Each thread that launches enters it once."""
 
     def close(self) -> None:
-        """Wait until no turn is held, and stop every thread. A second call has no effect."""
-        ...
+        """Wait until no lock of :meth:`usage_lock` is held, and stop every thread. A second call has no effect."""
 
     def memory(self, device: int) -> int:
         """Return the memory in which a device computes: ``HOST``, or the number of the first device that computes in it.
 
-        Between devices with one memory, such as parts of a GPU, nothing is copied, and streams wait for each other's events.
+        Nothing is copied between devices with one memory, such as parts of a GPU; their streams wait for each other's events.
 
         On a device that computes in the host's memory, a launch is a job of a thread. Streams of other devices cannot wait for
-        it: work that depends on it may be launched there only when it has ended.
+        the job, so work that depends on it may be launched there only when it has ended.
         """
-        ...
 
     def place(self, device: int) -> object:
         """Return the key of a device's memory for programs: weights that are loaded there serve all devices with this key."""
-        ...
 
     def can_peer(self, src: int, dst: int) -> bool:
-        """Return whether one device can write another's memory; if not, copies go through pinned host memory."""
-        ...
+        """Return whether one device can write the memory of another; if not, copies go through pinned host memory."""
 
     def free_bytes(self, device: int) -> float:
         """Return the bytes of a device's memory that can be allocated now."""
-        ...
 
     def allocate(self, device: int, nbytes: int) -> Memory:
         """Allocate memory of a device, or pinned memory of the host. Raises DeviceError."""
-        ...
 
     def free(self, memory: Memory) -> None:
         """Free memory. Nothing that uses it may still be running, and no view of it may be used again."""
-        ...
 
     def trim(self) -> None:
-        """Give the unused memory that the accelerator has in reserve back to the driver."""
-        ...
+        """Return unused memory that the accelerator caches to the driver."""
 
     def view(self, memory: Memory, spec: BufferSpec) -> View:
         """Return the start of a memory block as a tensor."""
-        ...
 
     def write(self, view: View, value: NDArray[np.generic]) -> None:
         """Fill a tensor in host memory, from the host. Nothing that uses it may be running."""
-        ...
 
     def read(self, view: View) -> NDArray[np.generic]:
         """Copy a tensor in host memory, to the host, in its logical shape. Nothing that writes it may be running."""
-        ...
 
-    def look(self, view: View, owner: object) -> NDArray[np.generic]:
+    def host_view(self, view: View, owner: object) -> NDArray[np.generic]:
         """Return a tensor in host memory as an array, without a copy where NumPy has its type. Nothing may be writing it.
 
         Args:
             view: the tensor.
-            owner: the object that the memory lives as long as; the array keeps it alive.
+            owner: the object that owns the memory; the array keeps it alive.
         """
-        ...
 
     def adopt(self, array: object) -> tuple[object, View, Event]:
-        """Use an array of any library that is on a GPU, for as long as the result exists.
+        """Use an array of any library that is on a GPU, as long as the result exists.
 
         Returns:
-            The GPU as :meth:`place` has it, the array as a tensor, and an event that happens when the work has ended that the
-            calling thread has launched on the array so far.
+            The GPU as :meth:`place` returns it, the array as a tensor, and an event that happens when all work has ended that
+            the calling thread has launched on the array so far.
 
         Raises:
             RuntimeError, TypeError, ValueError, BufferError: the array cannot be used without a copy.
         """
-        ...
 
     def array(self, view: View) -> object:
         """Return a tensor in the memory of a device as an array for callers, which keeps the memory alive."""
-        ...
 
     def blank(self, view: View, sentinel: int) -> None:
         """Fill a tensor in any memory with NaN, or with the sentinel if its type has no NaN, immediately. Nothing may run."""
-        ...
 
     def is_blank(self, view: View, sentinel: int) -> bool:
         """Return whether a tensor in any memory holds what :meth:`blank` fills it with. Nothing may be running."""
-        ...
 
     def open_stream(self, device: int, priority: int = 0) -> Stream:
         """Open a stream of a device for one executor. A device of the host's memory has one stream, for all.
@@ -287,31 +261,24 @@ class Accelerator(Protocol):
         Raises:
             DeviceError: the device refuses.
         """
-        ...
 
     def close_stream(self, stream: Stream) -> None:
         """Return a stream on which nothing runs any more."""
-        ...
 
     def event(self, device: int) -> Event:
         """Make an event, with timing, for the streams of one device."""
-        ...
 
     def elapsed(self, first: Event, second: Event) -> float:
         """Return the seconds between two events of one device, both of which have happened."""
-        ...
 
     def record(self, event: Event, stream: Stream) -> None:
         """Record the event after everything launched on the stream so far."""
-        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Delay later launches on the stream until the work before the event, as last recorded, has ended."""
-        ...
 
     def prepare(self, stream: Stream, program: LoadedProgram, inputs: Sequence[View], outputs: Sequence[View]) -> Prepared:
         """Make a program ready to be launched on a stream, any number of times, with the same inputs and outputs."""
-        ...
 
     def batch(self, stream: Stream, begin: Event, steps: Sequence[Step]) -> Batch:
         """Make steps ready to be launched in order, any number of times, on a stream of a device with separate memory.
@@ -321,27 +288,24 @@ class Accelerator(Protocol):
             begin: event to record before the first step.
             steps: at least one; copies are between the device and the host.
         """
-        ...
 
-    def copy(self, stream: Stream, source: View, destination: View, beside: Stream | None = None) -> None:
+    def copy(self, stream: Stream, source: View, destination: View, destination_stream: Stream | None = None) -> None:
         """Launch a copy on a stream; between two memories of devices, on a stream of the source.
 
         Args:
             stream: the stream to copy on.
             source: the tensor to copy.
             destination: the tensor to fill.
-            beside: a stream of the destination device that is used for copies from this source only: copies that share it wait
-                for each other. None for a copy from or to the host.
+            destination_stream: a stream of the destination device that is used only for copies from this source, as copies that
+                share it wait for each other. None for a copy from or to the host.
         """
-        ...
 
     def notify(self, stream: Stream, event: Event, inbox: Inbox, token: Token) -> None:
-        """Put a token into an inbox when the event, last recorded in the stream, has happened; no stream is delayed.
+        """Put a token into an inbox when the event, last recorded in the stream, has happened. This delays no stream.
 
         No Python may run in a callback of the driver: a driver's thread that waits for the interpreter may hold up what the
         interpreter waits for, and a garbage collection there could call the driver, which is not allowed in a callback.
         """
-        ...
 
     def take(self, inbox: Inbox) -> Token | None:
         """Wait for the next token; None if the inbox is over.
@@ -349,20 +313,18 @@ class Accelerator(Protocol):
         Raises:
             DeviceError: a launch or a device failed, so that the token may never come.
         """
-        ...
 
     def finish(self, stream: Stream) -> None:
         """Wait for everything launched on a stream. Raises DeviceError if its device has failed and runs nothing any more."""
-        ...
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The accelerator and program types for a cluster whose devices are driven through streams.
+    """The accelerator of a cluster whose devices are driven through streams, and the compiler of its programs.
 
     Attributes:
         accelerator: the devices, numbered as in the cluster.
-        compile: makes a program of a segment, which every device can load. Raises DeviceError.
+        compile: compiles a segment to a program that every device can load. Raises DeviceError.
     """
 
     accelerator: Accelerator

@@ -20,8 +20,8 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 
 __all__ = ["MAX_PROGRAMS", "BySize", "BySizeInstance", "times_slower"]
 
-MAX_PROGRAMS = 8  # programs of a segment that are kept, each with its own weights
-_WARMUP, _RUNS = 2, 7  # untimed and timed runs of each of two programs that are compared
+MAX_PROGRAMS = 8  # cached programs of a segment, each with its own weights
+_WARMUP, _RUNS = 2, 7  # warm-up and timed runs of each of two programs that are compared
 
 Shapes = tuple[tuple[int, ...], ...]
 """Shapes of all inputs of a segment, in memory order."""
@@ -40,12 +40,12 @@ P = TypeVar("P", bound=Program)
 
 
 class BySize(Generic[P]):
-    """A segment with open sizes that is compiled for each size when it first runs there; the programs used last are kept.
+    """A segment with open sizes that is compiled for each size at its first run; the last used programs are cached.
 
     Args:
-        segment: with open sizes, as OpenVINO takes it.
-        compiled: compiles a segment whose inputs have fixed sizes. A segment whose outputs still have open sizes, because sizes
-            enter as values, cannot be run in this way.
+        segment: a segment with open sizes, in OpenVINO's format.
+        compiled: compiles a segment whose inputs have fixed sizes. This class cannot run a segment whose outputs still have
+            open sizes, since values of inputs determine them.
     """
 
     from_disk = False
@@ -77,7 +77,7 @@ class BySize(Generic[P]):
         return self.at(tuple(spec.memory_shape for spec in self.inputs))
 
     def keeps(self, program: Program) -> bool:
-        """Return whether a program is still kept."""
+        """Return whether a program is still cached."""
         with self._lock:
             return any(program is kept for kept in self._cached.values())
 
@@ -123,10 +123,10 @@ def _fixed(spec: BufferSpec, shape: Sequence[int]) -> BufferSpec:
 
 
 class BySizeInstance:
-    """Runs the program for the sizes of its inputs, in buffers whose shapes change.
+    """An instance that runs the program for the present sizes of its inputs.
 
     Args:
-        program: what to run.
+        program: the program.
         instance: makes an instance of the program for a size.
     """
 
@@ -137,11 +137,11 @@ class BySizeInstance:
         self._instances: dict[Program, _Runnable] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on."""
+        """Read input ``index`` from ``buffer`` in every later run."""
         self._bound[index] = narrowed(HostBuffer, buffer)
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
+        """Write output ``index`` to ``buffer`` in every later run."""
         self._outputs[index] = narrowed(HostBuffer, buffer)
 
     def output(self, index: int) -> HostBuffer:
@@ -149,7 +149,7 @@ class BySizeInstance:
         return self._outputs[index]
 
     def run(self) -> None:
-        """Compute the outputs. Raises DeviceError if there is no program for these sizes, and it cannot be compiled."""
+        """Compute the outputs. Raises DeviceError if the program for these sizes cannot be compiled."""
         program = self.program.at(tuple(tuple(self._bound[i].tensor.shape) for i in range(len(self.program.inputs))))
         if program not in self._instances:
             self._instances = {one: made for one, made in self._instances.items() if self.program.keeps(one)}
@@ -165,22 +165,22 @@ class BySizeInstance:
 
 
 def _at_size(buffer: HostBuffer, spec: BufferSpec) -> HostBuffer:
-    """Return a view of a buffer with open sizes, at the shape that it has now."""
+    """Return a view of a buffer with open sizes at its present shape; any other buffer itself."""
     if buffer.spec.limits is None:
         return buffer
     return HostBuffer(spec, import_openvino().Tensor(buffer.tensor.data, shared_memory=True))
 
 
 def times_slower(program: Program, other: Program, instance: Callable[[Program], _Runnable]) -> float:
-    """Run two programs in turn, on zeros of the typical sizes; return by which factor the first is slower.
+    """Run two programs alternately on zeros of the typical sizes; return by which factor the first is slower.
 
     Args:
-        program: a program of a segment, which may fail to run.
-        other: another program of the segment, which runs.
-        instance: makes an instance of either.
+        program: a program of a segment. It may fail to run.
+        other: another program of the segment, which must not fail.
+        instance: makes an instance of either program.
 
     Returns:
-        The factor between their fastest runs; infinity if the first does not run.
+        The ratio of their fastest runs; infinity if the first program fails.
     """
     made = [instance(program), instance(other)]
     for one in made:

@@ -40,7 +40,7 @@ def count_kernels(
     # see CachingInstance of openvino.py
     exposed, growing = expose_growing_states(model) if device.where.family == "GPU" else (model, {})
     first, previous = len(model.outputs), None
-    for sample in samples:  # each is compiled anew, as counters are means over all runs of a compiled model
+    for sample in samples:  # the model is compiled for each, as counters are means over all runs of a compiled model
         compiled = compile_model(exposed, device, precision, PERF_COUNT=True)
         request = compiled.create_infer_request()
         for i, value in enumerate(sample):
@@ -50,8 +50,7 @@ def count_kernels(
         for i, value in enumerate(growing.values()):
             request.set_input_tensor(len(sample) + i, value)
         with explaining(f"The model cannot be run on {device.name}"):
-            run = functools.partial(_run_after, previous, request)
-            _run_bound(device.cores, functools.partial(_repeat, run, passes))
+            _run_bound(device.cores, functools.partial(_run_after, previous, request, passes))
         found.append(counted_kernels(compiled))
         outputs = [request.get_output_tensor(first + i) for i in range(len(growing))]
         previous, growing = request, dict(zip(growing, outputs, strict=True))
@@ -70,20 +69,16 @@ def counted_kernels(compiled: Any) -> list[CountedKernel]:
     return found
 
 
-def _run_after(previous: Any, request: Any) -> None:
-    """Run a request from the state in which ``previous``, another request, left the model; None for the initial state."""
-    states = {} if previous is None else {state.name: state.state for state in previous.query_state()}
-    for state in request.query_state():
-        if previous is None:
-            state.reset()
-        else:
-            state.state = states[state.name]
-    request.infer()
-
-
-def _repeat(run: functools.partial[None], passes: int) -> None:
+def _run_after(previous: Any, request: Any, passes: int) -> None:
+    """Run a request several times, each time from the state that ``previous`` left; None for the initial state."""
     for _ in range(passes):
-        run()
+        states = {} if previous is None else {state.name: state.state for state in previous.query_state()}
+        for state in request.query_state():
+            if previous is None:
+                state.reset()
+            else:
+                state.state = states[state.name]
+        request.infer()
 
 
 def _run_bound(cores: tuple[int, ...], job: functools.partial[None]) -> None:

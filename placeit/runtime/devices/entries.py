@@ -1,6 +1,6 @@
-"""Protocols for the functions that run instances of segments, in C or in Python, and explain their failures.
+"""Protocols of instances and devices with functions that run segments, in C or in Python, and that explain failures.
 
-Callers check with ``isinstance`` which of them instances and devices have, as for :mod:`placeit.runtime.devices.base`.
+Callers check with ``isinstance`` which protocols an instance or a device implements.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ class RunsNatively(Protocol):
         """Addresses of a C function ``int32 f(void *argument)`` and of its argument; None if it has no such function.
 
         The function runs the instance on the calling thread, and returns 0, or another number if the run failed. If the device
-        has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python is needed
+        has a thread (:class:`OnThread`), runs call this function there instead of ``RuntimeDevice.start``. No Python code runs
         between two such functions.
         """
-        ...
 
 
 @runtime_checkable
 class RunsInC(Protocol):
-    """An instance that may run without Python code, which a signal handler could interrupt."""
+    """An instance that may run without Python code, so that no signal handler can interrupt it."""
 
     @property
     def in_c(self) -> Callable[[], object] | None:
         """A callable implemented in C that runs the instance on the calling thread; None if Python is needed.
 
-        It may raise any exception. Callers may call it on their own threads, as far as the device's lane allows.
+        It may raise any exception. Callers may call it on their own threads if the lane of the device allows that.
         """
-        ...
 
 
 @runtime_checkable
@@ -48,7 +46,6 @@ class RunsInPython(Protocol):
     @property
     def call(self) -> Callable[[Instance], Callable[[], None]] | None:
         """Function that returns a function to run an instance, which raises ExecutionError; None if it has no such function."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +55,6 @@ class MakesErrors(Protocol):
     @property
     def failure(self) -> Callable[[BaseException], BaseException] | None:
         """Function that converts such an exception to the error of a run; None if it has no such function."""
-        ...
 
 
 @runtime_checkable
@@ -67,4 +63,3 @@ class ExplainsEntries(Protocol):
 
     def explain(self) -> str:
         """Return a message for the last native entry that failed on this thread."""
-        ...

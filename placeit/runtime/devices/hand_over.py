@@ -1,4 +1,4 @@
-"""Links between devices with separate memories that copy tensors through the host's memory."""
+"""Links that copy tensors through the host's memory, between devices with separate memories."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ class HandOver:
     """A link that reads a tensor from one memory and writes it to another one, on a separate thread.
 
     Args:
-        name: thread name, such as ``placeit cuda:0 -> CPU@0``.
+        name: name of the thread, such as ``placeit cuda:0 -> CPU@0``.
+
+    Attributes:
+        worker: the thread.
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._worker = name, Worker(name)
-
-    @property
-    def worker(self) -> Worker:
-        """The thread that transfers run on."""
-        return self._worker
+        self._name, self.worker = name, Worker(name)
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
         """Queue a transfer behind earlier ones."""
-        self._worker.submit(functools.partial(perform, functools.partial(_move, source, destination), self._explain, done))
+        self.worker.submit(functools.partial(perform, functools.partial(_move, source, destination), self._explain, done))
 
     def _explain(self, error: BaseException) -> str:
         return f"{self._name.removeprefix('placeit ')}: {first_line(error)}"
 
     def close(self) -> None:
         """Stop the link's thread."""
-        self._worker.close()
+        self.worker.close()
 
 
 def _move(source: Buffer, destination: Buffer) -> None:

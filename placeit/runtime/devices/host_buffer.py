@@ -1,4 +1,4 @@
-"""Tensors in the host's memory, which OpenVINO and ONNX Runtime read and write in place."""
+"""Buffers in the host's memory that OpenVINO and ONNX Runtime read and write in place."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["HostBuffer"]
 class HostBuffer:
     """A tensor in host memory, shared with OpenVINO without a copy.
 
-    OpenVINO allocates a tensor with open sizes: each write sets its shape, and allocates more memory if needed.
+    OpenVINO allocates a tensor with open sizes. Each write sets its shape, and allocates more memory if needed.
 
     Args:
-        spec: its shape and type.
-        tensor: the ``openvino.Tensor`` that holds it, or a tensor of OpenVINO's C library; None to allocate one.
+        spec: shape and type.
+        tensor: an ``openvino.Tensor``, or a tensor of OpenVINO's C library; None to allocate one.
 
     Attributes:
         tensor: the ``openvino.Tensor``.
-        native: the tensor of the C library; None if it did not allocate this one.
+        native: the tensor of the C library; None if that has not allocated the memory.
     """
 
     space = "host"
@@ -50,27 +50,26 @@ class HostBuffer:
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value in its logical shape."""
-        data = cast("NDArray[np.generic]", self.tensor.data)
-        return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
+        return self.spec.to_logical_order(self.tensor.data)
 
     def memory(self) -> NDArray[np.generic]:
         """Return the memory, in memory order."""
         return cast("NDArray[np.generic]", self.tensor.data)
 
     def fill(self, value: NDArray[np.generic]) -> None:
-        """Copy a value into the buffer, which takes its shape if sizes are open or depend on the data."""
+        """Copy a value into the buffer. If sizes are open or depend on the data, the buffer gets the value's shape."""
         if self.spec.limits is not None or self.array().shape != value.shape:
             self.resize(value.shape)
         self.array()[...] = value
 
     def copy(self, memory: NDArray[np.generic]) -> None:
-        """Copy a value in memory order into the buffer; if sizes are open, the buffer takes its shape."""
+        """Copy a value in memory order into the buffer. If sizes are open, the buffer gets the value's shape."""
         if self.tensor.data.shape != memory.shape:
             self.tensor.shape = memory.shape
         self.tensor.data[...] = memory
 
     def resize(self, shape: Sequence[int]) -> None:
-        """Give a tensor with open sizes a logical shape, and more memory if needed. Values are lost."""
+        """Set the logical shape of a tensor with open sizes, with more memory if needed. Values are lost."""
         self.tensor.shape = self.spec.in_memory(shape)
 
     def blank(self, sentinel: int) -> None:
@@ -79,5 +78,5 @@ class HostBuffer:
 
 
 def _shared(array: NDArray[np.generic]) -> Any:
-    """Share an array with OpenVINO."""
+    """Return an ``openvino.Tensor`` in the memory of an array."""
     return import_openvino().Tensor(array, shared_memory=True)

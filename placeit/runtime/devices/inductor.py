@@ -1,4 +1,4 @@
-"""CPU core sets on which Inductor compiles the segments of PyTorch programs."""
+"""CPU core sets that run segments of PyTorch programs after Inductor has compiled them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 class InductorProgram(TorchProgram):
-    """A segment that Inductor has compiled, or has refused: PyTorch then runs it op by op.
+    """A segment that Inductor has compiled, or that PyTorch runs op by op, since Inductor has refused it.
 
     Attributes:
-        from_disk: whether it was compiled before.
+        from_disk: whether an earlier compilation was loaded from disk.
         refused: why Inductor refused it; empty if it is compiled.
         library: library that runs it without Python; None if Python runs it.
     """
@@ -42,7 +42,7 @@ class InductorProgram(TorchProgram):
 
 
 class InPlace(TorchBuffer):
-    """A contiguous tensor in host memory. Runs write to this memory, which never changes."""
+    """A contiguous tensor in host memory. Runs write to its memory, which stays the same."""
 
     fixed_memory = True
 
@@ -58,8 +58,8 @@ class InPlace(TorchBuffer):
 class InductorInstance(TorchInstance):
     """A compiled segment with its input and output buffers.
 
-    It runs without Python if its inputs have fixed addresses. Outputs of segments that run op by op have none: before each
-    run, Python looks up their addresses. The interpreter's lock is released while the segment runs.
+    It runs without Python if its inputs have fixed addresses. Outputs of segments that run op by op have no fixed addresses:
+    Python reads them before each run. Python's global interpreter lock is released while the segment runs.
     """
 
     def __init__(self, program: InductorProgram, library: _core.CompiledProgram) -> None:
@@ -86,7 +86,7 @@ class InductorInstance(TorchInstance):
 
     @property
     def native(self) -> tuple[int, int] | None:
-        """Addresses of a C function that runs it, and of its argument; None if Python has to look up inputs first."""
+        """Addresses of a C function that runs it, and of its argument; None if Python has to read addresses first."""
         return None if self._movable_inputs else self._compiled.entry
 
     def bind(self, index: int, buffer: Buffer) -> None:
@@ -127,12 +127,8 @@ class InductorDevice(TorchDevice):
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         super().__init__(device, precision=precision)
+        self.program_key = f"inductor cpu {self.threads}"  # kernels are compiled for a number of threads
         self._refused: dict[str, str] = {}  # reasons by segment identity: a refused segment is not compiled again
-
-    @property
-    def program_key(self) -> str:
-        """Key of its programs: their kernels are for a number of threads."""
-        return f"inductor cpu {self.threads}"
 
     def compile(self, segment: SegmentSource) -> InductorProgram:
         """Compile a segment, which takes many seconds, or load it from disk. Raises DeviceError."""
@@ -152,7 +148,7 @@ class InductorDevice(TorchDevice):
         return InductorProgram(segment, module, refused=why)
 
     def instance(self, program: Program) -> TorchInstance:
-        """Make buffers for a program. Raises DeviceError if there is no memory for them."""
+        """Make an instance of a program. Raises DeviceError if there is not enough memory for its buffers."""
         made = narrowed(InductorProgram, program)
         if made.library is None:
             return super().instance(program)

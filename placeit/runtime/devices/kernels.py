@@ -49,7 +49,6 @@ class CountsKernels(Protocol):
 
     def counted(self) -> list[CountedKernel]:
         """Return the kernels; empty if their times are not counted."""
-        ...
 
 
 def group_shares(kernels: Sequence[Kernel], grouping: Grouping) -> NDArray[np.float64]:

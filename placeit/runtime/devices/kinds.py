@@ -87,7 +87,6 @@ class Counts(Protocol):
 
     def counting(self, device: Device, precision: str) -> RuntimeDevice:
         """Open a device whose programs count the time of each kernel. Raises DeviceError."""
-        ...
 
 
 def device_kind(device: Device) -> DeviceKind:

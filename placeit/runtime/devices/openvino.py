@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,37 +31,28 @@ from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize, BySizeInstance
 from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
-from placeit.runtime.devices.openvino_c import (
-    NativeContext,
-    NativeModel,
-    NativeOpenVino,
-    NativeRequest,
-    Spec,
-    native_openvino,
-)
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, Spec, native_openvino
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
 
-_SLOWER = 1.1  # times the seconds of a program for one size: the most that a program for all sizes may take
+_MAX_SLOWDOWN = 1.1  # of a program for all sizes, relative to a program for one size
 
 _log = logging.getLogger("placeit")
 
 
 class OpenVinoProgram:
-    """A segment compiled by OpenVINO: through its C library where that is possible, and else through its Python binding.
+    """A segment compiled by OpenVINO, through its C library if possible, or else through its Python binding.
 
     Args:
-        segment: the segment that was compiled.
+        segment: the segment.
         compiled: the compiled model, of the C library or the Python binding.
-        is_open: see below.
-        states: see below.
 
     Attributes:
-        is_open: whether a size in it is open: then a request has no memory for outputs before a run.
-        states: initial values, by name, of states that are the last inputs and outputs of what is compiled.
-        from_disk: whether it was compiled before, and kept on disk.
+        is_open: whether a size in it is open, so that a request has no memory for outputs before a run.
+        states: initial values, by name, of states that are the last inputs and outputs of the compiled model.
+        from_disk: whether an earlier compilation was loaded from disk.
     """
 
     def __init__(
@@ -70,50 +62,68 @@ class OpenVinoProgram:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.compiled = compiled
-        self.segment = segment  # weights may lie in memory that its model holds
+        self.segment = segment  # its model may own the memory of weights
         self.from_disk = from_cache(compiled)
 
     def counted(self) -> list[CountedKernel]:
-        """Return its kernels and their times, if it was compiled with counters."""
+        """Return its kernels and their times; empty if it was compiled without counters."""
         return [] if isinstance(self.compiled, NativeModel) else counted_kernels(self.compiled)
 
     def mend(self) -> None:
-        """Run on zeros, at other sizes than the runs before, in a separate request.
+        """Run on zeros of the minimum or typical sizes in a separate request, to repair the program after a failed run.
 
-        After a run that failed, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful
-        run, until a request with other sizes has run.
+        After a failed run, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful run,
+        until a request with other sizes has run.
         """
         request = self.compiled.create_infer_request()
-        for at in (lambda spec: [low for low, _ in spec.in_memory(spec.limits)], lambda spec: spec.memory_shape):
+        for minimum in (True, False):
             with contextlib.suppress(RuntimeError):
                 for i, spec in enumerate(self.inputs):
-                    shape = spec.memory_shape if spec.limits is None else at(spec)
+                    limits = spec.in_memory(spec.limits) if minimum and spec.limits is not None else None
+                    shape = spec.memory_shape if limits is None else [low for low, _ in limits]
                     request.set_input_tensor(i, import_openvino().Tensor(np.zeros(shape, spec.dtype)))
                 request.infer()
                 return
 
 
-class NativeInstance:
-    """An infer request of the C library, which a loop without Python can run. Its tensors are set once.
+class _RequestInstance(ABC):
+    """An infer request whose tensors are set once, so that a run copies nothing and looks nothing up in Python.
 
     Tensors that a GPU's plugin has allocated for the same GPU are not copied.
+    """
+
+    rebinds = True  # may read and write other buffers from one run to the next
+
+    def _make_outputs(self, program: OpenVinoProgram, own_tensor: Callable[[int], Any]) -> None:
+        """Make output buffers: in memory of the request, which ``own_tensor`` returns, or in new memory if sizes are open."""
+        self._outputs: list[HostBuffer] = []
+        for i, spec in enumerate(program.outputs):
+            own = spec.limits is None and not program.is_open
+            self._outputs.append(HostBuffer(spec, own_tensor(i) if own else None))
+            if not own:
+                self.write_to(i, self._outputs[i])
+
+    @abstractmethod
+    def write_to(self, index: int, buffer: Buffer) -> None:
+        """Write output ``index`` to ``buffer`` in every later run."""
+
+    def output(self, index: int) -> HostBuffer:
+        """Return the buffer that output ``index`` is written to."""
+        return self._outputs[index]
+
+
+class NativeInstance(_RequestInstance):
+    """An infer request of the C library, which a loop without Python can run.
 
     Attributes:
         run: runs it from Python.
     """
 
-    rebinds = True  # may read and write other buffers from one run to the next
-
     def __init__(self, program: OpenVinoProgram) -> None:
         self.program = program
         self.request: NativeRequest = program.compiled.request()
         self.run = self._infer = self.request.infer
-        self._outputs: list[HostBuffer] = []
-        for i, spec in enumerate(program.outputs):
-            own = spec.limits is None and not program.is_open
-            self._outputs.append(HostBuffer(spec, self.request.output(i) if own else None))
-            if not own:
-                self.write_to(i, self._outputs[i])
+        self._make_outputs(program, self.request.output)
 
     @property
     def native(self) -> tuple[int, int] | None:
@@ -121,73 +131,56 @@ class NativeInstance:
         return self.request.entry if self.run is self._infer else None
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on."""
+        """Read input ``index`` from ``buffer`` in every later run."""
         self.request.set_input(index, _memory(narrowed(HostBuffer, buffer), self.program.compiled.inputs[index]))
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
+        """Write output ``index`` to ``buffer`` in every later run."""
         made = narrowed(HostBuffer, buffer)
         self.request.set_output(index, _memory(made, self.program.compiled.outputs[index]))
         self._outputs[index] = made
 
-    def output(self, index: int) -> HostBuffer:
-        """Return the buffer that output ``index`` is written to."""
-        return self._outputs[index]
-
 
 def _memory(buffer: HostBuffer, port: Spec) -> Any:
-    """Return a buffer as the C library takes it: Python's tensor if sizes are open, else the library's own, or an array."""
+    """Return the memory of a buffer for the C library: Python's tensor if sizes are open, else the library's, or an array."""
     if port[0] is None:
         return buffer.tensor
     return buffer.tensor.data if buffer.native is None else buffer.native
 
 
-class OpenVinoInstance:
-    """An infer request of the Python binding. Its tensors are set once: a run copies nothing here and looks nothing up.
-
-    Tensors that a GPU's plugin has allocated for the same GPU are not copied.
+class OpenVinoInstance(_RequestInstance):
+    """An infer request of the Python binding.
 
     Args:
-        program: what it runs.
-        infer: runs an infer request.
+        program: the program.
+        infer: function that runs an infer request.
     """
-
-    rebinds = True  # may read and write other buffers from one run to the next
 
     def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
         self.program = program
         self.request = program.compiled.create_infer_request()
         self._infer = infer or _infer
         self._variables, self._keep = self.request.query_state(), False
-        self._outputs: list[HostBuffer] = []
-        for i, spec in enumerate(program.outputs):
-            own = spec.limits is None and not program.is_open
-            self._outputs.append(HostBuffer(spec, self.request.get_output_tensor(i) if own else None))
-            if not own:
-                self.write_to(i, self._outputs[i])
+        self._make_outputs(program, self.request.get_output_tensor)
         self._bound: dict[int, HostBuffer] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on."""
+        """Read input ``index`` from ``buffer`` in every later run."""
         self._bound[index] = narrowed(HostBuffer, buffer)
         with explaining(f"A buffer does not fit input {index} of a segment"):
             self.request.set_input_tensor(index, self._bound[index].tensor)
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
+        """Write output ``index`` to ``buffer`` in every later run."""
         made = narrowed(HostBuffer, buffer)
         with explaining(f"A buffer does not fit output {index} of a segment"):
             self.request.set_output_tensor(index, made.tensor)
         self._outputs[index] = made
 
-    def output(self, index: int) -> HostBuffer:
-        """Return the buffer that output ``index`` is written to."""
-        return self._outputs[index]
-
     def run(self) -> None:
         """Run in the calling thread. Raises RuntimeError."""
         if self._variables and not self._keep:
-            self.reset_state()  # results must not depend on the request that happened to run here before
+            self.reset_state()  # results must not depend on earlier requests
         try:
             self._infer(self.request)
         except RuntimeError:
@@ -211,21 +204,21 @@ class OpenVinoInstance:
         """Set its variables to values from ``states``. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
-                variable.state = _fetched(states[variable.name])
+                variable.state = fetched(states[variable.name])
 
     def state_bytes(self) -> int:
-        """Return the bytes of its variables' values; for an attention's cache, OpenVINO copies the value to tell."""
+        """Return the bytes of its variables' values. For the cache of an attention, OpenVINO copies the value."""
         return sum(int(variable.state.byte_size) for variable in self._variables)
 
 
 class CopiedInstance(OpenVinoInstance):
     """An infer request that writes outputs to its own memory, from which they are copied.
 
-    The GPU plugin fails, or ends the process, if a program for open sizes has to write to memory that it was given.
+    The GPU plugin fails, or ends the process, if a program for open sizes writes to memory of the caller.
     """
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
+        """Write output ``index`` to ``buffer`` in every later run."""
         self._outputs[index] = narrowed(HostBuffer, buffer)
 
     def run(self) -> None:
@@ -238,10 +231,10 @@ class CopiedInstance(OpenVinoInstance):
 
 
 class CachingInstance(CopiedInstance):
-    """An infer request that gets growing states as inputs, and keeps the new states that it returns as outputs.
+    """An infer request that takes growing states as inputs, and stores the new states that it returns as outputs.
 
-    Where two requests of a program have variables that grow, OpenVINO's GPU plugin (2026.4) mixes them up: it computes with the
-    state of another request, or fails ("Layout mismatch"), whenever a run has the sizes of the one before.
+    If two requests of a program have variables that grow, OpenVINO's GPU plugin (2026.4) mixes them up: it computes with the
+    state of another request, or fails ("Layout mismatch"), whenever a run has the sizes of the previous run.
     """
 
     def __init__(self, program: OpenVinoProgram) -> None:
@@ -271,15 +264,11 @@ class CachingInstance(CopiedInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set its variables to values from ``states``. Raises DeviceError."""
         super().set_states(states)
-        self._states = {name: _fetched(states[name]) for name in self._states}
+        self._states = {name: fetched(states[name]) for name in self._states}
 
     def state_bytes(self) -> int:
         """Return the bytes of its variables' values."""
         return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
-
-
-def _fetched(value: Any) -> Any:
-    return value.fetch() if isinstance(value, Fetched) else value
 
 
 def _infer(request: Any) -> None:
@@ -293,25 +282,25 @@ def _copied(tensor: Any) -> Any:
 
 
 class OpenVinoDevice(OnWorker):
-    """An OpenVINO device that runs one request at a time, on its own thread.
+    """An OpenVINO device that runs one request at a time, on a thread of the device.
 
     A CPU core set of one core runs inference in its worker thread, which is bound to that core. A larger set gets as many
-    inference threads as it has cores; only the calling one is bound, because OpenVINO's threads are shared by the process.
-    ``CPU``, all cores, is left to OpenVINO with its latency hint: how many threads, and on which cores.
+    inference threads as it has cores; only the calling thread is bound, because OpenVINO's threads are shared by the process.
+    For ``CPU``, all cores, OpenVINO chooses the number of threads and their cores by its latency hint.
 
-    A GPU allocates buffers in USM host memory, which an integrated GPU and the host use in place, and which is pinned for a
-    discrete one. Inference blocks the worker thread, without Python's lock, until the GPU has ended: OpenVINO enqueues the
-    kernels on the calling thread. In asynchronous mode, a thread of OpenVINO would enqueue them and block, and the time that
-    both threads take to wake would be added.
+    A GPU allocates buffers in USM host memory. An integrated GPU and the host use it in place; for a discrete GPU it is pinned.
+    Inference blocks the worker thread, without Python's global interpreter lock, until the GPU has ended: OpenVINO enqueues the
+    kernels on the calling thread. In asynchronous mode, a thread of OpenVINO would enqueue them and block, so that two threads
+    would have to wake up.
 
-    All of this goes through OpenVINO's C library, so that segments have native entries. Where the C library cannot be used or
-    knows no such device, and for segments with state or counters, it goes through the Python binding.
+    Devices use OpenVINO's C library, so that segments have native entries. They use the Python binding if the C library cannot
+    be used or does not know the device, and for segments with state or counters.
 
     Args:
-        device: the device; its address names the real one.
-        precision: inference precision, ``f32`` unless asked otherwise: OpenVINO's default would be bf16 on some CPUs, and
-            results of different devices could not be compared.
-        properties: further ones that segments are compiled with.
+        device: the device; its address names the hardware.
+        precision: inference precision, by default ``f32``: OpenVINO's default is bf16 on some CPUs, and results of different
+            devices could not be compared.
+        properties: further properties that segments are compiled with.
     """
 
     space = "host"
@@ -327,7 +316,7 @@ class OpenVinoDevice(OnWorker):
         self.program_key = f"openvino {target_name(device)} {sorted(self._configuration.items())}"
         # further properties may ask for counters, which only Python reads
         self._native: NativeOpenVino | None = None if self._properties else native_openvino()
-        self._context: Any = None  # of the same OpenVINO core as the compiled models
+        self._context: Any = None  # allocates a GPU's memory, in the same OpenVINO core as the compiled models
         if device.where.family == "GPU":
             with contextlib.suppress(DeviceError):
                 self._context = None if self._native is None else self._native.context(target_name(device))
@@ -335,10 +324,10 @@ class OpenVinoDevice(OnWorker):
                 self._native = None
                 with explaining(f"OpenVINO cannot allocate memory for {device.name}"):
                     self._context = openvino_core().get_default_context(target_name(device))
-        self._warned = False  # whether it has been logged that this device compiles for each size
-        self._worker = Worker(f"placeit {device.name}", device.cores)
-        # a caller may run inference on its own thread, which is on the device's cores only if these are all cores
-        self._worker.lane.lends = MAX_LENT_S if device.cores else MAX_LENT_ALL_CORES_S
+        self._warned = False  # whether a warning was logged that this device compiles for each size
+        self.worker = Worker(f"placeit {device.name}", device.cores)
+        # a caller may run inference on its own thread, which is not bound to the device's cores
+        self.worker.lane.lends = MAX_LENT_S if device.cores else MAX_LENT_ALL_CORES_S
 
     @property
     def shares_memory(self) -> bool:
@@ -346,24 +335,22 @@ class OpenVinoDevice(OnWorker):
         return self._context is not None
 
     def compile(self, segment: SegmentSource) -> OpenVinoProgram | BySize[OpenVinoProgram]:
-        """Compile a segment; one with open sizes in the way that is faster at the typical sizes. Raises DeviceError.
+        """Compile a segment. Raises DeviceError.
 
-        On a CPU, it is compiled into one program for all sizes. On other devices, a program for all sizes and one for the
-        typical sizes are compiled and timed: if the first takes more than 1.1 times as long, or fails, there is a program for
-        each size.
+        On a CPU, a segment with open sizes is compiled into one program for all sizes. On other devices, a program for all
+        sizes and one for the typical sizes are compiled and timed. If the first takes more than 1.1 times as long, or fails,
+        a program is compiled for each size.
         """
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
             return self._compile_once(segment)
         per_size = BySize(segment, self._compile_once)
-        if per_size.has_state:  # a single request has to keep the state for all sizes
-            return self._compile_once(segment, native=False)
-        typical = per_size.at_typical_sizes()
-        if typical.is_open:  # sizes also enter as values
+        # a single request has to keep the state for all sizes; and sizes may also be values of inputs
+        if per_size.has_state or (typical := per_size.at_typical_sizes()).is_open:
             return self._compile_once(segment, native=False)
         with contextlib.suppress(DeviceError):
             all_sizes = self._compile_once(segment, native=False)
             with explaining(f"A segment fails on {self.name}"):
-                if times_slower(all_sizes, typical, self._runnable) <= _SLOWER:
+                if times_slower(all_sizes, typical, self._runnable) <= _MAX_SLOWDOWN:
                     return all_sizes
         if not self._warned:
             self._warned = True
@@ -390,11 +377,11 @@ class OpenVinoDevice(OnWorker):
             return OpenVinoProgram(segment, compiled, is_open=model.is_dynamic(), states=states)
 
     def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the program of a segment is on disk, most likely."""
+        """Return whether the program of a segment is probably on disk."""
         return is_kept(*self._compiled_as, lambda: segment.identity)
 
     def instance(self, program: Program) -> OpenVinoInstance | NativeInstance | BySizeInstance:
-        """Make an infer request. Raises DeviceError."""
+        """Make an instance of a program. Raises DeviceError."""
         return BySizeInstance(program, self._runnable) if isinstance(program, BySize) else self._runnable(program)
 
     def _runnable(self, program: Program) -> OpenVinoInstance | NativeInstance:
@@ -409,11 +396,11 @@ class OpenVinoDevice(OnWorker):
             return OpenVinoInstance(made)
 
     def explain(self) -> str:
-        """Return a message about the last error of the C library."""
+        """Return the message of the last error of the C library."""
         return f"Inference failed on {self.name}: {'' if self._native is None else self._native.explain()}"
 
     def allocate(self, spec: BufferSpec) -> HostBuffer:
-        """Allocate host memory; the plugin of a GPU allocates USM host memory, unless the GPU lacks it."""
+        """Allocate host memory. The plugin of a GPU allocates USM host memory if the GPU has it."""
         if self._context is None or not spec.nbytes or spec.limits is not None:
             return HostBuffer(spec)
         openvino, dtype = import_openvino(), np.dtype(spec.dtype)

@@ -1,8 +1,8 @@
-"""OpenVINO's C library through ctypes: infer requests that code without Python can run by a function pointer.
+"""OpenVINO's C library through ctypes: infer requests that native code can run by a function pointer.
 
 The ``openvino`` wheel contains the library. It computes the same results as the Python binding, with the same properties, and
-also offers a function and its argument, :attr:`NativeRequest.entry`. Its core is not Python's, but an integrated GPU reads
-memory in place that its plugin has allocated for either core (2026.4).
+also has a function pointer with its argument, :attr:`NativeRequest.entry`. Its core is not the core of the Python binding, but
+an integrated GPU uses memory in place that its plugin has allocated for either core (2026.4).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 Spec = tuple[tuple[int, ...] | None, np.dtype[Any]]
-"""Shape and NumPy type of an input or output. The shape is None if any size in the model is open, also of a tensor inside it:
-a request then has no memory for it before a run."""
+"""Shape and NumPy type of an input or output. The shape is None if any size of a tensor in the model is open: a request then
+has no memory for inputs and outputs before a run."""
 
 _F32 = 4  # ``ov_element_type_e.F32``
 _VERSIONS = (2025, 0), (2026, 4)  # first and last release whose functions, structs and handles are as they are declared here
@@ -57,24 +57,20 @@ _PROBE = (
 
 
 def library_folder() -> Path:
-    """Return where the installed wheel keeps its libraries."""
+    """Return the folder of the libraries in the installed wheel."""
     return Path(import_openvino().__file__).parent / "libs"
 
 
 def native_openvino() -> NativeOpenVino | None:
     """Return the C library of the installed wheel, loaded once; None if it cannot be used (:func:`why_not` returns why)."""
-    found = _load_library(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), str(import_openvino().get_version()))
     return None if isinstance(found, str) else found
 
 
 def why_not() -> str | None:
     """Return why the C library cannot be used; None if it can."""
-    found = _load_library(library_folder(), _wheel_version())
+    found = _load_library(library_folder(), str(import_openvino().get_version()))
     return found if isinstance(found, str) else None
-
-
-def _wheel_version() -> str:
-    return str(import_openvino().get_version())
 
 
 @functools.cache
@@ -92,13 +88,13 @@ class NativeOpenVino:
     """The C library with its own core, which is shared and never released, like Python's (``openvino_core``).
 
     A model is passed in place. The C library's handle of a model is a C++ shared pointer, so a handle is made that points to
-    the model that Python holds. When the library is loaded, three things are checked: its release is one that this code was
-    written for, its handles are such pointers, and both libraries' models are of the same C++ class. Nothing is copied or
-    written, and constants stay shared with the model, as with the Python binding. A file in memory would cost more: with 200 MB
-    of constants, 0.3 to 0.7 s for each compilation, and 200 MB for as long as the compiled model lives, because the CPU plugin
-    keeps the memory that it reads constants from (2026.4).
+    Python's model. When the library is loaded, three things are checked: this code was written for its release, its handles are
+    such pointers, and the models of both libraries are of the same C++ class. Nothing is copied or written, and constants stay
+    shared with the model, as with the Python binding. A file in memory would cost more: with 200 MB of constants, 0.3 to 0.7 s
+    for each compilation, and 200 MB for as long as the compiled model lives, because the CPU plugin keeps the memory that it
+    reads constants from (2026.4).
 
-    If sizes are open, tensors of Python are passed in the same way: a tensor that one request writes and another one reads has
+    If sizes are open, tensors of Python are passed in the same way. A tensor that one request writes and another one reads has
     to be the same object for both, as the shape is part of it.
 
     Args:
@@ -123,10 +119,10 @@ class NativeOpenVino:
         self.takes_tensors = self._knows_tensors()
 
     def compile(self, model: Any, target: str, properties: Mapping[str, Any], identity: str = "") -> NativeModel:
-        """Compile an ``openvino.Model``, or take it from the cache of compiled models if that is asked for.
+        """Compile an ``openvino.Model``, or load it from the cache of compiled models if the cache is on.
 
         Args:
-            model: the model. It must not be changed any more.
+            model: the model. It must not be changed afterwards.
             target: a device of OpenVINO, such as ``CPU``.
             properties: properties to compile with, spelled as for the Python binding.
             identity: key of the model in the cache.
@@ -142,7 +138,7 @@ class NativeOpenVino:
             return compiled
 
     def compile_model(self, model: Any, target: str, properties: Mapping[str, Any]) -> NativeModel:
-        """Compile as the Python binding's core does, with no cache. Raises RuntimeError or ValueError."""
+        """Compile without a cache, with the interface of the Python binding's core. Raises RuntimeError or ValueError."""
         spelled = [c_char_p(_property_text(text)) for name_and_value in properties.items() for text in name_and_value]
         if model.is_dynamic() and not self.takes_tensors:
             raise ValueError("a shape is not fixed")
@@ -178,11 +174,11 @@ class NativeOpenVino:
     def _knows_tensors(self) -> bool:
         """Return whether a handle of a tensor is a shared pointer to the object that a tensor of Python holds.
 
-        A handle that was made here is passed to the library only if it looks like a handle that the library has made.
+        A handle that was made here is passed to the library only if it has the form of a handle that the library has made.
         """
         memory = np.zeros((2, 3))
         tensor, size = import_openvino().Tensor(memory, shared_memory=True), c_size_t()
-        if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # not pybind11: its objects may look different
+        if not hasattr(type(tensor), "_pybind11_conduit_v1_"):  # not of pybind11: its memory layout may differ
             return False
         handle = self._library.make("ov_tensor_create_from_host_ptr", _F32, _shape((2, 3)), memory.ctypes.data)
         try:
@@ -226,7 +222,7 @@ class NativeTensor:
         self._library, self._spec, self._owner = library, spec, owner
 
     def view(self) -> NDArray[Any]:
-        """Return an array that views the memory and keeps it. Raises RuntimeError; ValueError if the size is unexpected."""
+        """Return an array in the memory, which it keeps alive. Raises RuntimeError, or ValueError for an unexpected size."""
         (shape, dtype), size = self._spec, c_size_t()
         assert shape is not None  # noqa: S101 (tensors with open sizes are Python's)
         self._library.call("ov_tensor_get_byte_size", self.address, byref(size))
@@ -243,8 +239,8 @@ class NativeModel:
     """A segment compiled through the C library.
 
     Attributes:
-        inputs: shape and NumPy type of each, in memory; bf16, which NumPy lacks, is held as its bits in ``uint16``.
-        outputs: shape and NumPy type of each, in memory, like inputs.
+        inputs: shape and NumPy type of each input in memory. The bits of bf16, which NumPy lacks, are ``uint16``.
+        outputs: shape and NumPy type of each output in memory.
     """
 
     def __init__(
@@ -269,11 +265,11 @@ class NativeModel:
 
 
 class NativeRequest:
-    """An infer request of a compiled segment. It can be running only once at a time.
+    """An infer request of a compiled segment, which only one thread may run at a time.
 
     Attributes:
-        entry: addresses of a function ``int infer(void *request)``, for any thread, with or without Python's lock, and of its
-            argument, for as long as this object lives. The function returns when the run has ended; 0 is success.
+        entry: addresses of a function ``int infer(void *request)`` and of its argument, for as long as this object lives. Any
+            thread may call it, with or without Python's lock. It returns when the run has ended: 0 for success.
     """
 
     def __init__(self, library: OpenVinoLibrary, model: NativeModel, address: int) -> None:
@@ -283,32 +279,25 @@ class NativeRequest:
         weakref.finalize(self, _free_request, library, address, model, self._bound).atexit = False
 
     def set_input(self, index: int, memory: Any) -> None:
-        """Read input ``index`` from some memory in every later run, with the value at the start of the run.
-
-        Args:
-            index: number of the input.
-            memory: an array of the input's shape and type, C-contiguous, or a tensor of the library's; if sizes are open, an
-                ``openvino.Tensor``. The request keeps it.
-
-        Raises:
-            DeviceError: the memory does not fit, there is no such input, or the request is running.
-        """
+        """Read input ``index`` from some memory in every later run, with the value at the start of the run."""
         self._set("input", index, memory)
 
     def set_output(self, index: int, memory: Any) -> None:
-        """Write output ``index`` to some memory in every later run.
-
-        Args:
-            index: number of the output.
-            memory: an array of the output's shape and type, C-contiguous and writable, or a tensor of the library's; if sizes
-                are open, an ``openvino.Tensor``, which a run gives its shape, and more memory if needed. The request keeps it.
-
-        Raises:
-            DeviceError: the memory does not fit, there is no such output, or the request is running.
-        """
+        """Write output ``index`` to some memory in every later run."""
         self._set("output", index, memory)
 
     def _set(self, side: str, index: int, memory: Any) -> None:
+        """Set the memory of an input or output.
+
+        Args:
+            side: ``input`` or ``output``.
+            index: number of the input or output.
+            memory: a C-contiguous array of its shape and type, writable for an output; or a tensor of the library. If sizes are
+                open, an ``openvino.Tensor``, of which a run sets the shape. The request keeps it alive.
+
+        Raises:
+            DeviceError: the memory does not fit, there is no such input or output, or the request is running.
+        """
         with explaining(f"A buffer does not fit {side} {index} of a segment"):
             shape, dtype = _at(self._model.inputs if side == "input" else self._model.outputs, index)
             if shape is None:
@@ -349,7 +338,7 @@ class NativeRequest:
             return NativeTensor(self._library, address, spec, self)
 
     def infer(self) -> None:
-        """Run without Python's lock, in the calling thread as far as OpenVINO uses it. Raises DeviceError."""
+        """Run without Python's lock, as far as possible in the calling thread. Raises DeviceError."""
         if status := self._library.infer(self._address):
             raise DeviceError(f"Inference failed: {self._library.explain(status)}")
 
@@ -385,7 +374,7 @@ def _element_type(library: OpenVinoLibrary, dtype: np.dtype[Any]) -> int:
 
 
 def _handle_of(model: Any) -> ctypes.Array[c_void_p]:
-    """Make the C library's handle of a model: a shared pointer that owns nothing; the model has to outlive it."""
+    """Make the C library's handle of a model: a shared pointer without ownership, which the model has to outlive."""
     return (c_void_p * 2)(model._get_raw_address(), None)
 
 

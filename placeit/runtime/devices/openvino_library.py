@@ -1,4 +1,4 @@
-"""OpenVINO's C library through ctypes; its errors become exceptions."""
+"""OpenVINO's C library through ctypes. Its errors are raised as exceptions."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "ov_tensor_get_byte_size": (c_void_p, POINTER(c_size_t)),
     "ov_tensor_data": (c_void_p, _OUT),
 }
-"""Functions that return a status, with their arguments. ``ov_core_compile_model`` takes more of them: strings, as many as its
-fourth argument says, names and values of properties in turn."""
+"""Functions that return a status, with the types of their arguments. ``ov_core_compile_model`` has further arguments, whose
+number is its fourth argument: names and values of properties, alternately, as strings."""
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "ov_core_get_default_context": (c_void_p, c_char_p, _OUT),
     "ov_remote_context_create_host_tensor": (c_void_p, c_int, Shape, _OUT),
     "ov_model_const_input_by_index": (c_void_p, c_size_t, _OUT),
     "ov_port_get_element_type": (c_void_p, POINTER(c_int)),
 }
-"""Functions for devices that allocate memory. A library may lack them; calling one then raises KeyError."""
+"""Functions for devices that allocate memory. A library may lack them: then calling one raises KeyError."""
 _FREES = (
     "ov_version_free",
     "ov_model_free",
@@ -59,7 +59,7 @@ _FREES = (
     "ov_free",
 )
 _WITHOUT_MESSAGE = range(-16, -13)
-"""Statuses of the C library's own checks, which leave the last message as it was."""
+"""Statuses of the C library's own checks, which do not set the last message."""
 
 
 class OpenVinoLibrary:

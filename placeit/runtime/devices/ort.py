@@ -22,7 +22,7 @@ from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = [
@@ -37,33 +37,34 @@ __all__ = [
     "refusals_here",
 ]
 
-_MAX_SHAPES = 1024  # sets of input shapes for which an instance remembers the shapes of its outputs
-_SHAPE = 64  # bytes of the largest integer input that may hold a shape, so that sizes depend on its values
+_MAX_SHAPES = 1024  # sets of input shapes for which an instance caches the shapes of its outputs
+_MAX_SHAPE_BYTES = 64  # of an integer input that may be a shape, so that the sizes of outputs depend on its values
 
 
 class OrtProgram:
     """A segment as an ONNX Runtime session.
 
     Attributes:
-        states: initial values of its states, by name: the last inputs of the session, whose last outputs are their next values.
+        states: initial values of its states, by name. The last inputs of the session are states, and its last outputs are their
+            next values.
     """
 
     def __init__(self, segment: SegmentSource, model: Any, session: Any) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.session = session
-        known = isinstance(model, OnnxFile)
-        self.input_names = model.inputs if known else [value.name for value in session.get_inputs()]
-        self.output_names = model.outputs if known else [value.name for value in session.get_outputs()]
+        is_file = isinstance(model, OnnxFile)
+        self.input_names = model.inputs if is_file else [value.name for value in session.get_inputs()]
+        self.output_names = model.outputs if is_file else [value.name for value in session.get_outputs()]
         values = {value.name: value for value in session.get_inputs()}
         self.states = {name: initial_state(values[name]) for name in self.input_names[len(self.inputs) :]}
 
 
 class _OpenBuffer(HostBuffer):
-    """An output whose size depends on the data, in the memory that ONNX Runtime has allocated for it in the last run."""
+    """An output whose size depends on the data, in memory that ONNX Runtime allocated in the last run."""
 
-    def take(self, value: NDArray[np.generic]) -> None:
-        """Hold a value from now on."""
+    def replace(self, value: NDArray[np.generic]) -> None:
+        """Replace the tensor by a value, without a copy."""
         data = np.require(value, requirements="C").view(self.spec.dtype)  # NumPy may have two types of 64 bits
         self.tensor = import_openvino().Tensor(data, shared_memory=True)
 
@@ -71,8 +72,8 @@ class _OpenBuffer(HostBuffer):
 class OrtInstance:
     """An IO binding that reads and writes the memory of buffers in place. Instances on one thread share a session.
 
-    ONNX Runtime allocates memory for outputs whose size depends on the data, anew in each run. In the first run at some sizes
-    of the inputs, it also allocates the outputs with open sizes, which are then copied.
+    In each run, ONNX Runtime allocates memory for outputs whose size depends on the data. In the first run at some sizes of the
+    inputs, it also allocates the outputs with open sizes, which are then copied.
     """
 
     rebinds = True  # may read and write other buffers from one run to the next
@@ -80,18 +81,21 @@ class OrtInstance:
     def __init__(self, program: OrtProgram) -> None:
         self._specs = program.inputs
         self._names = program.input_names
-        self._resized = [i for i, spec in enumerate(self._specs) if spec.limits is not None]
-        self._telling = [i for i, spec in enumerate(self._specs) if np.dtype(spec.dtype).kind in "iu" and spec.nbytes <= _SHAPE]
-        self._sized = [i for i, spec in enumerate(program.outputs) if spec.limits is not None]
-        self._shapes: dict[object, list[tuple[int, ...]]] = {}  # shapes of these outputs, by the inputs that tell them
+        self._open_inputs = [i for i, spec in enumerate(self._specs) if spec.limits is not None]
+        self._shape_inputs = [
+            i for i, spec in enumerate(self._specs) if np.dtype(spec.dtype).kind in "iu" and spec.nbytes <= _MAX_SHAPE_BYTES
+        ]
+        self._open_outputs = [i for i, spec in enumerate(program.outputs) if spec.limits is not None]
+        # shapes of the outputs with open sizes, by the shapes and values of inputs that determine them
+        self._output_shapes: dict[object, list[tuple[int, ...]]] = {}
         self._session = program.session
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
         self._output_names = program.output_names
         shapes = {value.name: value.shape for value in program.session.get_outputs()}
-        self._open: dict[int, _OpenBuffer] = {}
+        self._data_dependent: dict[int, _OpenBuffer] = {}
         self._outputs: list[HostBuffer] = []
-        # all of them now, in this order: the binding returns outputs in the order in which they were bound at first
+        # in this order: the binding returns outputs in the order in which they were first bound
         for index, (name, spec) in enumerate(zip(self._output_names, program.outputs, strict=False)):
             if spec.limits is not None:
                 self._outputs.append(HostBuffer(spec))
@@ -100,12 +104,12 @@ class OrtInstance:
                 self._outputs.append(HostBuffer(spec))
                 self.write_to(index, self._outputs[index])
             else:
-                self._open[index] = _OpenBuffer(spec)
-                self._outputs.append(self._open[index])
+                self._data_dependent[index] = _OpenBuffer(spec)
+                self._outputs.append(self._data_dependent[index])
                 self._binding.bind_output(name, "cpu")
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
         spec, array = self._specs[index], buffer.array()
         if not fits(array.shape, spec.shape, spec.limits) or array.dtype != np.dtype(spec.dtype):
             raise DeviceError(
@@ -116,7 +120,7 @@ class OrtInstance:
         self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
+        """Write output ``index`` to ``buffer`` in every later run."""
         made = narrowed(HostBuffer, buffer)
         self._outputs[index] = made
         if made.spec.limits is None:
@@ -131,51 +135,50 @@ class OrtInstance:
         """The session's function, called as ``InferenceSession.run_with_iobinding`` does; None if sizes are open."""
         run = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
         binding = getattr(self._binding, "_iobinding", None)
-        if self._resized or self._sized or self._open or run is None or binding is None:
+        if self._open_inputs or self._open_outputs or self._data_dependent or run is None or binding is None:
             return None
         return functools.partial(run, binding, None)
 
     def run(self) -> None:
         """Compute the outputs."""
-        if self._resized or self._sized:
+        if self._open_inputs or self._open_outputs:
             self._run_sized()
             return
-        for index in self._open:  # or it would write to the memory of the run before
+        for index in self._data_dependent:  # or it would write to the memory of the last run
             self._binding.bind_output(self._output_names[index], "cpu")
         self._session.run_with_iobinding(self._binding)
-        if self._open:
-            made = self._binding.get_outputs()
-            for index, buffer in self._open.items():
-                buffer.take(made[index].numpy())
+        if self._data_dependent:
+            outputs = self._binding.get_outputs()
+            for index, buffer in self._data_dependent.items():
+                buffer.replace(outputs[index].numpy())
 
     def _run_sized(self) -> None:
-        """Compute the outputs at the sizes that the inputs have now."""
-        for index in self._resized:
+        """Compute the outputs at the present sizes of the inputs."""
+        for index in self._open_inputs:
             self.bind(index, self._bound[index][0])
-        shapes = tuple(self._bound[index][0].array().shape for index in self._resized)
-        key = shapes, *(self._bound[index][0].array().tobytes() for index in self._telling)
-        known = self._shapes.get(key)
-        for index, shape in zip(self._sized, known or (), strict=False):
+        input_shapes = tuple(self._bound[index][0].array().shape for index in self._open_inputs)
+        key = input_shapes, *(self._bound[index][0].array().tobytes() for index in self._shape_inputs)
+        shapes = self._output_shapes.get(key)
+        for index, shape in zip(self._open_outputs, shapes or (), strict=False):
             self._outputs[index].resize(shape)
-            self._binding.bind_ortvalue_output(
-                self._output_names[index], _ort_value(self._outputs[index].array(), self._outputs[index].spec)
-            )
-        for index in self._open if known is not None else (*self._open, *self._sized):
+            value = _ort_value(self._outputs[index].array(), self._outputs[index].spec)
+            self._binding.bind_ortvalue_output(self._output_names[index], value)
+        for index in self._data_dependent if shapes is not None else (*self._data_dependent, *self._open_outputs):
             self._binding.bind_output(self._output_names[index], "cpu")
         self._session.run_with_iobinding(self._binding)
-        made = self._binding.get_outputs() if self._open or known is None else []
-        for index, buffer in self._open.items():
-            buffer.take(made[index].numpy())
-        if known is None:
-            for index in self._sized:
-                self._outputs[index].fill(made[index].numpy())
-            if len(self._shapes) == _MAX_SHAPES:
-                self._shapes.clear()
-            self._shapes[key] = [self._outputs[index].array().shape for index in self._sized]
+        outputs = self._binding.get_outputs() if self._data_dependent or shapes is None else []
+        for index, buffer in self._data_dependent.items():
+            buffer.replace(outputs[index].numpy())
+        if shapes is None:
+            for index in self._open_outputs:
+                self._outputs[index].fill(outputs[index].numpy())
+            if len(self._output_shapes) == _MAX_SHAPES:
+                self._output_shapes.clear()
+            self._output_shapes[key] = [self._outputs[index].array().shape for index in self._open_outputs]
 
 
 class StatefulOrtInstance(OrtInstance):
-    """An instance that gives its session the states of the last run, or the initial ones, and keeps the states that follow."""
+    """An instance that passes the states of the last run, or the initial ones, to its session, and stores the next states."""
 
     in_c = None
 
@@ -195,7 +198,7 @@ class StatefulOrtInstance(OrtInstance):
             self._binding.bind_ortvalue_input(name, value)
         for name in self._output_names[self._first :]:  # or it would write to the memory of the states that it reads
             self._binding.bind_output(name, "cpu")
-        self._shapes.clear()  # shapes of outputs may depend on the length of the states
+        self._output_shapes.clear()  # shapes of outputs may depend on the length of the states
         super().run()
         self._states = dict(zip(self._states, self._binding.get_outputs()[self._first :], strict=True))
 
@@ -214,11 +217,8 @@ class StatefulOrtInstance(OrtInstance):
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
-        given = {name: states[name] for name in self._states}
-        tensors = {name: value.fetch() if isinstance(value, Fetched) else value for name, value in given.items()}
-        self._states = {
-            name: onnxruntime().OrtValue.ortvalue_from_numpy(np.array(value.data)) for name, value in tensors.items()
-        }
+        values = {name: np.array(fetched(states[name]).data) for name in self._states}
+        self._states = {name: onnxruntime().OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes."""
@@ -227,7 +227,7 @@ class StatefulOrtInstance(OrtInstance):
 
 def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
     """Wrap host memory, without a copy."""
-    data = array.transpose(0, 2, 3, 1) if spec.channels_last else array
+    data = spec.to_memory_order(array)
     if not data.flags.c_contiguous:
         raise DeviceError(
             f"A buffer of {spec.dtype} {list(spec.shape)} is not contiguous, and ONNX Runtime could only read a copy of it."
@@ -238,15 +238,15 @@ def _ort_value(array: NDArray[np.generic], spec: BufferSpec) -> Any:
 class OrtDevice(OnWorker):
     """A CPU core set that runs one ONNX Runtime session at a time, on its own thread.
 
-    A core set of one core computes in the worker thread alone, which is bound to that core. A larger set gets as many threads
-    as it has cores: each session starts its own, bound to the set.
+    A core set of one core computes only in the worker thread, which is bound to that core. For a larger set, each session
+    starts as many threads as the set has cores, and binds them to the set.
 
     Args:
         device: the device (``ort:CPU@0``).
-        precision: only ``f32`` is known: an ONNX model says itself in which types it computes.
+        precision: only ``f32``, as an ONNX model itself determines the types of its computations.
 
     Raises:
-        DeviceError: ONNX Runtime is not installed; another precision; cores that may not be used.
+        DeviceError: ONNX Runtime is not installed, the precision is another one, or the cores may not be used.
     """
 
     space = "host"
@@ -254,15 +254,15 @@ class OrtDevice(OnWorker):
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         check_device(device, precision)
         self.name = device.name
-        # the whole machine is used as ONNX Runtime does by default: one thread for each physical core
+        # for the whole machine, ONNX Runtime's default is one thread for each physical core
         address = device.where
         self._cores = tuple(sorted(one_per_physical_core(device.cores))) if address.whole_cpu else device.cores
         # with several cores, each session has threads that are bound to these cores
-        of = self._cores if len(self._cores) > 1 else ""
+        bound = self._cores if len(self._cores) > 1 else ""
         self._plain = device.plain
-        self.program_key = f"onnxruntime {address.hardware} {of} {'plain' if device.plain else ''}"
-        self._worker = Worker(f"placeit {device.name}", device.cores)
-        self._worker.lane.lends = MAX_LENT_ALL_CORES_S if address.whole_cpu else MAX_LENT_S
+        self.program_key = f"onnxruntime {address.hardware} {bound} {'plain' if device.plain else ''}"
+        self.worker = Worker(f"placeit {device.name}", device.cores)
+        self.worker.lane.lends = MAX_LENT_ALL_CORES_S if address.whole_cpu else MAX_LENT_S
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
@@ -288,7 +288,7 @@ def check_device(device: Device, precision: str) -> None:
     """Check that ONNX Runtime supports a device.
 
     Raises:
-        DeviceError: says what is missing; or another precision than ``f32`` is asked for.
+        DeviceError: the precision is not ``f32``, or ONNX Runtime cannot use the device.
     """
     name, runtime = device.name, onnxruntime()
     if precision != "f32":
@@ -331,7 +331,7 @@ def provider(gpu: int | None) -> tuple[str, dict[str, str]]:
 def open_session(
     segment: SegmentSource,
     name: str,
-    of: tuple[str, dict[str, str]],
+    execution_provider: tuple[str, dict[str, str]],
     cores: tuple[int, ...] = (),
     *,
     model: Any = None,
@@ -342,7 +342,7 @@ def open_session(
     Args:
         segment: the segment.
         name: name of the device.
-        of: execution provider, with its options.
+        execution_provider: name and options of the execution provider; see :func:`provider`.
         cores: cores of a core set.
         model: the segment as an ONNX model; None to get it from ``segment``.
         plain: whether the device is the only one that runs.
@@ -353,46 +353,48 @@ def open_session(
     model = segment.in_format("onnx") if model is None else model
     what = f"ONNX Runtime cannot compile a segment for {name}"
     with explaining(what):
-        session = _session(model, of, cores, plain=plain)
-    if session.get_providers()[0] != of[0]:
+        session = _session(model, execution_provider, cores, plain=plain)
+    if session.get_providers()[0] != execution_provider[0]:
         raise DeviceError(
-            f"{what}: its {of[0]} does not load. Install the versions of CUDA and cuDNN that this onnxruntime-gpu was built "
-            "for."
+            f"{what}: its {execution_provider[0]} does not load. Install the versions of CUDA and cuDNN that this "
+            "onnxruntime-gpu was built for."
         )
     if isinstance(model, OnnxFile):  # its sizes may be open, and become known when it runs
         return session
     for ours, theirs in ((segment.inputs, session.get_inputs()), (segment.outputs, session.get_outputs())):
         wanted, found = [list(spec.memory_shape) for spec in ours], [value.shape for value in theirs[: len(ours)]]
-        may_be_open = of[0] == "CPUExecutionProvider"
+        may_be_open = execution_provider[0] == "CPUExecutionProvider"
         if not all(one == two or (may_be_open and _is_open(two)) for one, two in zip(wanted, found, strict=True)):
             raise DeviceError(f"{what}: its inputs or outputs have the shapes {found} in the ONNX model, not {wanted}.")
     return session
 
 
 def _is_open(shape: Sequence[object]) -> bool:
-    """Return whether the shape is open until ONNX Runtime has computed the tensor: some sizes, or even their number."""
+    """Return whether some sizes of a shape, or even their number, are unknown before ONNX Runtime has computed the tensor."""
     return not shape or not all(isinstance(size, int) for size in shape)
 
 
-def _session(model: Any, of: tuple[str, dict[str, str]], cores: tuple[int, ...] = (), *, plain: bool = False) -> Any:
+def _session(
+    model: Any, execution_provider: tuple[str, dict[str, str]], cores: tuple[int, ...] = (), *, plain: bool = False
+) -> Any:
     runtime = onnxruntime()
     options = runtime.SessionOptions()
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    whole = plain and set(one_per_physical_core(allowed_cores())) <= set(cores)
-    options.intra_op_num_threads = 0 if whole else max(1, len(cores))  # 0 is ONNX Runtime's default
+    uses_all_cores = plain and set(one_per_physical_core(allowed_cores())) <= set(cores)
+    options.intra_op_num_threads = 0 if uses_all_cores else max(1, len(cores))  # 0 is ONNX Runtime's default
     options.log_severity_level = 4  # errors are raised; warnings about parts of a model do not help a user
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # compute in f32: the default is 8 bits
     if options.intra_op_num_threads > 1:
-        # ONNX Runtime counts processors from one; the calling thread has no entry
+        # ONNX Runtime counts processors from one, and the list has no entry for the calling thread
         numbers = ",".join(str(core + 1) for core in cores)
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join([numbers] * (len(cores) - 1)))
     if options.intra_op_num_threads > 1 and not plain:
-        # many sessions share the cores, and only one of them has work: its threads may spin while it runs, and no longer
+        # many sessions share the cores, and only one of them runs at a time: its threads may spin only while it runs
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    if of[0] != "CPUExecutionProvider":
+    if execution_provider[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     source = model.model if isinstance(model, OnnxFile) else model
-    return runtime.InferenceSession(session_source(source, options), options, providers=[of], enable_fallback=0)
+    return runtime.InferenceSession(session_source(source, options), options, providers=[execution_provider], enable_fallback=0)
 
 
 def refusals_here(device: Device, models: Sequence[Any]) -> tuple[str, list[str | None]]:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.checking import numpy_can_hold
 from placeit.backends.torch.precision import in_precision
-from placeit.backends.torch.state import kept, with_states
+from placeit.backends.torch.state import state_updates, with_states
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, first_line
 from placeit.core.narrowing import narrowed
@@ -26,19 +25,10 @@ from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.failing import failing_op
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.devices.worker import OnWorker
 
-__all__ = [
-    "FAILURES",
-    "TorchBuffer",
-    "TorchDevice",
-    "TorchInstance",
-    "TorchProgram",
-    "explaining",
-    "module_of",
-    "use_threads",
-]
+__all__ = ["FAILURES", "TorchBuffer", "TorchDevice", "TorchInstance", "TorchProgram", "explaining", "module_of", "use_threads"]
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, MemoryError)
 """Errors that PyTorch raises when it runs ops."""
@@ -47,18 +37,16 @@ _default_threads = threading.Lock()
 
 
 def use_threads(count: int) -> None:
-    """Set PyTorch's number of threads for calls from this thread; the threads inherit its core affinity.
+    """Set the number of threads that PyTorch uses for calls from this thread. They inherit its core affinity.
 
-    ``torch.set_num_threads`` sets the number for the calling thread, and for every thread that has not computed yet. Only the
-    calling thread is to change, so the number for the other threads is restored.
+    ``torch.set_num_threads`` also sets the number for every thread that has not computed yet. This function restores that.
     """
     with _default_threads:
-        before: Future[int] = Future()
-
-        _on_other_thread(lambda: before.set_result(torch.get_num_threads()))
+        before: list[int] = []
+        _on_other_thread(lambda: before.append(torch.get_num_threads()))
         torch.set_num_threads(count)
         torch.get_num_threads()  # the first call in a thread fixes its number
-        _on_other_thread(lambda: torch.set_num_threads(before.result()))
+        _on_other_thread(lambda: torch.set_num_threads(before[0]))
 
 
 def _on_other_thread(job: Callable[[], None]) -> None:
@@ -73,10 +61,10 @@ def _torch_dtype(spec: BufferSpec) -> torch.dtype:
 
 
 class TorchBuffer:
-    """A tensor in host memory. In the output of an instance, each run replaces the tensor, without a copy.
+    """A tensor in host memory. Runs that write to the buffer replace the tensor, without a copy.
 
     Attributes:
-        fixed_memory: whether runs write to the memory of the tensor instead, which never changes.
+        fixed_memory: whether runs write to the memory of the tensor instead, so that the memory stays the same.
     """
 
     space = "host"
@@ -119,27 +107,26 @@ class TorchBuffer:
 
 
 class Forwards(Protocol):
-    """A PyTorch module, or an object that is called like one."""
+    """A PyTorch module, or another object with a method ``forward``."""
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """Compute a sequence of tensors from tensors."""
-        ...
+        """Function that computes a sequence of tensors from tensors."""
 
 
 class TorchProgram:
     """A segment as a module, or as another object with a method ``forward``.
 
     Attributes:
-        states: initial values of its states, by name. The states are the last inputs of the module, and their next values its
-            last outputs.
+        states: initial values of its states, by name. The last inputs of the module are states, and its last outputs are their
+            next values.
     """
 
     def __init__(self, segment: SegmentSource, module: Forwards) -> None:
         self.inputs = segment.inputs
         self.outputs = segment.outputs
         self.states: dict[str, torch.Tensor] = {}
-        if isinstance(module, torch.fx.GraphModule) and kept(module):
+        if isinstance(module, torch.fx.GraphModule) and state_updates(module):
             module, self.states = with_states(module)
         self.forward: Callable[..., Sequence[torch.Tensor]] = module.forward
 
@@ -151,7 +138,7 @@ class TorchInstance:
         self._forward = program.forward
         self._inputs = [TorchBuffer(spec, torch.empty(0)) for spec in program.inputs]
         self._outputs: list[Buffer] = [TorchBuffer(spec) for spec in program.outputs]
-        self._movable: dict[int, Buffer] = {}  # bound buffers of other types, whose memory may change between runs
+        self._movable: dict[int, Buffer] = {}  # bound buffers of other types whose memory may change between runs
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
@@ -193,7 +180,7 @@ class TorchInstance:
 
 
 class StatefulTorchInstance(TorchInstance):
-    """An instance of a module with state: it passes the current or the initial states, and keeps the next ones."""
+    """An instance of a module with state. It passes the current or the initial states, and stores their next values."""
 
     def __init__(self, program: TorchProgram) -> None:
         super().__init__(program)
@@ -205,7 +192,7 @@ class StatefulTorchInstance(TorchInstance):
             self.reset_state()
         results = self._forward(*inputs, *self._states.values())
         count = len(results) - len(self._states)
-        reused = {tensor.untyped_storage().data_ptr() for tensor in inputs}  # callers may overwrite it before the next run
+        reused = {tensor.untyped_storage().data_ptr() for tensor in inputs}  # callers may overwrite these before the next run
         states = (state.clone() if state.untyped_storage().data_ptr() in reused else state for state in results[count:])
         self._states = dict(zip(self._states, states, strict=True))
         return results[:count]
@@ -229,8 +216,8 @@ class StatefulTorchInstance(TorchInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
         for name, initial in self._initial.items():
-            value = states[name].fetch() if isinstance(states[name], Fetched) else states[name]
-            self._states[name] = torch.from_numpy(np.array(value.data)).view(initial.dtype).reshape(initial.shape)
+            value = torch.from_numpy(np.array(fetched(states[name]).data))
+            self._states[name] = value.view(initial.dtype).reshape(initial.shape)
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes."""
@@ -249,31 +236,28 @@ class TorchDevice(OnWorker):
     Attributes:
         threads: number of threads that compute an op.
         precision: the precision.
+        program_key: key of its programs; see :class:`placeit.runtime.devices.base.RuntimeDevice`.
 
     Raises:
-        DeviceError: cores that this process may not use.
+        DeviceError: this process may not use the cores.
     """
 
     space = "host"
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         self.name, self.precision = device.name, precision
-        self._worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
+        self.worker = Worker(f"placeit {device.name}", device.cores, torch.inference_mode)
         # PyTorch's default for the whole machine is one thread for each physical core
         self.threads = max(1, len(one_per_physical_core(device.cores) if device.where.whole_cpu else device.cores))
-        self._worker.submit(functools.partial(use_threads, self.threads))
-
-    @property
-    def program_key(self) -> str:
-        """Key of its programs: all core sets can run each other's."""
-        return "torch cpu"
+        self.worker.submit(functools.partial(use_threads, self.threads))
+        self.program_key = "torch cpu"  # all core sets can run each other's programs
 
     def compile(self, segment: SegmentSource) -> TorchProgram:
         """Make a program of a segment's module. Raises DeviceError."""
         return TorchProgram(segment, module_of(segment, self.name, self.precision))
 
     def instance(self, program: Program) -> TorchInstance:
-        """Make buffers for a program. Raises DeviceError if there is no memory for them."""
+        """Make an instance of a program. Raises DeviceError if there is not enough memory for its buffers."""
         with explaining(f"PyTorch cannot make buffers for {self.name}"):
             made = narrowed(TorchProgram, program)
             return StatefulTorchInstance(made) if made.states else TorchInstance(made)
@@ -307,7 +291,7 @@ def module_of(segment: SegmentSource, device: str, precision: str) -> torch.nn.M
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Convert exceptions of PyTorch in the block to a DeviceError that names ``what``, which failed, and the op."""
+    """Convert exceptions of PyTorch in the block to a DeviceError that names what failed, and the op."""
     try:
         yield
     except FAILURES as error:

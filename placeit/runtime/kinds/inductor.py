@@ -1,4 +1,4 @@
-"""CPU cores on which Inductor, PyTorch's compiler, compiles each segment, as ``torch.compile`` does with a module."""
+"""CPU cores that run segments which Inductor, PyTorch's compiler, has compiled, as ``torch.compile`` compiles modules."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from placeit.core.cluster import Device
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.kinds.pytorch import TorchKind
-
-if TYPE_CHECKING:
-    from placeit.runtime.devices.accelerator import Streams
 
 __all__ = ["KIND", "warn_missing"]
 
@@ -44,10 +39,6 @@ class _InductorKind(TorchKind):
     def open_sizes(self, device: Device) -> bool:  # noqa: ARG002
         """Return False: a program is compiled for one size."""
         return False
-
-    def streams(self, devices: Sequence[Device], precision: str) -> Streams | None:  # noqa: ARG002
-        """Return None: the host runs core sets."""
-        return None
 
     def compiled(self, cores: Device) -> Device | None:
         """Return the device that compiles for a core set of PyTorch; None if there is no C++ compiler."""

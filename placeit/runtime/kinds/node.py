@@ -1,4 +1,4 @@
-"""Devices of other nodes, which a kind of device of this package drives there."""
+"""Devices of other nodes. On its node, a device is driven by another kind of device."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ __all__ = ["on_node"]
 
 
 class _NodeKind(DeviceKind):
-    """See :class:`placeit.runtime.nodes.device.NodeDevice`.
+    """Devices of other nodes (:class:`placeit.runtime.nodes.device.NodeDevice`).
 
     Args:
-        of: the kind that drives the devices on their node, and that asks and measures them there.
+        kind: the kind that drives the devices on their node.
     """
 
-    def __init__(self, of: DeviceKind) -> None:
-        self._of = of
-        self.label, self.package, self.mode = of.label, of.package, of.mode
-        self.formats, self.whole_file, self.bundle_format = of.formats, of.whole_file, of.bundle_format
+    def __init__(self, kind: DeviceKind) -> None:
+        self._kind = kind
+        self.label, self.package, self.mode = kind.label, kind.package, kind.mode
+        self.formats, self.whole_file, self.bundle_format = kind.formats, kind.whole_file, kind.bundle_format
 
     def open(self, device: Device, precision: str) -> RuntimeDevice:
         """Start an actor on the node. Raises DeviceError."""
         return NodeDevice(device, precision)
 
     def expected(self, device: Device, precision: str) -> RuntimeDevice:
-        """Make a device of a node that need not be there yet."""
+        """Make a device of a node that may be missing."""
         return NodeDevice(device, precision, expected=True)
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the ops that the runtime of the node supports. Raises DeviceError."""
-        return self._of.supported(model, device)
+        return self._kind.supported(model, device)
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
         """Measure the kernels on the node. Raises DeviceError."""
-        return self._of.kernels(model, grouping, device, precision, passes)
+        return self._kind.kernels(model, grouping, device, precision, passes)
 
     def link(self, source: RuntimeDevice, destination: RuntimeDevice) -> Transport | None:
         """Open a socket between two devices. Raises DeviceError if they share hardware."""
@@ -60,7 +60,7 @@ class _NodeKind(DeviceKind):
 
     def open_sizes(self, device: Device) -> bool:
         """Return whether the device runs segments of models with open sizes, at any size."""
-        return self._of.open_sizes(device)
+        return self._kind.open_sizes(device)
 
 
 class _CountingNodeKind(_NodeKind):

@@ -21,7 +21,7 @@ from placeit.devices.trial import why_unusable
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.nodes.elsewhere import there
+from placeit.runtime.nodes.remote_calls import call_with_program
 
 if TYPE_CHECKING:
     from placeit.backends.base import Model
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "DrivenByOpenVino"]
 
-_FAMILIES = ("CPU", "GPU", "NPU")  # hardware that OpenVINO drives: names that are not misspelt
-_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags of them
+_FAMILIES = ("CPU", "GPU", "NPU")  # correctly spelt names of hardware that OpenVINO drives
+_SHORTER = (("bf16", "bf16"), ("f16", "fp16"))  # precisions that may be faster than f32, and OpenVINO's tags for them
 
 
 class DrivenByOpenVino(DeviceKind):
@@ -45,17 +45,17 @@ class DrivenByOpenVino(DeviceKind):
         return f"OpenVINO {import_openvino().get_version()}"
 
     def supported(self, model: Model, device: Device) -> Collection[str]:
-        """Return the ops that OpenVINO's plugin says it runs, or else its converter knows. Raises DeviceError."""
+        """Return the ops that OpenVINO's plugin supports, or for other formats its converter. Raises DeviceError."""
         if isinstance(model, ConvertsOps) and "openvino" in model.formats:
             return model.converted_ops()
         read = _read(model, device)
-        nodes = there(_supported, "openvino", read.ov_model, device)
+        nodes = call_with_program(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}
 
     def kernels(self, model: Model, grouping: Grouping, device: Device, precision: str, passes: int) -> Sequence[Kernel] | None:
         """Measure kernels by OpenVINO's counters, in passes over the whole model. Raises DeviceError.
 
-        None for a model whose segments were converted: these do not say of which ops their kernels are.
+        Returns None for a model whose segments are converted, since their kernels do not name the ops of the model.
         """
         from placeit.runtime.devices.counters import count_kernels
 
@@ -65,7 +65,7 @@ class DrivenByOpenVino(DeviceKind):
         inputs = [list(sample.inputs.values()) for sample in samples]
         found = []
         for sample, counted in zip(
-            samples, there(count_kernels, "openvino", read.ov_model, device, precision, inputs, passes), strict=True
+            samples, call_with_program(count_kernels, "openvino", read.ov_model, device, precision, inputs, passes), strict=True
         ):
             for kernel in counted:
                 ops = tuple(grouping.graph.index[op] for op in read.view.ops_named(kernel.layers))

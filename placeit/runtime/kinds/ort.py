@@ -11,7 +11,7 @@ from placeit.core.memory import trim_memory
 from placeit.devices.onnxruntime import has_onnxruntime, onnxruntime, onnxruntime_failure
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.nodes.elsewhere import at_device
+from placeit.runtime.nodes.remote_calls import call_at_device
 
 if TYPE_CHECKING:
     from placeit.backends.base import Format, Model
@@ -86,7 +86,7 @@ class _OrtKind(DeviceKind):
                 "choose other devices, or leave caches inputs with --state none."
             )
         kinds = list(model.onnx_kinds())
-        version, answers = at_device(refusals_here, device, [example for _, example in kinds])
+        version, answers = call_at_device(refusals_here, device, [example for _, example in kinds])
         trim_memory()  # an If has the weights of its branches
         found = {op for (ops, _), why in zip(kinds, answers, strict=True) if why is None for op in ops}
         refused = [why for why in answers if why is not None]

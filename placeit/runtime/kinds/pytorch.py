@@ -11,7 +11,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.extras import import_extra, installed
 from placeit.runtime.devices.base import RuntimeDevice
 from placeit.runtime.devices.kinds import DeviceKind
-from placeit.runtime.nodes.elsewhere import there
+from placeit.runtime.nodes.remote_calls import call_with_program
 
 if TYPE_CHECKING:
     from placeit.runtime.devices.accelerator import Streams
@@ -78,7 +78,7 @@ class TorchKind(DeviceKind):
         graph = model.graph
         whole = model.segment("torch", range(len(graph)), [], [])
         calls = [name for name, kind in zip(graph.names, graph.kinds, strict=True) if kind not in ("Parameter", "Result")]
-        return set(graph.names) - {calls[number] for number in there(_without_kernel, "torch", whole, device)}
+        return set(graph.names) - {calls[number] for number in call_with_program(_without_kernel, "torch", whole, device)}
 
     def open_sizes(self, device: Device) -> bool:
         """Return whether the device is a core set: streams run one size."""

@@ -1,4 +1,4 @@
-"""CPU cores in OpenVINO's throughput mode: a model is served by several streams, which run requests at the same time."""
+"""CPU cores in OpenVINO's throughput mode: several streams run requests of a model at the same time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PROPERTIES = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "AUTO"}
 
 
 class ThroughputDevice(OpenVinoDevice):
-    """CPU cores that OpenVINO divides among streams by itself, with its throughput hint.
+    """CPU cores that OpenVINO divides among streams, by its throughput hint.
 
-    Requests in different slots run at the same time; there is a thread for each slot that waits for its request.
+    Requests in different slots run at the same time. A thread for each slot waits for its request.
 
     Args:
         device: CPU cores.
@@ -38,20 +38,20 @@ class ThroughputDevice(OpenVinoDevice):
         if not device.core_set:
             raise DeviceError(f"{device.name}: the throughput mode is one of the CPU.")
         super().__init__(device, precision=precision, properties=_PROPERTIES)
-        self._waiting: list[Worker] = []  # the threads that wait for requests
-        self._taking = threading.Lock()
+        self._workers: list[Worker] = []  # the threads that wait for requests, by slot
+        self._lock = threading.Lock()
 
     def instance(self, program: Program) -> OpenVinoInstance:
-        """Make an infer request that runs on a stream, and not on the thread that waits for it. Raises DeviceError."""
+        """Make an infer request that runs on a stream while a thread waits for it. Raises DeviceError."""
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             return OpenVinoInstance(narrowed(OpenVinoProgram, program), _run)
 
     def worker_of(self, number: int) -> Worker:
         """Return the thread that waits for the requests in a slot, by its number."""
-        with self._taking:
-            while len(self._waiting) <= number:
-                self._waiting.append(Worker(f"placeit {self.name}"))
-            return self._waiting[number]
+        with self._lock:
+            while len(self._workers) <= number:
+                self._workers.append(Worker(f"placeit {self.name}"))
+            return self._workers[number]
 
     def streams(self, program: Program) -> int:
         """Return how many requests in flight OpenVINO finds best for a program."""
@@ -60,7 +60,7 @@ class ThroughputDevice(OpenVinoDevice):
 
     def close(self) -> None:
         """Stop all threads."""
-        for worker in self._waiting:
+        for worker in self._workers:
             worker.close()
         super().close()
 

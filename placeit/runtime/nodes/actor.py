@@ -1,4 +1,4 @@
-"""The process on a node that drives one of its devices."""
+"""The actor: a process on a node that drives one of its devices."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from placeit.runtime.nodes.states import SentVariable, sent
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.nodes.wire import Connection, Listener, connect
 
-__all__ = ["DeviceActor", "Setting", "local"]
+__all__ = ["ActorSettings", "DeviceActor", "local"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class ActorSettings:
     """Settings that an actor gets when it starts.
 
     Attributes:
         name: name of the device in the cluster.
-        device: the device as its node finds it: its address has no node.
-        host: address that it listens on.
+        device: the device as its node addresses it: its address has no node.
+        host: network address that the actor listens on.
         secret: secret that peers have to know to connect.
         precision: inference precision.
-        coding: how float32 tensors are sent; see :mod:`placeit.runtime.nodes.coding`.
+        coding: form in which float32 tensors are sent; see :mod:`placeit.runtime.nodes.coding`.
         patience: seconds in which a peer has to acknowledge data.
         counting: whether programs count the time of each kernel.
-        opened: makes the device, for tests and benchmarks; None for the one of its kind.
+        open_device: opens the device, in tests and benchmarks; None to open it by its kind.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Setting:
     coding: int = 0
     patience: float = 5.0
     counting: bool = False
-    opened: Callable[[Device], RuntimeDevice] | None = None
+    open_device: Callable[[Device], RuntimeDevice] | None = None
 
 
 class DeviceActor:
     """Compiles segments for a device, and runs them when their inputs arrive. Its methods are called through Ray."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ActorSettings) -> None:
         self._setting, self._refusal = setting, ""
         try:
-            self._device = _opened(setting.device, setting)
+            self._device = _open_device(setting.device, setting)
         except DeviceError as error:  # raised by `where`: if a constructor raises it, Ray reports that the actor has died
             self._refusal = str(error)
             return
@@ -73,36 +73,35 @@ class DeviceActor:
         self._copies: dict[int, Mapping[str, Any]] = {}  # copies of states, by number
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._listener = Listener(setting.host, setting.secret, self._meet)
+        self._listener = Listener(setting.host, setting.secret, self._add_peer)
 
-    def _meet(self, sock: Any, name: str) -> None:
-        self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
+    def _add_peer(self, sock: Any, name: str) -> None:
+        self._lane.add_peer(Connection(sock, name, self._lane, self._setting.patience))
 
     @functools.cached_property
     def _store(self) -> WeightStore:
         return WeightStore.of_user()
 
     def where(self) -> tuple[tuple[str, int], int]:
-        """Return the address that it listens on, and the number of its process. Raises DeviceError if no device was opened."""
+        """Return the address that it listens on, and its process id. Raises DeviceError if the device was not opened."""
         if self._refusal:
             raise DeviceError(self._refusal)
         return self._listener.address, os.getpid()
 
     def reach(self, name: str, address: tuple[str, int], secret: bytes) -> None:
         """Connect to another device, to send tensors there. Raises DeviceError."""
-        sock = connect(address, secret, self._setting.name)
-        self._lane.meet(Connection(sock, name, self._lane, self._setting.patience))
+        self._add_peer(connect(address, secret, self._setting.name), name)
 
     def missing(self, pieces: tuple[str, ...]) -> list[str]:
-        """Return the pieces of weights that this machine does not have."""
+        """Return the pieces of weights that are not on this machine."""
         return self._store.missing(pieces)
 
     def keep(self, pieces: Mapping[str, bytes]) -> None:
-        """Keep pieces of weights. Raises DeviceError if there is no room."""
+        """Store pieces of weights. Raises DeviceError if there is no room."""
         self._store.put(pieces)
 
     def compile(self, package: Package) -> int | None:
-        """Compile a segment; return its number, or None if some of its weights are not here. Raises DeviceError."""
+        """Compile a segment and return its number; None if some of its weights are missing here. Raises DeviceError."""
         pieces = self._store.get(package.pieces) if package.pieces else {}
         if pieces is None:
             return None
@@ -113,12 +112,12 @@ class DeviceActor:
         return number
 
     def counted(self, program: int) -> list[CountedKernel]:
-        """Return the time of each kernel of a program; none if it does not count them."""
-        made = self._programs[program]
-        return made.counted() if isinstance(made, CountsKernels) else []
+        """Return the time of each kernel of a program; empty if it does not count them."""
+        found = self._programs[program]
+        return found.counted() if isinstance(found, CountsKernels) else []
 
     def release(self, program: int) -> None:
-        """Forget a program; instances keep it for as long as they need it."""
+        """Release a program, which its instances still keep alive."""
         with self._lock:
             self._programs.pop(program, None)
 
@@ -131,7 +130,7 @@ class DeviceActor:
     def _instance(self, job: SegmentJob) -> Instance:
         program = self._programs[job.program]
         if job.shares is not None:
-            first = narrowed(Alternating, self._lane.at_rest(job.shares, {}))
+            first = narrowed(Alternating, self._lane.idle_instance(job.shares, {}))
             return first.beside([self._device.allocate(spec) for spec in program.outputs])
         made = self._device.instance(program)
         if not job.keeps_state:
@@ -146,31 +145,31 @@ class DeviceActor:
             raise DeviceError(f"{self._setting.name} does not keep the state of a segment from one request to the next.")
         return instance
 
-    def _at_rest(self, job: int, epochs: Mapping[int, int]) -> KeepsState:
-        return self._keeping(self._lane.at_rest(job, epochs))
+    def _idle_instance(self, job: int, epochs: Mapping[int, int]) -> KeepsState:
+        return self._keeping(self._lane.idle_instance(job, epochs))
 
     def unwire(self, slot: int) -> None:
-        """Forget a slot."""
+        """Release a slot."""
         self._lane.unwire(slot)
 
     def keep_state(self, job: int, epochs: Mapping[int, int], keep: bool) -> None:
         """Choose whether later runs continue from the current state; see :meth:`reset_state`. Raises DeviceError."""
-        self._at_rest(job, epochs).keep_state(keep=keep)
+        self._idle_instance(job, epochs).keep_state(keep=keep)
 
     def reset_state(self, job: int, epochs: Mapping[int, int]) -> None:
         """Return an instance to its initial state. Raises DeviceError.
 
         Runs of slots before ``epochs``, by slot, end first: nothing more of them starts, and a running segment is waited for.
         """
-        self._at_rest(job, epochs).reset_state()
+        self._idle_instance(job, epochs).reset_state()
 
     def state_bytes(self, job: int, epochs: Mapping[int, int]) -> int:
         """Return the bytes of an instance's state; see :meth:`reset_state`. Raises DeviceError."""
-        return self._at_rest(job, epochs).state_bytes()
+        return self._idle_instance(job, epochs).state_bytes()
 
     def copy_states(self, job: int, epochs: Mapping[int, int]) -> int:
-        """Keep a copy of the state of an instance; return its number. See :meth:`reset_state`. Raises DeviceError."""
-        copy = self._at_rest(job, epochs).states()
+        """Copy the state of an instance, and return the number of the copy. See :meth:`reset_state`. Raises DeviceError."""
+        copy = self._idle_instance(job, epochs).states()
         with self._lock:
             number = next(self._numbers)
             self._copies[number] = copy
@@ -186,11 +185,11 @@ class DeviceActor:
         return sent(self._copies[copy][name])
 
     def set_states(self, job: int, epochs: Mapping[int, int], states: Mapping[str, int | SentVariable]) -> None:
-        """Set an instance's variables to values of copies that are here, or to values that were sent. Raises DeviceError."""
+        """Set an instance's variables, each to its value in a copy here or to a value that was sent. Raises DeviceError."""
         values = {
             name: self._copies[value][name] if isinstance(value, int) else value.tensor() for name, value in states.items()
         }
-        self._at_rest(job, epochs).set_states(values)
+        self._idle_instance(job, epochs).set_states(values)
 
     def read(self, buffer: int) -> NDArray[np.generic]:
         """Return a copy of a buffer's value, in its logical shape."""
@@ -205,9 +204,9 @@ class DeviceActor:
         self._lane.buffer(buffer).blank(sentinel)
 
 
-def _opened(device: Device, setting: Setting) -> RuntimeDevice:
-    if setting.opened is not None:
-        return setting.opened(device)
+def _open_device(device: Device, setting: ActorSettings) -> RuntimeDevice:
+    if setting.open_device is not None:
+        return setting.open_device(device)
     kind = device_kind(device)
     if setting.counting and isinstance(kind, Counts):
         made = kind.counting(device, setting.precision)

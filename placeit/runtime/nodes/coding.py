@@ -1,4 +1,4 @@
-"""Forms in which tensors cross the wire: unchanged, or float32 in two bytes or one byte for each element."""
+"""Forms in which tensors are sent: unchanged, or float32 as float16 or int8."""
 
 from __future__ import annotations
 
@@ -14,32 +14,27 @@ _MIN_SCALE = np.finfo(np.float32).tiny
 
 
 class Coding(IntEnum):
-    """Types that a tensor can be sent as."""
+    """Forms in which a float32 tensor can be sent."""
 
     NONE = 0
     FP16 = 1
     INT8 = 2
-    """Steps of the largest absolute value / 127, one scale for each tensor."""
+    """Multiples of a scale: the largest absolute value of the tensor, divided by 127."""
+
+
+_WIRE_TYPES: dict[int, np.dtype[np.generic]] = {Coding.FP16: np.dtype(np.float16), Coding.INT8: np.dtype(np.int8)}
 
 
 def coded_type(coding: int, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the element type on the wire; the tensor's own if it is not float32."""
-    if dtype != np.float32:
-        return dtype
-    match coding:
-        case Coding.FP16:
-            return np.dtype(np.float16)
-        case Coding.INT8:
-            return np.dtype(np.int8)
-        case _:
-            return dtype
+    """Return the element type in which tensors of a type are sent: their own, except for float32."""
+    return _WIRE_TYPES.get(coding, dtype) if dtype == np.float32 else dtype
 
 
 def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
     """Return the coded form of a contiguous tensor, and its scale.
 
-    Values beyond the range of float16 become infinite. A tensor is sent unchanged if int8 would keep nothing of it: if it has
-    infinities or NaN, or its largest absolute value is too small for a scale.
+    Values beyond the range of float16 become infinite. For int8, a tensor is returned unchanged if it has infinities or NaN, or
+    if its largest absolute value is too small for a scale.
     """
     if coding == Coding.NONE or value.dtype != np.float32:
         return value, 0.0
@@ -54,10 +49,7 @@ def coded(coding: int, value: NDArray[np.generic]) -> tuple[NDArray[np.generic],
 
 def decoded(coding: int, received: NDArray[np.generic], scale: float) -> NDArray[np.generic]:
     """Return the value of a received tensor."""
-    match coding:
-        case Coding.INT8:
-            return received.astype(np.float32) * np.float32(scale)
-        case Coding.FP16:
-            return received.astype(np.float32)
-        case _:
-            return received
+    if coding == Coding.NONE:
+        return received
+    value = received.astype(np.float32)
+    return value * np.float32(scale) if coding == Coding.INT8 else value

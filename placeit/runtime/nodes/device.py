@@ -1,4 +1,4 @@
-"""Devices of other nodes, as the executor sees them, and the links to and from them."""
+"""Devices of other nodes, for the executor of this process, and the links to and from them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from placeit.runtime.devices.base import (
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.nodes.actor import DeviceActor, Setting, local
-from placeit.runtime.nodes.ahead import Ahead, RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
+from placeit.runtime.nodes.actor import ActorSettings, DeviceActor, local
+from placeit.runtime.nodes.heartbeat import Heartbeat, PeerClock
 from placeit.runtime.nodes.lane import DRIVER, rank
 from placeit.runtime.nodes.package import pack
-from placeit.runtime.nodes.pulse import PeerClock, Pulse
+from placeit.runtime.nodes.remote import RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram, RemoteSlot
 from placeit.runtime.nodes.states import RemoteKeepingInstance
 from placeit.runtime.nodes.tensors import Outgoing, outgoing
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, Parcel, ProtocolError, connect
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeDevice", "NodeLink"]
 
-_STARTS_S, _COMPILES_S, _ANSWERS_S = 60.0, 300.0, 60.0
-_LOADING = 6
-_LONGEST_TEXT = 4096
-_AFTERTHOUGHT_S = 0.5  # seconds until a lost link is reported: a device that has ended is to be found lost before its links
+_START_TIMEOUT_S, _COMPILE_TIMEOUT_S, _ANSWER_TIMEOUT_S = 60.0, 300.0, 60.0
+_PATIENCE_FACTOR = 6  # times the patience while a call through Ray is pending
+_MAX_TEXT_BYTES = 4096
+_LINK_LOSS_DELAY_S = 0.5  # before a lost link is reported: a device that has ended should be found lost before its links
 
 
 class NodeDevice(RemoteDevice):
     """A device of another node.
 
-    An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). So
-    an instance may have ended when ``start`` is called.
+    An actor of Ray drives it there, and runs segments as soon as their inputs arrive (:mod:`placeit.runtime.nodes.lane`). An
+    instance may therefore have ended before ``start`` is called.
 
     Args:
         device: the device; its address names the node.
         precision: inference precision.
         nodes: the cluster; None for the one that this process is connected to.
-        opened: makes the device on the node; None for one of its kind.
-        given_up: returns True when the node is not to be waited for any longer.
-        expected: whether it need not be there yet: then it counts as lost until it is opened anew.
+        open_device: opens the device on the node; None to open it by its kind.
+        cancelled: returns whether to stop waiting for the node.
+        expected: whether the device may be missing: it then counts as lost until it is reopened.
         counting: whether its programs count the time of each kernel.
 
     Attributes:
         gone: why the device is lost; None while it is there.
         cut: why its link with another device is lost, by the name of that device.
-        silent_s: seconds from its last sign of life to the moment when it was found lost; 0 before.
+        silent_s: seconds for which it had been silent when it was found lost; 0 before.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class NodeDevice(RemoteDevice):
         precision: str,
         *,
         nodes: Nodes | None = None,
-        opened: Callable[[Device], RuntimeDevice] | None = None,
-        given_up: Callable[[], bool] = lambda: False,
+        open_device: Callable[[Device], RuntimeDevice] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
         expected: bool = False,
         counting: bool = False,
     ) -> None:
@@ -88,100 +88,100 @@ class NodeDevice(RemoteDevice):
         self.space = f"{device.name} of {device.where.node}"
         self.program_key = f"node {device.name}"
         self._nodes = connected() if nodes is None else nodes
-        self._anew = functools.partial(NodeDevice, device, precision, nodes=self._nodes, opened=opened, counting=counting)
+        self._reopen = functools.partial(
+            NodeDevice, device, precision, nodes=self._nodes, open_device=open_device, counting=counting
+        )
         self._forms = device_kind(device).formats
         self.gone: DeviceError | None = None
         self.cut: dict[str, DeviceError] = {}
         self.silent_s = 0.0
-        self.routes: weakref.WeakValueDictionary[int, Ahead] = weakref.WeakValueDictionary()
+        self.routes: weakref.WeakValueDictionary[int, RemoteSlot] = weakref.WeakValueDictionary()
         self.arrivals: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
         self.clock = PeerClock()
-        self._asked, self._closing = 0, Gate()
-        self._pulse = Pulse(device.name, self._ping, self._patience, self._silent, self._closing)
-        self._ends = threading.Lock()
+        self._pending_calls, self._closing = 0, Gate()
+        self._heartbeat = Heartbeat(device.name, self._ping, self._patience, self._on_silence, self._closing)
+        self._lock = threading.Lock()
         self._expected = expected
         if expected:
             self.gone = DeviceError(f"{device.name} is not there yet.")
             return
         node = self._nodes.node(device.where.node)
         self.secret = secrets.token_bytes(32)
-        setting = Setting(
+        setting = ActorSettings(
             *(self.name, local(device), node.host, self.secret, precision),
-            *(self._nodes.coding, self._nodes.patience, counting, opened),
+            *(self._nodes.coding, self._nodes.patience, counting, open_device),
         )
         actor_class = ray_module().remote(num_cpus=0, max_restarts=0, max_concurrency=8)(DeviceActor)
         self._actor = actor_class.options(scheduling_strategy=pinned(node)).remote(setting)
         self.worker = Worker(f"placeit {self.name}")
         try:
             answer = self._actor.where.remote()
-            self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _STARTS_S, given_up)
+            self.address, self.pid = answer_of(answer, f"{self.name}, when it was opened,", _START_TIMEOUT_S, cancelled)
             sock = connect(self.address, self.secret, DRIVER)
             self.connection = Connection(sock, self.name, self, self._nodes.patience)
-            self._pulse.start()  # before all other frames: its reports are in its clock's time, which this measures
+            self._heartbeat.start()  # first, as it measures the offset of the clock that times in reports are by
         except BaseException:
             self.worker.close()
             ray_module().kill(self._actor)
             raise
 
-    @property
-    def coding(self) -> int:
-        """Form in which float32 tensors are sent."""
-        return self._nodes.coding
-
     # -- through Ray ------------------------------------------------------------------------------------------------------
 
-    def ask(self, what: str, *arguments: Any, timeout: float = _ANSWERS_S) -> Any:
+    def ask(self, what: str, *arguments: Any, timeout: float = _ANSWER_TIMEOUT_S) -> Any:
         """Call a method of the actor and wait for its answer. Raises DeviceError."""
         if self.gone is not None:
             raise self.gone
         if not self._nodes.connected:
             raise DeviceError(f"{self.name} cannot be asked to {what}: this process has left its Ray cluster.")
-        self._asked += 1
+        with self._lock:
+            self._pending_calls += 1
         try:
             answer = getattr(self._actor, what).remote(*arguments)
             found = answer_of(
-                answer, f"{self.name}, asked to {what},", timeout, lambda: self._given_up() or self.gone is not None
+                answer, f"{self.name}, asked to {what},", timeout, lambda: self._cancelled() or self.gone is not None
             )
         except DeviceError as error:
             raise self.gone or error from error
         finally:
-            self._asked -= 1
-        self._pulse.hear()  # an answer is a sign of life
+            with self._lock:
+                self._pending_calls -= 1
+        self._heartbeat.record_contact()
         return found
 
-    def _given_up(self) -> bool:
+    def _cancelled(self) -> bool:
         return self._closing.is_open or not self._nodes.connected
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the actor without waiting for its answer."""
+        """Call a method of the actor without waiting for its answer. Errors are ignored."""
         if self.gone is None and not self._closing.is_open and self._nodes.connected:
-            getattr(self._actor, what).remote(*arguments)
+            with contextlib.suppress(Exception):  # Ray may be about to shut down
+                getattr(self._actor, what).remote(*arguments)
 
     def compile(self, segment: SegmentSource) -> Program:
-        """Compile a segment on the node, which gets the weights that it has not been sent before. Raises DeviceError."""
+        """Compile a segment on the node, after sending it the weights that it does not have. Raises DeviceError."""
         package, pieces = pack(segment, self._forms)
-        number = self.ask("compile", package, timeout=_COMPILES_S)
-        for _ in range(3):  # another process may delete pieces that were just sent, to make room
+        for _ in range(4):  # another process may delete pieces that were just sent, to make room
+            number = self.ask("compile", package, timeout=_COMPILE_TIMEOUT_S)
             if number is not None:
-                break
+                program = RemoteProgram(self, segment, number, package.variables)
+                weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
+                return program
             missing = self.ask("missing", package.pieces)
-            self.ask("keep", {name: pieces[name] for name in missing}, timeout=_COMPILES_S)
-            number = self.ask("compile", package, timeout=_COMPILES_S)
-        if number is None:
-            raise DeviceError(f"{self.name} has no room for the weights of a segment.")
-        program = RemoteProgram(self, segment, number, package.variables)
-        weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
-        return program
+            self.ask("keep", {name: pieces[name] for name in missing}, timeout=_COMPILE_TIMEOUT_S)
+        raise DeviceError(f"{self.name} has no room for the weights of a segment.")
 
     def reach(self, other: NodeDevice) -> None:
         """Have the node connect to another one. Raises DeviceError."""
         self.ask("reach", other.name, other.address, other.secret)
 
     def reopened(self) -> NodeDevice:
-        """Open the device anew, as a new object; see :class:`placeit.runtime.reopening.Losable`. Raises DeviceError."""
+        """Open the device again, and return the new object. Raises DeviceError.
+
+        See :class:`placeit.runtime.reopening.Losable`.
+        """
         self._nodes.check()
-        self._nodes.device(self.where, self._given_up)  # checks its version and its cores
-        made = self._anew(given_up=self._given_up)
+        self._nodes.device(self.where, self._cancelled)  # checks its version and its cores
+        made = self._reopen(cancelled=self._cancelled)
         made.program_key += f" {self.number()}"  # the new actor has no programs yet
         return made
 
@@ -191,7 +191,7 @@ class NodeDevice(RemoteDevice):
         return NodeLink(source, destination)
 
     def mend(self, other: RuntimeDevice) -> None:
-        """Open the lost link with another device anew. Raises DeviceError."""
+        """Reopen the lost link with another device. Raises DeviceError."""
         there = narrowed(NodeDevice, other)
         self.reach(there)
         there.reach(self)
@@ -200,85 +200,85 @@ class NodeDevice(RemoteDevice):
 
     @staticmethod
     def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
-        """Tell nodes what a slot runs there; return a function that renews it. See :mod:`placeit.runtime.nodes.wiring`."""
-        ahead = run_ahead(book, pool, plan, slot)
-        return None if ahead is None else ahead.renew
+        """Wire a slot on nodes, and return a function that begins a new run there; None if the plan uses no nodes."""
+        wired = run_ahead(book, pool, plan, slot)
+        return None if wired is None else wired.renew
 
     # -- as a device ------------------------------------------------------------------------------------------------------
 
     def instance(self, program: Program) -> Instance:
-        """Make an instance; it is made on the node together with the others of its slot."""
+        """Make an instance. The node makes it when its slot is wired."""
         made = narrowed(RemoteProgram, program)
         return RemoteKeepingInstance(self, made) if made.variables else RemoteInstance(self, made)
 
     def allocate(self, spec: BufferSpec) -> Buffer:
-        """Make a buffer; it is made on the node together with the others of its slot."""
+        """Make a buffer. The node makes it when its slot is wired."""
         return RemoteBuffer(self, spec)
 
     def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Have ``done`` called when an instance has ended, also if it has ended before this call."""
+        """Have ``done`` called when an instance has ended, even if it ended before this call."""
         made = narrowed(RemoteInstance, instance)
-        if made.ahead is None:
+        if made.slot is None:
             raise ExecutionError(f"{self.name} runs the instances of an executor only.")
-        made.ahead.go(made.number)
-        made.ahead.expect(made.number, done, (self,))
+        made.slot.ensure_begun(made.number)
+        made.slot.expect(made.number, done, (self,))
 
-    def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
+    def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot on the device, with the inputs that come from this process."""
-        begin = Parcel(Frame(Kind.BEGIN, slot=ahead.number, epoch=ahead.epoch))  # before all tensors, in the order of requests
-        self._send_all(ahead, [begin, *(self._parcel(ahead, number, outgoing(buffer, 0)) for number, buffer in inputs)])
+        begin = Parcel(Frame(Kind.BEGIN, slot=slot.number, epoch=slot.epoch))  # precedes all tensors
+        self._send_all(slot, [begin, *(self._parcel(slot, number, outgoing(buffer, 0)) for number, buffer in inputs)])
 
-    def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
+    def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""
-        self._send_all(ahead, [self._parcel(ahead, number, outgoing(buffer, self.coding))])
+        self._send_all(slot, [self._parcel(slot, number, outgoing(buffer, self._nodes.coding))])
 
-    def _parcel(self, ahead: Ahead, number: int, sent: Outgoing) -> Parcel:
-        frame = Frame(Kind.DATA, sent.coding, 0, ahead.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
+    def _parcel(self, slot: RemoteSlot, number: int, sent: Outgoing) -> Parcel:
+        frame = Frame(Kind.DATA, sent.coding, 0, slot.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
         return Parcel(frame, sent.payload, rank(len(sent.payload), 0.0))
 
-    def _send_all(self, ahead: Ahead, parcels: Sequence[Parcel]) -> None:
-        epoch = ahead.epoch
-        self.connection.send_all(parcels, lambda: ahead.epoch == epoch)
+    def _send_all(self, slot: RemoteSlot, parcels: Sequence[Parcel]) -> None:
+        epoch = slot.epoch
+        self.connection.send_all(parcels, lambda: slot.epoch == epoch)
 
     # -- frames -----------------------------------------------------------------------------------------------------------
 
     def place(self, frame: Frame) -> memoryview | None:
-        """Return the memory for a payload; see :class:`placeit.runtime.nodes.wire.Receiver`."""
-        if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= _LONGEST_TEXT:
+        """Return memory for a payload; see :meth:`placeit.runtime.nodes.wire.Receiver.place`."""
+        if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= _MAX_TEXT_BYTES:
             return memoryview(bytearray(frame.size))
         if frame.kind != Kind.DATA:
             raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
-        ahead = self.routes.get(frame.target)
-        return None if ahead is None or ahead.epoch != frame.epoch else ahead.inbox.place(frame)
+        slot = self.routes.get(frame.target)
+        return None if slot is None or slot.epoch != frame.epoch else slot.inbox.place(frame)
 
-    def took(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
-        """Handle a frame; see :class:`placeit.runtime.nodes.wire.Receiver`."""
-        self._pulse.hear()
+    def handle(self, frame: Frame, payload: memoryview | None, connection: Connection) -> None:  # noqa: ARG002
+        """Handle a frame; see :meth:`placeit.runtime.nodes.wire.Receiver.handle`."""
+        self._heartbeat.record_contact()
         if frame.kind == Kind.PONG:
-            self.clock.hear(frame.start, frame.finish)
+            self.clock.add_round_trip(frame.start, frame.finish)
             return
         if frame.kind == Kind.LOST:
             name, _, why = _text(payload).partition(": ")
-            timer = threading.Timer(_AFTERTHOUGHT_S, self._link_lost, (name, why))
+            timer = threading.Timer(_LINK_LOSS_DELAY_S, self._link_lost, (name, why))
             timer.daemon = True
             timer.start()
             return
-        ahead = self.routes.get(frame.target)
-        if ahead is None:
+        slot = self.routes.get(frame.target)
+        if slot is None:
             return
         match frame.kind:
             case Kind.ENDED:
                 error = ExecutionError(_text(payload)) if payload else None
-                ahead.report(frame.target, frame.epoch, self.here(frame.start), self.here(frame.finish), error)
+                slot.report(frame.target, frame.epoch, self.here(frame.start), self.here(frame.finish), error)
             case Kind.ARRIVED:
-                sender = ahead.senders.get(frame.target)
+                sender = slot.senders.get(frame.target)
                 start = frame.start if sender is None else sender.here(frame.start)
-                ahead.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
-            case Kind.DATA if ahead.epoch == frame.epoch:
-                if ahead.inbox.took(frame):
-                    ahead.inbox.settle(frame.target)
+                slot.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
+            case Kind.DATA if slot.epoch == frame.epoch:
+                if slot.inbox.add_part(frame):
+                    slot.inbox.write_back(frame.target)
                     now = perf_counter()
-                    ahead.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
+                    slot.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
             case Kind.DATA:
                 pass
             case _:
@@ -289,45 +289,45 @@ class NodeDevice(RemoteDevice):
         return self.clock.here(moment)
 
     def _patience(self) -> float:
-        """Return the seconds without a sign of life after which the device is lost."""
-        # a call through Ray, to compile a model for example, may keep it from answering for a while
-        return self._nodes.patience * (_LOADING if self._asked > 0 else 1)
+        """Return the seconds of silence after which the device counts as lost."""
+        # a call through Ray, such as compiling a model, may keep it from answering for a while
+        return self._nodes.patience * (_PATIENCE_FACTOR if self._pending_calls > 0 else 1)
 
-    def _silent(self, seconds: float) -> None:
+    def _on_silence(self, seconds: float) -> None:
         self._lose(f"it has shown no sign of life for {seconds:.1f} s: it hangs, or its network is cut off")
 
     def _ping(self) -> None:
-        self.connection.send(Frame(Kind.PING, start=perf_counter()), urgency=(-1.0,))
+        self.connection.send(Frame(Kind.PING, start=perf_counter()), priority=(-1.0,))
 
     # -- ends -------------------------------------------------------------------------------------------------------------
 
     def lost(self, connection: Connection, why: str) -> None:  # noqa: ARG002
-        """Declare the device lost, as the connection has ended; see :class:`placeit.runtime.nodes.wire.Receiver`."""
+        """Declare the device lost, since the connection has ended; see :meth:`placeit.runtime.nodes.wire.Receiver.lost`."""
         if not self._closing.is_open:
-            loading = " while it loaded something, as it does when its node has too little memory" if self._asked else ""
-            self._lose(f"its process has ended{loading}, or the connection to it has ({why})")
+            loading = " while it loaded something, as it does when its node has too little memory"
+            self._lose(f"its process has ended{loading if self._pending_calls else ''}, or the connection to it has ({why})")
 
     def _lose(self, why: str) -> None:
-        with self._ends:
+        with self._lock:
             if self.gone is not None:
                 return
-            self.silent_s = self._pulse.silent_s
+            self.silent_s = self._heartbeat.silent_s
             self.gone = LostError(f"{self.name} is lost: {why}.")
         self.connection.close()
-        for ahead in _all_ahead(self):
-            ahead.lost({self}, self.gone)
+        for slot in _slots_of(self):
+            slot.lost({self}, self.gone)
         for tell in self._nodes.on_lost:
             tell(self.name, why)
 
     def _link_lost(self, name: str, why: str) -> None:
         """Fail the transfers on a link that a node has lost, unless one of its ends is known to be lost."""
-        others = {device for ahead in _all_ahead(self) for device in ahead.feeds if device.name == name}
+        others = {device for slot in _slots_of(self) for device in slot.feeds if device.name == name}
         for other in others:
             if self.gone is None and other.gone is None:
                 error = DeviceError(f"The link between {self.name} and {name} is lost: {why}.")
                 self.cut[name] = other.cut[self.name] = error
-                for ahead in _all_ahead(self):
-                    ahead.lost({self, other}, error)
+                for slot in _slots_of(self):
+                    slot.lost({self, other}, error)
 
     def close(self) -> None:
         """End the actor, and the connection and the threads for it in this process. A second call has no effect."""
@@ -337,14 +337,14 @@ class NodeDevice(RemoteDevice):
         if self._expected:
             return
         self.connection.close()
-        self._pulse.join(2.0)
+        self._heartbeat.join(2.0)
         if self._nodes.connected:
             with contextlib.suppress(Exception):  # Ray may be about to shut down
                 ray_module().kill(self._actor)
         self.worker.close()
 
 
-def _all_ahead(device: NodeDevice) -> set[Ahead]:
+def _slots_of(device: NodeDevice) -> set[RemoteSlot]:
     return set(device.routes.values())
 
 
@@ -353,14 +353,12 @@ def _text(payload: memoryview | None) -> str:
 
 
 def _release(device: weakref.ref[NodeDevice], program: int) -> None:
-    found = device()
-    if found is not None:
-        with contextlib.suppress(Exception):  # Ray may be about to shut down
-            found.tell("release", program)
+    if (found := device()) is not None:
+        found.tell("release", program)
 
 
 class NodeLink:
-    """A link with a node at one end or both. Tensors cross it as soon as they are made, and are reported when they arrive.
+    """A link with a node at one end or both. Tensors are sent as soon as they are computed, and reported when they arrive.
 
     Args:
         source: device that tensors come from.
@@ -386,14 +384,14 @@ class NodeLink:
         if source is destination:
             self.worker.submit(functools.partial(done, now, now, None))
         elif isinstance(destination, RemoteBuffer):
-            ahead = destination.ahead
-            if ahead is None:
+            slot = destination.slot
+            if slot is None:
                 raise ExecutionError(f"{destination.device.name} is sent the tensors of an executor only.")
-            ahead.go(destination.number)
-            if not isinstance(source, RemoteBuffer):  # the segment before has delivered it to the host, if need be
+            slot.ensure_begun(destination.number)
+            if not isinstance(source, RemoteBuffer):  # the segment that wrote it has delivered it to the host
                 there = source.deliver() if isinstance(source, Delivers) else source
-                destination.device.send(ahead, destination.number, there)
-            ahead.expect(destination.number, done, self._ends)
+                destination.device.send(slot, destination.number, there)
+            slot.expect(destination.number, done, self._ends)
         else:
             device = narrowed(RemoteBuffer, source).device
             number = device.arrivals[destination]

@@ -17,20 +17,20 @@ from placeit.devices.openvino import explaining, openvino_core
 
 __all__ = ["Encoded", "Names", "Part", "decode", "encode"]
 
-_LEAST = 1 << 12
-"""Bytes of the smallest weight that is a separate piece."""
+_MIN_PIECE_BYTES = 1 << 12
+"""Size of the smallest weight that is sent as a separate piece."""
 _DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""Names of inputs and of outputs, in the order of the segment."""
+"""Names of the inputs and of the outputs, in the order of the segment."""
 
 
 class Part(NamedTuple):
     """A part of a file.
 
     Attributes:
-        data: its bytes; empty if they are a piece.
-        piece: SHA-256 of a piece of weights; empty if the bytes are in ``data``.
+        data: its bytes; empty if it is a piece of weights.
+        piece: SHA-256 of the piece of weights; empty if the bytes are in ``data``.
     """
 
     data: bytes = b""
@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
     Attributes:
         files: the parts of each file.
         pieces: pieces of weights, by SHA-256.
-        names: names of inputs and outputs, if its runtime finds them by name; None if it finds them by their order.
+        names: names of inputs and outputs, if its runtime finds them by name; None if it finds them by position.
         variables: names of the variables that hold its state.
     """
 
@@ -54,12 +54,12 @@ class Encoded(NamedTuple):
 
 
 def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
-    """Return a segment, as :meth:`placeit.backends.base.Model.segment` makes it, as files.
+    """Return a segment, which :meth:`placeit.backends.base.Model.segment` made, as files.
 
     Args:
         form: its format.
         program: the segment.
-        inputs: number of its inputs. Further inputs of an ONNX model are states. None if there are no others.
+        inputs: number of its inputs; further inputs of an ONNX model are states. None if it has no states.
 
     Raises:
         DeviceError: it is too large for its format.
@@ -75,7 +75,7 @@ def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
 
 
 def decode(form: Format, files: Sequence[bytes], names: Names | None, keys: Sequence[str]) -> Any:
-    """Return a segment as a runtime compiles it.
+    """Return a segment in the form that a runtime compiles.
 
     Args:
         form: its format.
@@ -108,7 +108,7 @@ def _from_openvino(model: Any) -> Encoded:
         text, data = (folder / "segment.xml").read_bytes(), (folder / "segment.bin").read_bytes()
     weights = [(int(match[1]), int(match[1]) + int(match[2])) for match in _DATA.finditer(text.decode())]
     pieces: dict[str, bytes] = {}
-    return Encoded(((Part(text),), _divided(data, weights, pieces)), pieces, variables=variables)
+    return Encoded(((Part(text),), _split(data, weights, pieces)), pieces, variables=variables)
 
 
 def _from_onnx(program: Any, inputs: int | None) -> Encoded:
@@ -120,31 +120,31 @@ def _from_onnx(program: Any, inputs: int | None) -> Encoded:
         raise DeviceError(str(error)) from error
     data, weights, at = proto.SerializeToString(), [], 0
     for tensor in proto.graph.initializer:
-        if len(tensor.raw_data) >= _LEAST and (found := data.find(tensor.raw_data, at)) >= 0:
+        if len(tensor.raw_data) >= _MIN_PIECE_BYTES and (found := data.find(tensor.raw_data, at)) >= 0:
             at = found + len(tensor.raw_data)
             weights.append((found, at))
     pieces: dict[str, bytes] = {}
     states = () if inputs is None else names[0][inputs:]
-    return Encoded((_divided(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None, states)
+    return Encoded((_split(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None, states)
 
 
 def _from_torch(module: Any) -> Encoded:
     from placeit.backends.torch.portable import to_files
-    from placeit.backends.torch.state import kept
+    from placeit.backends.torch.state import state_updates
 
     pieces: dict[str, bytes] = {}
     graph, *weights = to_files(module)
-    files = ((Part(graph),), *(_divided(data, [(0, len(data))], pieces) for data in weights))
-    return Encoded(files, pieces, variables=tuple(kept(module)))
+    files = ((Part(graph),), *(_split(data, [(0, len(data))], pieces) for data in weights))
+    return Encoded(files, pieces, variables=tuple(state_updates(module)))
 
 
-def _divided(data: bytes, weights: Sequence[tuple[int, int]], pieces: dict[str, bytes]) -> tuple[Part, ...]:
-    """Divide a file into pieces, which are added to ``pieces``, and the rest, of which there is little."""
-    cuts = {0, len(data), *(end for one in weights if one[1] - one[0] >= _LEAST for end in one)}
+def _split(data: bytes, weights: Sequence[tuple[int, int]], pieces: dict[str, bytes]) -> tuple[Part, ...]:
+    """Split a file into parts at the ends of large weights; parts of at least 4 KiB are added to ``pieces``."""
+    cuts = {0, len(data), *(end for one in weights if one[1] - one[0] >= _MIN_PIECE_BYTES for end in one)}
     parts = []
     for begin, end in itertools.pairwise(sorted(cut for cut in cuts if cut <= len(data))):
         part = data[begin:end]
-        if len(part) < _LEAST:
+        if len(part) < _MIN_PIECE_BYTES:
             parts.append(Part(part))
         else:
             name = hashlib.sha256(part).hexdigest()

@@ -1,4 +1,4 @@
-"""Segments on their way to a node. Their weights are sent apart from them, in pieces that digests of their content name."""
+"""Segments in the form that is sent to nodes. Large weights are sent separately, in pieces that are named by their SHA-256."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from placeit.backends.base import Format
 from placeit.core.errors import DeviceError
 from placeit.runtime.devices.base import BufferSpec, SegmentSource
-from placeit.runtime.nodes.formats import Encoded, Names, Part, decode, encode
+from placeit.runtime.nodes.formats import Names, Part, decode, encode
 
 __all__ = ["Package", "Unpacked", "pack", "pack_program"]
 
 
 @dataclass(frozen=True)
 class Package:
-    """A segment without its weights.
+    """A segment without its large weights.
 
     Attributes:
         form: its format.
         files: the parts of each of its files.
         names: as in :class:`placeit.runtime.nodes.formats.Encoded`.
         variables: names of the variables that hold its state.
-        inputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
-        outputs: as of :class:`placeit.runtime.devices.base.SegmentSource`.
+        inputs: inputs of the segment.
+        outputs: outputs of the segment.
     """
 
     form: Format
@@ -42,15 +42,11 @@ class Package:
 
     @property
     def identity(self) -> str:
-        """A digest of all of it."""
+        """SHA-256 of its content."""
         return hashlib.sha256(repr((self.form, self.files, self.names)).encode()).hexdigest()
 
     def program(self, pieces: Mapping[str, bytes]) -> Any:
-        """Return the segment in its format. Raises DeviceError if the runtime of this process does not read it.
-
-        Args:
-            pieces: pieces of its weights.
-        """
+        """Return the segment in its format, with ``pieces`` of its weights. Raises DeviceError if it cannot be read."""
         files = [b"".join(pieces[part.piece] if part.piece else part.data for part in file) for file in self.files]
         return decode(self.form, files, self.names, [file[0].piece if len(file) == 1 else "" for file in self.files])
 
@@ -73,23 +69,19 @@ def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict
         except DeviceError as error:
             refused = refused or error
         else:
-            return _packed(form, encode(form, program, len(segment.inputs)), segment.inputs, segment.outputs)
+            files, pieces, names, variables = encode(form, program, len(segment.inputs))
+            return Package(form, files, names, variables, segment.inputs, segment.outputs), pieces
     raise refused or DeviceError("The device compiles no format of segments.")
 
 
 def pack_program(form: Format, program: Any) -> tuple[Package, dict[str, bytes]]:
     """Pack a program that is not a segment of a plan; see :func:`pack`."""
-    return _packed(form, encode(form, program))
-
-
-def _packed(
-    form: Format, made: Encoded, inputs: tuple[BufferSpec, ...] = (), outputs: tuple[BufferSpec, ...] = ()
-) -> tuple[Package, dict[str, bytes]]:
-    return Package(form, made.files, made.names, made.variables, inputs, outputs), made.pieces
+    encoded = encode(form, program)
+    return Package(form, encoded.files, encoded.names, encoded.variables), encoded.pieces
 
 
 class Unpacked:
-    """A segment on the node that is to compile it.
+    """A received segment, on the node that compiles it.
 
     Args:
         package: the package that was received.

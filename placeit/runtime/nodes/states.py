@@ -1,8 +1,7 @@
-"""State of a model's segments on nodes: copies of it that stay there, and values that are sent to another device."""
+"""State of segments on nodes: copies that stay on the node, and values that are sent to another device."""
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,13 +12,13 @@ from numpy.typing import NDArray
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.base import Buffer
-from placeit.runtime.nodes.ahead import RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
+from placeit.runtime.nodes.remote import RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram
 
 __all__ = ["KeptCopy", "KeptVariable", "RemoteKeepingInstance", "SentVariable", "sent"]
 
 
 class SentVariable(NamedTuple):
-    """The value of a variable on its way to or from a node.
+    """The value of a variable in the form that is sent to or from a node.
 
     Attributes:
         type_name: OpenVINO's name of its element type.
@@ -35,36 +34,31 @@ class SentVariable(NamedTuple):
         """Return the value as an ``openvino.Tensor``."""
         openvino = import_openvino()
         made = openvino.Tensor(getattr(openvino.Type, self.type_name), openvino.Shape(self.shape))
-        made.data.reshape(-1).view(np.uint8)[...] = self.data  # types that NumPy lacks show as others of their size
+        made.data.reshape(-1).view(np.uint8)[...] = self.data  # OpenVINO shows types that NumPy lacks as others of their size
         return made
 
 
 def sent(tensor: Any) -> SentVariable:
-    """Copy an ``openvino.Tensor`` into the form in which it is sent."""
+    """Copy an ``openvino.Tensor`` into the form that is sent."""
     data = np.array(tensor.data).reshape(-1).view(np.uint8)
     return SentVariable(tensor.element_type.get_type_name(), tuple(tensor.shape), data)
 
 
 class KeptCopy:
-    """A copy of an instance's state on its node, which is released with the last reference to this object.
+    """A copy of an instance's state on its node. The node releases it when this object is garbage-collected.
 
     Args:
         device: the device of the node.
-        number: of the copy there.
+        number: number of the copy there.
     """
 
     def __init__(self, device: RemoteDevice, number: int) -> None:
         self.device, self.number = device, number
-        weakref.finalize(self, _forget, device, number).atexit = False
-
-
-def _forget(device: RemoteDevice, number: int) -> None:
-    with contextlib.suppress(Exception):  # Ray may be about to shut down
-        device.tell("forget_states", number)
+        weakref.finalize(self, device.tell, "forget_states", number).atexit = False
 
 
 class KeptVariable(NamedTuple):
-    """The value of a variable in a copy on a node."""
+    """The value of a variable in a copy that is on a node."""
 
     copy: KeptCopy
     name: str
@@ -81,28 +75,28 @@ class RemoteKeepingInstance(RemoteInstance):
     not change it later.
     """
 
-    alternates = False  # until the node says so when the slot is wired
+    alternates = False  # the node says whether it does when the slot is wired
 
     def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
         super().__init__(device, program)
-        self._family = weakref.WeakSet([self])
+        self._sharers = weakref.WeakSet([self])
 
     def beside(self, outputs: Sequence[Buffer]) -> RemoteKeepingInstance:
         """Return an instance for another slot; see :class:`placeit.runtime.alternating.SharesState`."""
         made = RemoteKeepingInstance(self.device, self.program)
         made.outputs = [narrowed(RemoteBuffer, buffer) for buffer in outputs]
-        made.keeps_state, made.shares, made._family = True, self.number, self._family
-        self._family.add(made)
+        made.keeps_state, made.shares, made._sharers = True, self.number, self._sharers
+        self._sharers.add(made)
         return made
 
     def keep_state(self, *, keep: bool) -> None:
         """Choose whether later runs continue from the current state, or each start from the initial one. Raises DeviceError."""
         self.keeps_state = keep
-        if self.ahead is not None:  # otherwise the node is told when the slot is wired
+        if self.slot is not None:  # otherwise the node is told when the slot is wired
             self._ask("keep_state", keep)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        slots = [one.ahead for one in self._family if one.ahead is not None]
+        slots = [one.slot for one in self._sharers if one.slot is not None]
         return self.device.ask(what, self.number, {slot.number: slot.retire() for slot in slots}, *arguments)
 
     def reset_state(self) -> None:
@@ -116,10 +110,10 @@ class RemoteKeepingInstance(RemoteInstance):
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set its variables to values from ``states``; values on another device are sent. Raises DeviceError."""
-        self._ask("set_states", {name: self._known(states[name]) for name in self.program.variables})
+        self._ask("set_states", {name: self._encoded(states[name]) for name in self.program.variables})
 
-    def _known(self, value: Any) -> int | SentVariable:
-        """Return the number of the copy with a value, if it is on the same device, or else the value itself."""
+    def _encoded(self, value: Any) -> int | SentVariable:
+        """Return the number of the copy that has a value if the copy is on the same device, or else the value."""
         if isinstance(value, KeptVariable):
             if value.copy.device is self.device:
                 return value.copy.number

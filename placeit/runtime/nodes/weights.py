@@ -1,4 +1,4 @@
-"""Weights that a machine has been sent, in files named by digests of their content."""
+"""A store on disk for weights that were sent to a machine."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _STORE_BYTES = 8 << 30
 
 
 class WeightStore:
-    """Weights that a machine has been sent, in files named by their digests, so that they are sent once.
+    """Pieces of weights in files that are named by their SHA-256, so that each piece is sent to a machine once.
 
-    The least recently used files are deleted when all of them exceed the limit, or when the disk is full. A file whose digest
-    differs from its name is not used. Other files in the folder are left alone.
+    The least recently used files are deleted when their total size exceeds the limit, or when the disk is full. A file whose
+    digest differs from its name is not used. Other files in the folder are left alone.
 
     Args:
-        folder: only its owner may write there; it is made if it is missing.
-        most: most bytes to keep.
+        folder: path of the folder, which is made if it is missing. Only its owner may write there.
+        max_bytes: limit on the total size of the files.
 
     Raises:
         DeviceError: the folder is a link or no folder, others may write there, or it cannot be made.
     """
 
-    def __init__(self, folder: Path, most: int = _STORE_BYTES) -> None:
-        self._folder, self._most = folder, most
-        self._handle = self._opened()
+    def __init__(self, folder: Path, max_bytes: int = _STORE_BYTES) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._handle = self._open_folder()
         weakref.finalize(self, os.close, self._handle)
         self._writing = threading.Lock()
 
@@ -52,26 +52,26 @@ class WeightStore:
         return cls(Path(tempfile.gettempdir(), f"placeit-weights-{os.geteuid()}"))
 
     def missing(self, pieces: tuple[str, ...]) -> list[str]:
-        """Return the pieces that are not here."""
-        with self._errors():
+        """Return the pieces that are not in the store."""
+        with self._as_device_error():
             here = set(self._names())
         return [name for name in dict.fromkeys(pieces) if _checked(name) not in here]
 
     def put(self, pieces: Mapping[str, bytes]) -> None:
-        """Keep pieces. Raises DeviceError if there is no room."""
-        with self._alone():
+        """Store pieces. Raises DeviceError if there is no room."""
+        with self._exclusive():
             for name in self._names():
-                if _DRAFT.fullmatch(name):  # of a process that was killed: no other one writes now
+                if _DRAFT.fullmatch(name):  # left by a process that was killed, as no other process writes now
                     self._delete(name)
             new = sum(map(len, pieces.values()))
-            self._free(new + sum(size for _, size, _ in self._others(pieces)) - self._most, pieces)
+            self._free(new + sum(size for _, size, _ in self._others(pieces)) - self._max_bytes, pieces)
             for name, data in pieces.items():
                 self._write(_checked(name), data, pieces)
 
     def get(self, pieces: tuple[str, ...]) -> dict[str, bytes] | None:
-        """Return pieces; None if some are not here any more, or were damaged. Raises DeviceError."""
+        """Return pieces; None if some are missing or damaged. Raises DeviceError."""
         found: dict[str, bytes] = {}
-        with self._errors():
+        with self._as_device_error():
             for name in dict.fromkeys(pieces):
                 data = self._read(_checked(name))
                 if data is None or hashlib.sha256(data).hexdigest() != name:
@@ -80,25 +80,25 @@ class WeightStore:
                     found[name] = data
         return found if found.keys() == set(pieces) else None
 
-    def _opened(self) -> int:
+    def _open_folder(self) -> int:
         try:
             return own_folder(self._folder)
         except FileError as error:
             raise DeviceError(f"Weights cannot be kept. {error}") from error
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _as_device_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise DeviceError(f"Weights cannot be kept in {self._folder}: {error.strerror or error}.") from error
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads and processes of this user from writing in the block."""
-        with self._writing, self._errors():
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude other threads and processes of this user from writing during the block."""
+        with self._writing, self._as_device_error():
             if os.fstat(self._handle).st_nlink == 0:  # deleted, as old folders for temporary files are
-                made = self._opened()
+                made = self._open_folder()
                 os.dup2(made, self._handle, inheritable=False)
                 os.close(made)
             fcntl.flock(self._handle, fcntl.LOCK_EX)
@@ -108,7 +108,7 @@ class WeightStore:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _read(self, name: str) -> bytes | None:
-        """Read a file and mark it as used now; None if it is missing, or not a regular file."""
+        """Return the content of a file, and mark it as used now; None if it is missing, or not a regular file."""
         try:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._handle)
         except OSError as error:
@@ -122,7 +122,7 @@ class WeightStore:
             return file.read()
 
     def _write(self, name: str, data: bytes, needed: Mapping[str, bytes]) -> None:
-        """Write a file in one step, and delete others while there is no room for it."""
+        """Write a file atomically. While the disk is full, delete other files."""
         draft = f".{name}.{secrets.token_hex(4)}"
         while True:
             try:
@@ -148,7 +148,7 @@ class WeightStore:
             os.unlink(name, dir_fd=self._handle)
 
     def _others(self, needed: Mapping[str, bytes]) -> list[tuple[float, int, str]]:
-        """Return the time of the last use, the bytes and the name of each piece that is not needed."""
+        """Return the time of last use, the size and the name of each piece that is not needed."""
         found = []
         for name in self._names():
             if _DIGEST.fullmatch(name) and name not in needed:
@@ -160,11 +160,11 @@ class WeightStore:
     def _free(self, size: int, needed: Mapping[str, bytes]) -> bool:
         """Delete the least recently used pieces that are not needed until ``size`` bytes are free; return whether any was."""
         freed = 0
-        for _, bytes_, name in sorted(self._others(needed)):
+        for _, nbytes, name in sorted(self._others(needed)):
             if freed >= size:
                 break
             self._delete(name)
-            freed += bytes_
+            freed += nbytes
         return freed > 0
 
 

@@ -1,4 +1,4 @@
-"""Call a function where a device is: in this process, or on the device's node."""
+"""Call functions on the machine of a device: in this process, or on the device's node."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from placeit.runtime.nodes.actor import local
 from placeit.runtime.nodes.package import Package, pack_program
 from placeit.runtime.nodes.weights import WeightStore
 
-__all__ = ["at_device", "there"]
+__all__ = ["call_at_device", "call_with_program"]
 
 T = TypeVar("T")
 
-_TAKES_S = 300.0
-_TRIES = 3  # another process may delete pieces of weights that were just sent, to make room
+_TIMEOUT_S = 300.0
+_ATTEMPTS = 3  # another process may delete pieces of weights that were just sent, to make room
 
 
-def at_device(function: Callable[..., T], device: Device, *arguments: Any) -> T:
-    """Return ``function(device, *arguments)``, called on the machine that a device is on.
+def call_at_device(function: Callable[..., T], device: Device, *arguments: Any) -> T:
+    """Call ``function(device, *arguments)`` on the machine of a device, and return the result.
 
     Args:
         function: a function of a module. On a node it gets the device as the node addresses it; arguments and result are
@@ -36,17 +36,17 @@ def at_device(function: Callable[..., T], device: Device, *arguments: Any) -> T:
     """
     if not device.where.node:
         return function(device, *arguments)
-    return connected().call(device.where.node, functools.partial(function, local(device), *arguments), _TAKES_S)
+    return connected().call(device.where.node, functools.partial(function, local(device), *arguments), _TIMEOUT_S)
 
 
-def there(function: Callable[..., T], form: Format, program: Any, device: Device, *arguments: Any) -> T:
-    """Return ``function(program, device, *arguments)``, called in a process of the machine that a device is on.
+def call_with_program(function: Callable[..., T], form: Format, program: Any, device: Device, *arguments: Any) -> T:
+    """Call ``function(program, device, *arguments)`` on the machine of a device, and return the result.
 
     Args:
         function: a function of a module. On a node it gets a copy of the program, and the device as the node addresses it;
             arguments and result are pickled.
         form: format of the program.
-        program: a program as runtimes compile it. Nodes that have its weights are not sent them again.
+        program: a program in that format. Weights that a node already has are not sent again.
         device: the device.
         arguments: further arguments.
 
@@ -58,23 +58,23 @@ def there(function: Callable[..., T], form: Format, program: Any, device: Device
     nodes, name = connected(), device.where.node
     package, pieces = pack_program(form, program)
     job = functools.partial(_called, function, package, local(device), arguments)
-    for _ in range(_TRIES):
-        found, missing = nodes.call(name, job, _TAKES_S)
-        if not missing:
-            return cast("T", found)
-        nodes.call(name, functools.partial(_keep, {piece: pieces[piece] for piece in missing}), _TAKES_S)
+    for _ in range(_ATTEMPTS):
+        result, missing = nodes.call(name, job, _TIMEOUT_S)
+        if missing is None:
+            return cast("T", result)
+        nodes.call(name, functools.partial(_keep, {piece: pieces[piece] for piece in missing}), _TIMEOUT_S)
     raise DeviceError(f"The node '{name}' has no room for the weights of the model.")
 
 
 def _called(
     function: Callable[..., T], package: Package, device: Device, arguments: tuple[Any, ...]
-) -> tuple[T | None, list[str]]:
-    """Call a function with a program, and return its result; or the pieces of weights that this machine lacks."""
+) -> tuple[T | None, list[str] | None]:
+    """Call a function with a program. Returns its result and None, or None and the pieces of weights that are missing here."""
     store = WeightStore.of_user()
     pieces = store.get(package.pieces)
     if pieces is None:
         return None, store.missing(package.pieces)
-    return function(package.program(pieces), device, *arguments), []
+    return function(package.program(pieces), device, *arguments), None
 
 
 def _keep(pieces: Mapping[str, bytes]) -> None:

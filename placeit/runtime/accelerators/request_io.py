@@ -1,4 +1,4 @@
-"""Inputs and outputs of the requests on streams: in pinned memory of the host, or in arrays of callers on GPUs."""
+"""Inputs and outputs of requests on streams: in pinned memory of the host, or in arrays of callers on GPUs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.devices.accelerator import HOST, View
 from placeit.runtime.devices.base import BufferSpec
 
-__all__ = ["RequestEnds"]
+__all__ = ["RequestIO"]
 
 
-class RequestEnds:
-    """The ends of the requests of an executor.
+class RequestIO:
+    """Writes the inputs and reads the outputs of the requests of an executor.
 
-    An input of the model has a buffer in pinned memory, which is copied to the devices that read it. An array on a GPU takes
-    the place of that buffer if that GPU alone reads the input: then it is copied within the GPU's memory. An output that a GPU
-    computes may be copied to an array there in the same way.
+    An input of the model has a buffer in pinned memory, which is copied to the devices that read it. An array on a GPU replaces
+    the buffer if only that GPU reads the input; the array is then copied within the GPU's memory. In the same way, an output
+    that a GPU computes may be copied to an array there.
 
     Args:
-        launcher: the requests.
+        launcher: the launcher of the requests.
         inputs: shape and type of each input, by name.
     """
 
@@ -39,7 +39,7 @@ class RequestEnds:
         self._writers = {name: self._only_user(b, reads=False) for name, b in self._outputs.items()}
 
     def _only_user(self, buffer: int, *, reads: bool) -> int | None:
-        """Return the device that copies from or to a buffer of the host, if nothing else uses the buffer; else None."""
+        """Return the device that copies from or to a buffer of the host if only this copy uses the buffer; else None."""
         layout, work = self._launcher.layout, self._launcher.layout.work
         handed_through = set(work.inputs.values()) & set(work.outputs.values())
         if layout.specs[buffer].channels_last or buffer in {layout.buffer_of[value, HOST] for value in handed_through}:
@@ -50,14 +50,14 @@ class RequestEnds:
         return layout.streams[users[0].stream]
 
     def checked(self, inputs: Arrays) -> dict[str, Any]:
-        """Return inputs in the model's order and types; arrays on GPUs, if they are read there, as :class:`GpuArray`.
+        """Return inputs in the model's order and types. Arrays on the GPU that reads them are returned as :class:`GpuArray`.
 
-        To be called by the thread of the caller, whose current streams may still be writing the arrays.
+        The thread of the caller calls this, as its current streams may still be writing the arrays.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
         """
-        there: dict[str, GpuArray] = {}
+        on_gpus: dict[str, GpuArray] = {}
         for name, given in inputs.items():
             array, device = gpu_array(f"The input '{name}'", given), self._readers.get(name)
             if array is not None and device is not None:
@@ -65,15 +65,13 @@ class RequestEnds:
                 if array.dtype == np.dtype(self._wanted[name].dtype):
                     self._adopt(f"The input '{name}'", array)
                     if array.place == self._accelerator.place(device):
-                        there[name] = array
-        if not there:
-            return dict(checked_inputs(inputs, self._wanted))
-        rest = {name: given for name, given in inputs.items() if name not in there}
-        checked = checked_inputs(rest, {name: spec for name, spec in self._wanted.items() if name not in there})
-        return {name: there[name] if name in there else checked[name] for name in self._wanted}
+                        on_gpus[name] = array
+        on_host = {name: given for name, given in inputs.items() if name not in on_gpus}
+        checked = checked_inputs(on_host, {name: spec for name, spec in self._wanted.items() if name not in on_gpus})
+        return {name: on_gpus[name] if name in on_gpus else checked[name] for name in self._wanted}
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:
-        """Make an array ready to have an output written to it.
+        """Prepare an array to have an output written to it.
 
         Raises:
             UsageError: the array is not on the GPU that computes the output.
@@ -106,7 +104,7 @@ class RequestEnds:
 
     def put(self, request: int, inputs: Mapping[str, Any]) -> None:
         """Give a request its checked inputs. The request must not be in flight."""
-        given = self._launcher.slots[request].given
+        given = self._launcher.slots[request].caller_arrays
         for name, value in inputs.items():
             buffer = self._inputs[name]
             if isinstance(value, GpuArray):
@@ -114,24 +112,22 @@ class RequestEnds:
             else:
                 given.pop(buffer, None)
                 self._accelerator.write(self._view(buffer, request), value)
-        self._copy_apart(given)
+        if given:
+            self._launcher.separate_copies()
 
     def write_to(self, request: int, out: Mapping[str, GpuArray]) -> None:
         """Have a request write some outputs to arrays, and all others to the host. The request must not be in flight."""
-        given = self._launcher.slots[request].given
+        given = self._launcher.slots[request].caller_arrays
         for name, device in self._writers.items():
             if device is not None:
                 given.pop(self._outputs[name], None)
         given.update({self._outputs[name]: array for name, array in out.items()})
-        self._copy_apart(given)
-
-    def _copy_apart(self, given: Mapping[int, GpuArray]) -> None:
         if given:
-            self._launcher.copy_apart()
+            self._launcher.separate_copies()
 
     def get(self, request: int) -> dict[str, Any]:
         """Return the outputs of a request that has ended: copies, or the arrays that they were written to."""
-        given, found = self._launcher.slots[request].given, dict[str, Any]()
+        given, found = self._launcher.slots[request].caller_arrays, dict[str, Any]()
         for name, buffer in self._outputs.items():
             there = None if self._writers[name] is None else given.get(buffer)
             found[name] = self._accelerator.read(self._view(buffer, request)) if there is None else there.value

@@ -1,4 +1,4 @@
-"""Modules and examples that cannot be exported, refused beforehand, since PyTorch's errors do not say what to do."""
+"""Checks of modules and examples before they are exported, since PyTorch's errors do not say what to do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.utils import _pytree as pytree
 
 from placeit.core.errors import ModelError, UsageError
 
-__all__ = ["call_of", "check_dense", "check_device", "check_given", "no_model"]
+__all__ = ["call_arguments", "check_dense", "check_device", "check_exportable", "not_a_model"]
 
 _log = logging.getLogger("placeit")
 
 _CONVERTED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
-def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
-    """Return positional and keyword arguments of a call; None for the former if neither are given.
+def call_arguments(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    """Return the positional and the keyword arguments of a call; None for the former if there are neither.
 
     Raises:
         UsageError: they are no arguments of a call.
@@ -41,8 +41,8 @@ def call_of(example: Any, kwargs: Any) -> tuple[tuple[Any, ...] | None, dict[str
     return (None if kwargs is None else ()) if example is None else tuple(example), dict(kwargs or {})
 
 
-def no_model(given: object) -> UsageError:
-    """Return the error about an object that is given in place of a model."""
+def not_a_model(given: object) -> UsageError:
+    """Return the error for an object that is not a model."""
     kind = type(given).__name__
     if isinstance(given, type):
         return UsageError(f"{given.__name__} is a class: give an instance of it, {given.__name__}(...).")
@@ -53,8 +53,8 @@ def no_model(given: object) -> UsageError:
     return UsageError(f"A {kind} is no model: give the path of a file, or a PyTorch module.")
 
 
-def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
-    """Check that a module and the arguments of a call can be exported. Hooks are logged.
+def check_exportable(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> None:
+    """Check that a module can be exported with the arguments of a call. A hook of the module is logged.
 
     Raises:
         ModelError: the arguments do not fit; or a weight or an argument is quantised, without values, or not on the CPU.
@@ -88,7 +88,7 @@ def check_given(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
     for where, value in given.items():
         for leaf in pytree.tree_leaves(value):
             _check_tensor(f"{name}: the input '{where}'", leaf)
-    _say_hooks(module, name)
+    _log_hook(module, name)
 
 
 def _check_tensor(what: str, value: Any) -> None:
@@ -136,7 +136,7 @@ def check_device(what: str, value: Any) -> None:
         )
 
 
-def _say_hooks(module: torch.nn.Module, name: str) -> None:
+def _log_hook(module: torch.nn.Module, name: str) -> None:
     """Log the first hook that is not PyTorch's own."""
     for where, part in module.named_modules():
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):

@@ -1,4 +1,4 @@
-"""State of a slot whose segments run on other nodes, kept by the executor's process ahead of its scheduler."""
+"""Devices of other nodes in the executor's process: their programs, buffers and instances, and the slots that run there."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.nodes.tensors import ReceivingBuffers
 
-__all__ = ["Ahead", "RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram"]
+__all__ = ["RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram", "RemoteSlot"]
 
 _slots, _numbers = itertools.count(1), itertools.count(1)
 
 
 class RemoteDevice(ABC):
-    """A device of another node, as its buffers, its instances and the slots that use it see it.
+    """The interface of a device of another node to its programs, buffers and instances, and to the slots that use it.
 
     Attributes:
         gone: why the device is lost; None while it is there.
         cut: why its link with another device is lost, by the name of that device.
-        worker: the thread that reports ends that came before the scheduler asked for them.
+        worker: the thread that reports ends that arrived before the scheduler asked for them.
         routes: for each instance and buffer, by number, the slot that gets its reports.
         arrivals: the number of each buffer of this process that the device writes to.
     """
@@ -42,12 +42,12 @@ class RemoteDevice(ABC):
     gone: DeviceError | None
     cut: dict[str, DeviceError]
     worker: Worker
-    routes: WeakValueDictionary[int, Ahead]
+    routes: WeakValueDictionary[int, RemoteSlot]
     arrivals: WeakKeyDictionary[Buffer, int]
 
     @staticmethod
     def number() -> int:
-        """Return a number for an instance or a buffer that no other one has."""
+        """Return a new number for an instance or a buffer."""
         return next(_numbers)
 
     @abstractmethod
@@ -56,14 +56,14 @@ class RemoteDevice(ABC):
 
     @abstractmethod
     def tell(self, what: str, *arguments: Any) -> None:
-        """Call a method of the node's actor without waiting for its answer."""
+        """Call a method of the node's actor without waiting for its answer. Errors are ignored."""
 
     @abstractmethod
-    def begin(self, ahead: Ahead, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
+    def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot on the device, with the inputs that come from this process."""
 
     @abstractmethod
-    def send(self, ahead: Ahead, number: int, buffer: Buffer) -> None:
+    def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""
 
     @abstractmethod
@@ -95,20 +95,15 @@ class RemoteBuffer:
 
     Attributes:
         number: its number in frames.
-        ahead: the slot that it belongs to.
+        slot: the slot that it belongs to; None until the slot is wired.
         delivered: the buffer of this process that its value is copied to; None if it is not copied.
     """
 
     def __init__(self, device: RemoteDevice, spec: BufferSpec) -> None:
-        self.device, self.spec, self.space = device, spec, device.space
+        self.device, self.spec, self.nbytes, self.space = device, spec, spec.nbytes, device.space
         self.number = device.number()
-        self.ahead: Ahead | None = None
+        self.slot: RemoteSlot | None = None
         self.delivered: HostBuffer | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.spec.nbytes
 
     def array(self) -> NDArray[np.generic]:
         """Return a copy of the value, in its logical shape. Raises DeviceError."""
@@ -124,20 +119,19 @@ class RemoteBuffer:
 
     def deliver(self) -> Buffer:
         """Have the value copied to this process before its writer is reported to have ended; return the buffer there."""
-        if self.delivered is None:
-            self.delivered = HostBuffer(self.spec)
+        self.delivered = self.delivered or HostBuffer(self.spec)
         return self.delivered
 
 
 class RemoteInstance:
-    """An instance of a segment on a node, which starts by itself when its inputs are there.
+    """An instance of a segment on a node, which starts it when its inputs have arrived.
 
     Attributes:
         number: its number in reports.
         bound: buffers of its inputs.
         outputs: buffers on the node.
-        ahead: the slot that it belongs to.
-        keeps_state: whether each run continues from the state that the one before has left.
+        slot: the slot that it belongs to; None until the slot is wired.
+        keeps_state: whether each run continues from the state that the previous run left.
         shares: number of the instance in the first slot of its sequence, whose state it uses; None if it is in the first slot.
         alternates: whether instances in other slots can use its state.
     """
@@ -150,7 +144,7 @@ class RemoteInstance:
         self.device, self.program, self.number = device, program, device.number()
         self.bound: dict[int, Buffer] = {}
         self.outputs = [RemoteBuffer(device, spec) for spec in program.outputs]
-        self.ahead: Ahead | None = None
+        self.slot: RemoteSlot | None = None
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
@@ -164,17 +158,18 @@ class RemoteInstance:
         return self.outputs[index]
 
 
-class Ahead:
-    """One slot of an executor, on the devices of nodes that its plan uses.
+class RemoteSlot:
+    """One slot of an executor, on all devices of nodes that its plan uses.
 
-    A report is kept until the scheduler asks for it, and a request of the scheduler is kept until the report comes. Reports of
-    an earlier run are dropped.
+    A report from a node is kept until the scheduler asks for it, and a request of the scheduler until the report arrives.
+    Reports of an earlier run are dropped.
 
     Attributes:
         number: number of the slot, in this process.
         epoch: number of the current run.
         inbox: buffers of this process that nodes write to.
-        senders: for each buffer, by number, the device that sends to it; buffers without an entry are sent by this process.
+        senders: for each buffer, by number, the device that sends to it; this process sends to buffers without an entry.
+        feeds: for each device, the buffers that a run fills from this process: their numbers there, and the sources here.
     """
 
     def __init__(self) -> None:
@@ -183,48 +178,46 @@ class Ahead:
         self.inbox = ReceivingBuffers()
         self.senders: dict[int, RemoteDevice] = {}
         self.feeds: dict[RemoteDevice, list[tuple[int, HostBuffer]]] = {}
-        self._lock, self._going = threading.Lock(), threading.Lock()
-        self._started: set[int] = set()  # numbers, as the objects refer to this one
-        self._waiting: dict[int, tuple[DoneCallback, tuple[RemoteDevice, ...]]] = {}
-        self._come: dict[int, tuple[float, float, BaseException | None]] = {}
+        self._lock, self._begin_lock = threading.Lock(), threading.Lock()
+        self._started: set[int] = set()  # numbers of the instances and buffers that were started or sent in this run
+        self._callbacks: dict[int, tuple[DoneCallback, tuple[RemoteDevice, ...]]] = {}  # until the report arrives
+        self._reports: dict[int, tuple[float, float, BaseException | None]] = {}  # until the scheduler asks
 
     def renew(self) -> None:
-        """Begin another run with the next instance or transfer that is started."""
+        """Begin a new run with the next instance or transfer that is started."""
         self._begun = False
 
-    def go(self, number: int) -> None:
-        """Have nodes begin a run on the inputs in place, unless they have begun it.
+    def ensure_begun(self, number: int) -> None:
+        """Have the nodes begin a run, unless it has begun. The inputs of the run must be in place.
 
         Args:
-            number: of an instance or a buffer, which is started or sent once in each run: a second time begins another run.
+            number: number of an instance or a buffer, which each run starts or sends once: the second time begins a new run.
         """
-        with self._going:
+        with self._begin_lock:
             if self._begun and number not in self._started:
                 self._started.add(number)
                 return
             self._begun, self._started = True, {number}
-            with self._lock:
-                self.epoch += 1
-                self._come.clear()
+            self.retire()
             for device, inputs in self.feeds.items():
                 device.begin(self, inputs)
 
     def retire(self) -> int:
-        """Begin a new epoch and return it: a node that hears of it ends earlier runs. No run may be under way here."""
+        """Begin a new epoch and return it; a node that receives it ends earlier runs. No run may be in progress here."""
         with self._lock:
             self.epoch += 1
-            self._come.clear()
+            self._reports.clear()
             return self.epoch
 
     def expect(self, number: int, done: DoneCallback, devices: tuple[RemoteDevice, ...]) -> None:
-        """Have ``done`` called when a segment or a transfer is reported, or one of its devices is lost; on another thread."""
+        """Have ``done`` called, on another thread, when a segment or a transfer is reported or one of its devices is lost."""
         with self._lock:
-            report = self._come.pop(number, None)
+            report = self._reports.pop(number, None)
             if report is None:
                 gone = next((device.gone for device in devices if device.gone is not None), None)
                 gone = gone or next((why for why in (devices[0].cut.get(other.name) for other in devices) if why), None)
                 if gone is None:
-                    self._waiting[number] = done, devices
+                    self._callbacks[number] = done, devices
                     return
                 report = perf_counter(), perf_counter(), gone
         devices[0].worker.submit(functools.partial(done, *report))
@@ -234,16 +227,16 @@ class Ahead:
         with self._lock:
             if epoch != self.epoch:
                 return
-            done, _ = self._waiting.pop(number, (None, ()))
+            done, _ = self._callbacks.pop(number, (None, ()))
             if done is None:
-                self._come[number] = start, finish, error
+                self._reports[number] = start, finish, error
                 return
         done(start, finish, error)
 
     def lost(self, devices: set[RemoteDevice], error: DeviceError) -> None:
         """Fail the segments and transfers that use all of these devices."""
         with self._lock:
-            hit = [number for number, (_, those) in self._waiting.items() if devices <= set(those)]
-            failed = [self._waiting.pop(number)[0] for number in hit]
+            numbers = [number for number, (_, used) in self._callbacks.items() if devices <= set(used)]
+            failed = [self._callbacks.pop(number)[0] for number in numbers]
         for done in failed:
             done(perf_counter(), perf_counter(), error)
