@@ -19,14 +19,7 @@ _ELEMENT_WISE = {
     *("Subtract", "Swish", "Tanh"),
 }
 _KEEPS_IMAGE = _ELEMENT_WISE | {
-    "AvgPool",
-    "BatchNormInference",
-    "Concat",
-    "FakeQuantize",
-    "Interpolate",
-    "LRN",
-    "MaxPool",
-    "Pad",
+    *("AvgPool", "BatchNormInference", "Concat", "FakeQuantize", "Interpolate", "LRN", "MaxPool", "Pad"),
 }
 
 
