@@ -1,16 +1,16 @@
-"""ONNX files for clusters in which ONNX Runtime drives all devices: OpenVINO's copy of the weights is let go."""
+"""ONNX files for clusters in which ONNX Runtime drives all devices, without OpenVINO's copy of the weights."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.backends.base import Arrays, Format
+from placeit.backends.base import Arrays, Format, fields_of
 from placeit.backends.onnx.joined import JoinedModel
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.weights import without_weights
@@ -22,14 +22,14 @@ __all__ = ["OnnxAlone", "for_onnx_alone"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnnxAlone(FromOnnxFile, JoinedModel):
-    """An ONNX file whose task graph OpenVINO has made, with segments as ONNX models only.
+    """An ONNX file with the task graph of OpenVINO's model, and segments as ONNX models only.
 
-    The weights of ``ov_model`` have no values and take no memory: it has the shapes of the model, and must not be run.
+    The weights of ``ov_model`` have no values and take no memory: it is used for shapes, and must not be run.
     """
 
     @property
     def formats(self) -> frozenset[Format]:
-        """Only the format of ONNX."""
+        """The format of ONNX only."""
         return frozenset({"onnx"})
 
     def segment(self, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
@@ -41,12 +41,11 @@ class OnnxAlone(FromOnnxFile, JoinedModel):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
         if not self.states:
-            with contextlib.suppress(DeviceError):  # the unchanged file; the model in memory has no repeated names, for example
+            with contextlib.suppress(DeviceError):  # such as names that nodes share, which the model in memory does not have
                 return self.of_file().reference(device, precision)
         return JoinedModel.reference(self, device, precision)
 
 
 def for_onnx_alone(model: JoinedModel) -> OnnxAlone:
     """Return a model for ONNX Runtime alone, without OpenVINO's copy of the weights."""
-    said = {field.name: getattr(model, field.name) for field in fields(model)}
-    return OnnxAlone(**said | {"ov_model": without_weights(model.ov_model)})
+    return OnnxAlone(**fields_of(model) | {"ov_model": without_weights(model.ov_model)})
