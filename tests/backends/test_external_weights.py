@@ -74,6 +74,14 @@ def ran(session: Session, devices: list[int] | None = None) -> np.ndarray:
     return found
 
 
+def test_weights_in_a_pipe_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    (tmp_path / "weights" / "all.data").unlink()
+    os.mkfifo(tmp_path / "weights" / "all.data")  # opening it would wait for ever
+    with pytest.raises(FileError, match="not a regular file"):
+        load(path)
+
+
 @pytest.mark.parametrize("other", ["", pytest.param("ort:", marks=pytest.mark.two_cores)])
 def test_segments_for_onnx_runtime_leave_weights_in_their_file(other: str, tmp_path: Path) -> None:
     path, core = saved(tmp_path), allowed_cores()[0]
