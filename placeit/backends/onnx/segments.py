@@ -39,8 +39,7 @@ class OnnxModel(FromOnnxFile, JoinedModel):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
         """Return a function that runs the whole model in ONNX Runtime, since OpenVINO's integers have 32 bits only.
 
-        If ONNX Runtime cannot run it, or it has state, OpenVINO does, unless operators on quantised numbers are not the same
-        there.
+        OpenVINO runs a model with state, and one that ONNX Runtime cannot run, unless the model :attr:`rounds`.
 
         Raises:
             DeviceError: neither runtime can run it.
@@ -49,7 +48,7 @@ class OnnxModel(FromOnnxFile, JoinedModel):
             return OpenVinoModel.reference(self, device, precision)
         try:
             return self.of_file().reference(device, precision)
-        except DeviceError:  # of the unchanged file; the model in memory has no repeated names, for example
+        except DeviceError:  # such as names that nodes share, which the model in memory does not have
             if self.parts.covers:
                 with contextlib.suppress(DeviceError):
                     return JoinedModel.reference(self, device, precision)
@@ -59,18 +58,13 @@ class OnnxModel(FromOnnxFile, JoinedModel):
 
 
 def with_onnx(model: OpenVinoModel) -> OnnxModel:
-    """Return a model with its ONNX file read again, for ONNX Runtime.
+    """Return a model that OpenVINO has read from an ONNX file with the file read again, for ONNX Runtime.
 
     Raises:
-        DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
+        DeviceError: the file cannot be read any more.
     """
     if isinstance(model, OnnxModel):
         return model
-    if model.path.suffix.lower() != ".onnx":
-        raise DeviceError(
-            f"ONNX Runtime runs ONNX models, and {model.path} is not an ONNX model: choose devices that OpenVINO "
-            "drives, or start from the ONNX file of the model."
-        )
     try:
         proto = read_plain(model.path, in_place=True)
     except (OSError, ModelError) as error:
@@ -81,27 +75,35 @@ def with_onnx(model: OpenVinoModel) -> OnnxModel:
 
 
 def for_onnxruntime(model: OpenVinoModel, cluster: Cluster, graph: str = "") -> Model:
-    """Return a model that OpenVINO has read, for a cluster in which ONNX Runtime drives devices.
+    """Return a model that OpenVINO has read from an ONNX file, for a cluster in which ONNX Runtime drives devices.
 
-    With open sizes or state, the ops of OpenVINO's graph also read what they read in the ONNX file only, unless OpenVINO's
-    graph is wanted. Else, if ONNX Runtime drives all devices, and the ONNX file has no tensors at some borders of OpenVINO's
-    graph, the result has the file's own graph. On a single device the model is run whole, unless another graph is wanted.
+    The ONNX file may have no tensor at a border of OpenVINO's graph. Then, for a model with open sizes or state, ops of the
+    graph also read the tensors that they read in the ONNX file only, unless OpenVINO's graph is wanted. For other models, if
+    ONNX Runtime drives all devices, the result has an op for each node of the file; on a single device, the model is run whole
+    unless another graph is wanted.
+
+    Args:
+        model: the model.
+        cluster: the devices.
+        graph: hash of the wanted task graph; empty for any.
 
     Raises:
-        DeviceError: the model does not come from an ONNX file, or the file does not exist any more.
+        DeviceError: the file cannot be read any more.
     """
     joined: JoinedModel = with_onnx(model)
-    own = graph in (model.graph.structure, model.graph.hash)
-    if (model.has_open_sizes or model.states) and not joined.parts.covers and not own:
+    wants_graph = graph in (model.graph.structure, model.graph.hash)
+    varies = model.has_open_sizes or bool(model.states)
+    if varies and not joined.parts.covers and not wants_graph:
         parts = joined.parts.reading_all()
         joined = replace(joined, parts=parts, graph=parts.graph)
-    if all({*kind_of(device).formats} == {"onnx"} for device in cluster.devices):
+    formats = [{*kind_of(device).formats} for device in cluster.devices]
+    if all(taken == {"onnx"} for taken in formats):
         joined = for_onnx_alone(joined)
-    if joined.parts.covers or any("onnx" not in kind_of(device).formats for device in cluster.devices):
+    if joined.parts.covers or any("onnx" not in taken for taken in formats):
         return joined
-    if len(cluster) == 1 and (own or not graph) and not model.states:
+    if len(cluster) == 1 and (wants_graph or not graph) and not model.states:
         return replace(joined.whole_file("onnx"), together=(model.graph.names,))
-    if model.has_open_sizes or model.states:  # the file's own graph is for one size, and without state
+    if varies:  # a graph of the file's nodes is for one size, and without state
         return joined
     with contextlib.suppress(ModelError):
         alone = read_onnx(model.path, Sizes({spec.name: spec.shape for spec in model.inputs}))
