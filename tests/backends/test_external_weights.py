@@ -213,7 +213,7 @@ def test_weights_inside_a_large_file_are_mapped_where_it_can_be_linked(
     if not linked:
         monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(reader, "_LARGE", 1 << 16)
+    monkeypatch.setattr(reader, "_MIN_MAPPED", 1 << 16)
     path = tmp_path / "inside.onnx"
     onnx.save(onnx.load(saved(tmp_path)), path)
     model = load(path)

@@ -144,7 +144,7 @@ def allowed_values(placeholder: Node) -> ValueRange | None:
                 seen.add(reader)
                 waiting.append(reader)
     allowed = common(found)
-    if allowed is not None and len(seen) > 1:  # the axis of the input that ``apart`` refers to is not traced
+    if allowed is not None and len(seen) > 1:  # the axis of the input that ``distinct_axis`` refers to is not traced
         return ValueRange(allowed.low, allowed.end)
     return allowed
 
