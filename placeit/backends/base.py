@@ -280,14 +280,8 @@ class Model(ABC):
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
         """Return a digest of a part's function, including the values of its weights, so that equal parts are compiled once.
 
-        Args:
-            ops: as for :meth:`segment`.
-            enter: as for :meth:`segment`.
-            leave: as for :meth:`segment`.
-
-        Returns:
-            Equal digests for parts that one program can serve; None if no other part has the same weights, or if that is
-            unknown.
+        The arguments are as for :meth:`segment`. Digests are equal for parts that one program can serve; None if no other part
+        has the same weights, or if that is unknown.
         """
         return None
 

@@ -20,7 +20,7 @@ def model_in(folder: Path) -> Path | None:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether a path is a folder. A path that the system refuses, because it is too long for example, is none."""
+    """Return whether a path is a folder; False for a path that the system refuses, because it is too long for example."""
     return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises for some paths)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,20 +45,6 @@ class BundleModel(Model):
 
     manifest: Manifest
     files: BundleFiles
-
-    @classmethod
-    def of(cls, manifest: Manifest, files: BundleFiles) -> Self:
-        """Return the model of a manifest and the files that it describes."""
-        return cls(
-            path=files.path,
-            graph=manifest.graph,
-            inputs=manifest.inputs,
-            outputs=manifest.outputs,
-            limits=manifest.limits,
-            placed=True,
-            manifest=manifest,
-            files=files,
-        )
 
     @property
     def name(self) -> str:
@@ -230,7 +216,16 @@ def open_bundle(path: Path) -> BundleModel:
     files = BundleFiles(path)
     manifest = read_manifest(files)
     files.check(manifest.files)
-    model = BundleModel.of(manifest, files)
+    model = BundleModel(
+        path=path,
+        graph=manifest.graph,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        limits=manifest.limits,
+        placed=True,
+        manifest=manifest,
+        files=files,
+    )
     try:
         _ = model.samples
     except BaseException:

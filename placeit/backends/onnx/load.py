@@ -65,15 +65,8 @@ def load(
 ) -> Model:
     """Read an ONNX file with OpenVINO or, if OpenVINO cannot read or compile it, with ONNX Runtime, for its devices only.
 
-    Args:
-        path: the file.
-        input_shapes: as for :func:`placeit.backends.openvino.reader.load`.
-        batch: as for :func:`placeit.backends.openvino.reader.load`.
-        sample_shapes: as for :func:`placeit.backends.openvino.reader.load`.
-        state: as for :func:`placeit.backends.openvino.reader.load`.
-        logits: as for :func:`placeit.backends.openvino.reader.load`.
-        context: as for :func:`placeit.backends.openvino.reader.load`.
-        trust: whether links of external weights may lead to other folders of the Hugging Face cache that the file is in.
+    The arguments are as for :func:`placeit.backends.openvino.reader.load`. In addition, ``trust`` tells whether links of
+    external weights may lead to other folders of the Hugging Face cache that the file is in.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
@@ -87,12 +80,13 @@ def load(
     except OpenSizesError:
         raise
     except ModelError as error:
+        is_unknown = UNKNOWN_OPS in str(error)
         if _TOO_LARGE in str(error) or isinstance(state, Mapping):
             raise
         if not has_onnxruntime():
             hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."
             hint = f" ONNX Runtime cannot be used: {why}." if (why := onnxruntime_failure()) else hint
-            raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
+            raise ModelError(f"{error}{hint if is_unknown else ''}") from error.__cause__
         from placeit.backends.onnx.reading import read_onnx
 
         why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
@@ -104,7 +98,7 @@ def load(
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
             # for a damaged file, OpenVINO says where the damage is
             reason = str(other).removeprefix(f"Cannot read a model from {path}: ")
-            hint = f" Nor does ONNX Runtime: {reason}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
+            hint = f" Nor does ONNX Runtime: {reason}" if is_unknown and isinstance(other, ModelError) else ""
             raise ModelError(f"{error}{hint}") from error.__cause__
     if has_onnxruntime() and not model.states and (why := _why_not_compiled(model)):
         from placeit.backends.onnx.reading import read_onnx

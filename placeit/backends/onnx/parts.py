@@ -48,6 +48,7 @@ class OnnxParts:
             fit one of its branches, even if this branch is never taken.
 
     Attributes:
+        graph: the task graph.
         content: digest of the ONNX model.
     """
 
@@ -65,7 +66,7 @@ class OnnxParts:
     ) -> None:
         self._unsized, self._limits, self._states = unsized, limits or {}, states or {}
         self.content = onnx_digest(proto)
-        self._proto, self._graph = proto, graph
+        self._proto, self.graph = proto, graph
         self._outputs = {spec.op: spec for spec in outputs}
         self._initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in proto.graph.sparse_initializer}
@@ -95,22 +96,17 @@ class OnnxParts:
         self._reads = [reads(node) for node in nodes]
 
     def _declared(self, tensor: int) -> Sequence[int | None]:
-        shape = self._graph.tensor_shapes[tensor]
+        shape = self.graph.tensor_shapes[tensor]
         return [None] * len(shape) if self._unsized else _sizes(shape, self._limits.get(tensor))
-
-    @property
-    def graph(self) -> OpGraph:
-        """The task graph."""
-        return self._graph
 
     @property
     def covers(self) -> bool:
         """True if every op can be cut out, as one of :meth:`kinds`."""
-        return sum(len(atom) for atom, *_ in self._parts()) == len(self._graph)
+        return sum(len(atom) for atom, *_ in self._parts()) == len(self.graph)
 
     def together(self) -> tuple[tuple[str, ...], ...]:
         """Return sets of ops connected by tensors that the ONNX model does not have, because one node became several ops."""
-        return tuple(tuple(self._graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
+        return tuple(tuple(self.graph.names[v] for v in atom) for atom in self._atoms() if len(atom) > 1)
 
     def kinds(self) -> Iterator[tuple[list[str], onnx.ModelProto]]:
         """Yield sets of ops that can be cut out and do the same computation, each with one example as an ONNX model.
@@ -123,7 +119,7 @@ class OnnxParts:
         alike: dict[object, tuple[list[str], tuple[list[int], list[int], list[int]]]] = {}
         for atom, enter, leave, described in self._parts():
             ops, _ = alike.setdefault(self._signature(*described), ([], (atom, enter, leave)))
-            ops += [self._graph.names[v] for v in atom]
+            ops += [self.graph.names[v] for v in atom]
         for ops, example in alike.values():
             yield ops, self.cut(*example)
 
@@ -136,8 +132,8 @@ class OnnxParts:
             unread: a list to which the other parts are appended: their last op, and the tensors that they read in the ONNX
                 model only.
         """
-        made_by = {name: int(self._graph.tensor_op[tensor]) for tensor, name in self._names.items()}
-        edges, tensors = self._graph.edges, self._graph.edge_tensor
+        made_by = {name: int(self.graph.tensor_op[tensor]) for tensor, name in self._names.items()}
+        edges, tensors = self.graph.edges, self.graph.edge_tensor
         for atom in self._atoms():
             inside = np.isin(edges, atom)
             enter = np.unique(tensors[inside[:, 1] & ~inside[:, 0]]).tolist()
@@ -168,7 +164,7 @@ class OnnxParts:
         _ = [*self._parts(unread)]
         tensors, parts = {name: tensor for tensor, name in self._names.items()}, copy.copy(self)
         extra = [(tensors[name], v) for v, missing in unread for name in sorted(missing & tensors.keys())]
-        parts._graph = _with_reads(self._graph, extra)
+        parts.graph = _with_reads(self.graph, extra)
         return parts
 
     def _signature(self, ends: Iterable[str], given: Mapping[str, int], numbers: Iterable[int]) -> object:
@@ -177,7 +173,7 @@ class OnnxParts:
 
         def described(name: str) -> object:
             if name in given:
-                return self._graph.tensor_dtypes[given[name]], len(self._graph.tensor_shapes[given[name]])
+                return self.graph.tensor_dtypes[given[name]], len(self.graph.tensor_shapes[given[name]])
             if name in self._initializers:
                 return self._initializers[name].data_type, len(self._initializers[name].dims)
             if name in self._sparse:
@@ -197,19 +193,14 @@ class OnnxParts:
     def cut(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> onnx.ModelProto:
         """Return a part as an ONNX model, with static inputs except for open sizes.
 
-        Args:
-            ops: as for :meth:`placeit.backends.base.Model.segment`.
-            enter: as for :meth:`placeit.backends.base.Model.segment`.
-            leave: as for :meth:`placeit.backends.base.Model.segment`.
-
-        Returns:
-            The part. Its last inputs are the states that it reads, and its last outputs their next values.
+        The arguments are as for :meth:`placeit.backends.base.Model.segment`. The last inputs of the part are the states that it
+        reads, and its last outputs their next values.
 
         Raises:
             DeviceError: the part reads an ONNX tensor that is not among its inputs, or has a border where the ONNX model has no
                 tensor. Both occur only for ops that are in no set of :meth:`kinds`.
         """
-        graph = self._graph
+        graph = self.graph
         for tensor in (*enter, *leave):
             if tensor not in self._names:
                 raise _inseparable(graph.names[graph.tensor_op[tensor]])
@@ -258,28 +249,28 @@ class OnnxParts:
 
     def _atoms(self) -> list[list[int]]:
         """Return the smallest sets of op numbers with ONNX tensors at all their borders."""
-        edges = zip(self._graph.edges.tolist(), self._graph.edge_tensor.tolist(), strict=True)
-        return connected(len(self._graph), [(u, v) for (u, v), tensor in edges if tensor not in self._names])
+        edges = zip(self.graph.edges.tolist(), self.graph.edge_tensor.tolist(), strict=True)
+        return connected(len(self.graph), [(u, v) for (u, v), tensor in edges if tensor not in self._names])
 
     def _producers(self, op: int) -> list[int]:
         """Return the ops whose tensors an op reads."""
-        return [int(u) for u in self._graph.edges[self._graph.edges[:, 1] == op, 0]]
+        return [int(u) for u in self.graph.edges[self.graph.edges[:, 1] == op, 0]]
 
     def _tensors_of(self, op: int) -> list[int]:
-        return [int(t) for t in np.flatnonzero(self._graph.tensor_op == op)]
+        return [int(t) for t in np.flatnonzero(self.graph.tensor_op == op)]
 
     def _input_tensors(self, ops: Iterable[int], enter: Iterable[int]) -> dict[str, int]:
         """Return the input tensors of a part, by name: the ones that enter, and the model's inputs among its ops."""
-        own = (t for v in ops if self._graph.kinds[v] == "Parameter" for t in self._tensors_of(v))
+        own = (t for v in ops if self.graph.kinds[v] == "Parameter" for t in self._tensors_of(v))
         return {self._names[t]: t for t in (*enter, *own) if t in self._names}
 
     def _states_read(self, ops: Iterable[int]) -> dict[str, int]:
         """Return the states that a part reads, by name."""
-        return {self._graph.names[v]: self._tensors_of(v)[0] for v in ops if self._graph.kinds[v] == "ReadValue"}
+        return {self.graph.names[v]: self._tensors_of(v)[0] for v in ops if self.graph.kinds[v] == "ReadValue"}
 
     def _next_states(self, ops: Iterable[int]) -> list[str]:
         """Return the names of the next values of the states that a part reads and writes, in the order of its reads."""
-        written = {self._graph.names[v] for v in ops if self._graph.kinds[v] == "Assign"}
+        written = {self.graph.names[v] for v in ops if self.graph.kinds[v] == "Assign"}
         names = (self._states[name][0] for name in self._states_read(ops) if f"{name}/write" in written)
         return [self._aliases.get(name, name) for name in names]
 
@@ -287,11 +278,11 @@ class OnnxParts:
         """Return the names of a part's outputs, in the part's order; None for one that the ONNX model does not have."""
         ends = [self._names.get(tensor) for tensor in leave]
         for v in ops:
-            if self._graph.kinds[v] == "Result":
-                name = self._outputs[self._graph.names[v]].name
+            if self.graph.kinds[v] == "Result":
+                name = self._outputs[self.graph.names[v]].name
                 name = self._aliases.get(name, name)
                 known = name if name in self._producer_of or name in self._initializers else None
-                read = self._graph.edge_tensor[self._graph.edges[:, 1] == v].tolist()
+                read = self.graph.edge_tensor[self.graph.edges[:, 1] == v].tolist()
                 ends.append(self._names.get(read[0], known) if read else known)
         return ends
 

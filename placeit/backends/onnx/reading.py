@@ -20,7 +20,7 @@ from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.model import OnnxFileModel, draw_input
 from placeit.backends.onnx.parts import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads
-from placeit.backends.onnx.sessions import open_whole
+from placeit.backends.onnx.sessions import open_whole, ort_dtype
 from placeit.backends.onnx.tensors import dtype_of, own_bytes, sizes_of, tensor_bytes, width_of
 from placeit.backends.onnx_external import read_proto
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shapes, with_suggestion
@@ -219,7 +219,7 @@ class _Reading:
             name, kind, shape = value.name, value.type, value.shape
             is_tensor = kind.startswith("tensor")
             known = is_tensor and shape and all(isinstance(size, int) and size >= 0 for size in shape)
-            self._types[name] = _ORT_TYPES.get(kind, kind.partition("(")[0])
+            self._types[name] = ort_dtype(kind)
             self._shapes[name] = tuple(shape) if known else ()
             if not is_tensor:
                 self._open.add(name)
@@ -250,7 +250,7 @@ class _Reading:
         self._open |= {name for name in unknown if inferred.get(name) != self._shapes[name]}
 
     def _first(self, session: Any, unknown: Sequence[str]) -> list[Any]:
-        """Run on random inputs in the first case that the model accepts, and keep it. Raises ModelError if there is none."""
+        """Run on random inputs in the first case that the model accepts, and keep it. Raises ModelError without one."""
         failures: list[Exception] = []
         for case in self._cases:
             self._case = case
@@ -357,15 +357,6 @@ class _Reading:
             shared=shared,
         )
         return graph.verify(), tensors, tuple(bounded)
-
-
-_ORT_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    **{f"tensor({name})": name for name in ("bool", "float16", "bfloat16", "string")},
-    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
-}
-"""NumPy's spelling of ONNX Runtime's types."""
 
 
 def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:

@@ -16,9 +16,13 @@ from placeit.devices.onnxruntime import explaining, onnxruntime
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["initial_state", "open_whole", "ort_reference"]
+__all__ = ["initial_state", "open_whole", "ort_dtype", "ort_reference"]
 
-_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # NumPy's names of types that ONNX Runtime calls otherwise
+
+def ort_dtype(kind: str) -> str:
+    """Return NumPy's name of a type of ONNX Runtime such as ``tensor(float)``; ``sequence`` and so on if it is no tensor."""
+    container, _, name = kind.removesuffix(")").partition("(")
+    return {"float": "float32", "double": "float64"}.get(name, name) if container == "tensor" else container
 
 
 def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -> Any:
@@ -50,7 +54,7 @@ def initial_state(value: Any) -> NDArray[np.generic]:
     """
     growing = max((axis for axis, size in enumerate(value.shape) if not isinstance(size, int)), default=None)
     sizes = [size if isinstance(size, int) else int(axis != growing) for axis, size in enumerate(value.shape)]
-    return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
+    return np.zeros(sizes, ort_dtype(value.type))
 
 
 def ort_reference(

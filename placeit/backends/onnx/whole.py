@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,11 @@ class FromOnnxFile(OpenVinoModel):
 
     def of_file(self) -> WholeOnnxModel:
         """Return the model that ONNX Runtime reads from the file."""
-        return WholeOnnxModel.of_file(self, [port.get_names() for port in self.ov_model.outputs])
+        in_file, names = output_names(self.path), dict[str, str]()
+        for i, (spec, port) in enumerate(zip(self.outputs, self.ov_model.outputs, strict=True)):
+            found = [name for name in in_file if name in port.get_names() or name == spec.name]
+            names[spec.name] = (found or in_file[i : i + 1] or [spec.name])[0]
+        return WholeOnnxModel(**{field.name: getattr(self, field.name) for field in fields(Model)}, of=self, names=names)
 
     @cached_property
     def rounds(self) -> bool:
@@ -66,21 +69,6 @@ class WholeOnnxModel(Model):
 
     of: Model
     names: Mapping[str, str]
-
-    @classmethod
-    def of_file(cls, model: Model, output_aliases: Sequence[Collection[str]]) -> Self:
-        """Return the model for the file from which OpenVINO has read it.
-
-        Args:
-            model: the model as OpenVINO has read it.
-            output_aliases: OpenVINO's names of each output, which include its name in the file.
-        """
-        in_file = output_names(model.path)
-        names: dict[str, str] = {}
-        for i, (spec, aliases) in enumerate(zip(model.outputs, output_aliases, strict=True)):
-            found = [name for name in in_file if name in aliases or name == spec.name]
-            names[spec.name] = (found or in_file[i : i + 1] or [spec.name])[0]
-        return cls(**{field.name: getattr(model, field.name) for field in fields(Model)}, of=model, names=names)
 
     @property
     def formats(self) -> frozenset[Format]:

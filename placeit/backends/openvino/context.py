@@ -100,12 +100,12 @@ def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) ->
     times = (1, context - prompt)
     step, text = SizeRange(1, context, (prompt, 1), times), SizeRange(1, context, (prompt, prompt + 1), times)
     found: dict[str, tuple[int | SizeRange, ...]] = {}
-    if not isinstance(batch, int) and any(
-        shape.rank.is_static and shape[_batch_axis(name, shape)].is_static for name, shape in partial.items()
-    ):
+    ranks = {name: len(shape) if shape.rank.is_static else 0 for name, shape in partial.items()}
+    batches = [shape[int(name == "position_ids" and ranks[name] == 3)] for name, shape in partial.items() if ranks[name]]
+    if not isinstance(batch, int) and any(size.is_static for size in batches):
         batch = 1
     for name, shape in partial.items():
-        rank = len(shape) if shape.rank.is_static else 0
+        rank = ranks[name]
         if name in _PER_TOKEN and rank == len(("batch", "tokens")):
             found[name] = (batch, step)
         elif name.endswith("inputs_embeds") and rank == len(("batch", "tokens", "width")) and shape[2].is_static:
@@ -123,7 +123,3 @@ def _has_rows(state: Any) -> bool:
     """Return whether a state can have a row for each text, and a size that grows with the text."""
     open_sizes = [size.is_dynamic for size in state] if state.rank.is_static else []
     return open_sizes[:1] == [True] and any(open_sizes[1:])
-
-
-def _batch_axis(name: str, shape: Any) -> int:
-    return int(name == "position_ids" and len(shape) == len(("kinds", "batch", "tokens")))

@@ -138,8 +138,7 @@ def _over_input(_: Any, inputs: _Shapes, __: tuple[int, ...]) -> float:
 
 
 _RULES: dict[str, Callable[[Any, _Shapes, tuple[int, ...]], float]] = {
-    "Convolution": _convolution(1, groups=False, transposed=False),
-    "BinaryConvolution": _convolution(1, groups=False, transposed=False),
+    **dict.fromkeys(("Convolution", "BinaryConvolution"), _convolution(1, groups=False, transposed=False)),
     "GroupConvolution": _convolution(1, groups=True, transposed=False),
     "DeformableConvolution": _convolution(2, groups=False, transposed=False),
     "ConvolutionBackpropData": _convolution(1, groups=False, transposed=True),
@@ -148,16 +147,9 @@ _RULES: dict[str, Callable[[Any, _Shapes, tuple[int, ...]], float]] = {
     "Einsum": _einsum,
     "ScaledDotProductAttention": _attention,
     "LSTMSequence": _recurrent(4),
-    "GRUSequence": _recurrent(3),
-    "RNNSequence": _recurrent(3),
-    "LSTMCell": _recurrent(3),
-    "GRUCell": _recurrent(2),
-    "RNNCell": _recurrent(2),
-    "AvgPool": _pooling,
-    "MaxPool": _pooling,
-    "AdaptiveAvgPool": _over_input,
-    "AdaptiveMaxPool": _over_input,
-    "CumSum": _over_input,
-    "TopK": _over_input,
+    **dict.fromkeys(("GRUSequence", "RNNSequence", "LSTMCell"), _recurrent(3)),
+    **dict.fromkeys(("GRUCell", "RNNCell"), _recurrent(2)),
+    **dict.fromkeys(("AvgPool", "MaxPool"), _pooling),
+    **dict.fromkeys(("AdaptiveAvgPool", "AdaptiveMaxPool", "CumSum", "TopK"), _over_input),
     **{f"Reduce{how}": _over_input for how in ("L1", "L2", "LogicalAnd", "LogicalOr", "Max", "Mean", "Min", "Prod", "Sum")},
 }

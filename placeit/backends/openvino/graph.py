@@ -23,12 +23,12 @@ __all__ = [
     "KEEPS_WEIGHT",
     "build_graph",
     "constant_nodes",
-    "constants",
     "copied",
     "dtype_name",
     "fix_shapes",
     "inseparable_ops",
     "name_nodes",
+    "nodes_of",
     "separate_transposed",
     "single_reader_ops",
     "swaps",
@@ -121,7 +121,7 @@ def separate_transposed(model: Any) -> None:
         model: an ``openvino.Model``; it is changed.
     """
     readers: dict[int, dict[bool, list[tuple[Any, Any, list[Any]]]]] = {}
-    for node in _products(model):
+    for node in nodes_of(model, "MatMul"):
         source, between = node.input_value(1).get_node(), list[Any]()
         while source.get_type_name() in KEEPS_WEIGHT:
             between.append(source)
@@ -134,13 +134,6 @@ def separate_transposed(model: Any) -> None:
     for by_order in readers.values():
         if by_order[False] and by_order[True]:
             _read_copy(by_order[True])
-
-
-def _products(model: Any) -> list[Any]:
-    """Return the ``MatMul`` nodes of a model and of the models inside its ops."""
-    nodes = model.get_ordered_ops()
-    own = [node for node in nodes if node.get_type_name() == "MatMul"]
-    return own + [product for node in nodes for body in bodies(node) for product in _products(body)]
 
 
 def swaps(node: Any) -> bool:
@@ -271,11 +264,11 @@ def build_graph(
     ).verify()
 
 
-def constants(model: Any) -> list[Any]:
-    """Return the ``Constant`` nodes of a model and of the models inside its ops."""
-    nodes = model.get_ops()
-    own = [node for node in nodes if node.get_type_name() == "Constant"]
-    return own + [constant for node in nodes for body in bodies(node) for constant in constants(body)]
+def nodes_of(model: Any, kind: str) -> list[Any]:
+    """Return the nodes of a kind in a model and in the models inside its ops."""
+    nodes = model.get_ordered_ops()
+    own = [node for node in nodes if node.get_type_name() == kind]
+    return own + [inner for node in nodes for body in bodies(node) for inner in nodes_of(body, kind)]
 
 
 def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
@@ -316,12 +309,14 @@ def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tup
         graph: its task graph.
         bounded: from :func:`upper_bound_ops`.
     """
-    names = graph.names
-    readers: dict[str, list[str]] = {}
+    names, sets = graph.names, dict[str, list[str]]()
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in ("ReadValue", "Assign"):
+            sets.setdefault(f"state {node.get_variable_id()}", []).extend([node.get_friendly_name(), *_attention(node)])
     for u, v in graph.edges.tolist():
         if names[u] in bounded:
-            readers.setdefault(names[u], [names[u]]).append(names[v])
-    return (*_state_sharers(model), *map(tuple, readers.values()))
+            sets.setdefault(f"op {names[u]}", [names[u]]).append(names[v])
+    return tuple(tuple(dict.fromkeys(ops)) for ops in sets.values())
 
 
 def single_reader_ops(graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
@@ -344,14 +339,6 @@ def single_reader_ops(graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[s
     for v, root in enumerate(root_of):
         members.setdefault(root, []).append(graph.names[v])
     return tuple(tuple(names) for names in members.values() if len(names) > 1)
-
-
-def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
-    by_variable: dict[str, list[str]] = {}
-    for node in model.get_ordered_ops():
-        if node.get_type_name() in ("ReadValue", "Assign"):
-            by_variable.setdefault(node.get_variable_id(), []).extend([node.get_friendly_name(), *_attention(node)])
-    return tuple(tuple(dict.fromkeys(names)) for names in by_variable.values())
 
 
 def _attention(read: Any) -> list[str]:

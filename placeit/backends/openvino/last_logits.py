@@ -52,7 +52,7 @@ def keep_last_logits(model: Any) -> None:
 
 
 def _last_product(result: Any) -> Any:
-    """Return the product of tokens and weights from which an output is computed; the output's ``Result`` if there is none."""
+    """Return the product of tokens and weights from which an output is computed, or else the output's ``Result``."""
     node = result.input_value(0).get_node()
     while node.get_type_name() in _AFTER_MATMUL and _readers(node) == 1:
         computed = [value.get_node() for value in node.input_values() if not _is_constant(value.get_node())]

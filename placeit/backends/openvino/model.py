@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.checking import numpy_can_hold
 from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import (
@@ -41,7 +41,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.core.weights import weights_of
 from placeit.devices.kinds import driven_by_openvino, kind_of
 
-__all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
+__all__ = ["OpenVinoModel", "describe", "describe_fused", "relu_chain", "tensor_name"]
 
 openvino = import_openvino()
 
@@ -215,9 +215,6 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     return replace(describe(model, Path("chain")), uniform=True)
 
 
-_NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
-
-
 def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
     """Return the model of an ``openvino.Model`` with unique friendly names, with an op for each node.
 
@@ -275,7 +272,7 @@ def _described(
     outputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.outputs, viewed.outputs, strict=True))
     for what, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
-            if not _NUMPY_DTYPE.fullmatch(spec.dtype):
+            if not numpy_can_hold(spec.dtype):
                 raise ModelError(
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."

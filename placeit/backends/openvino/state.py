@@ -135,21 +135,15 @@ def keep_caches(model: Any, pairs: Mapping[str, str], path: Path, *, batch: int 
 class _Cache:
     """An input of a model with the output that holds its next value.
 
-    Args:
-        name: name of the input.
-        parameter: node of the input.
-        other: name of the output.
-        result: node of the output.
-
     Attributes:
         input: name of the input.
         output: name of the output.
-        sizes: its dimensions.
+        sizes: the dimensions of the input.
         growing: numbers of its open dimensions or, once it is known, of the dimension that grows.
     """
 
-    def __init__(self, name: str, parameter: Any, other: str, result: Any) -> None:
-        self.input, self._parameter, self.output, self._result = name, parameter, other, result
+    def __init__(self, input_name: str, parameter: Any, output_name: str, result: Any) -> None:
+        self.input, self._parameter, self.output, self._result = input_name, parameter, output_name, result
         past, present = self._shapes()
         others = present if present.rank == past.rank else past
         self.sizes = [mine if mine.is_static else other for mine, other in zip(past, others, strict=True)]

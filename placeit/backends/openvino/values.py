@@ -53,42 +53,32 @@ def _slice_end(node: Any) -> ValueRange | None:
     return ValueRange(largest, largest + 1)
 
 
+_ROWS_OF_TABLES = (
+    *(("EmbeddingBagOffsets", 1), ("EmbeddingBagOffsetsSum", 1), ("EmbeddingBagPacked", 1), ("EmbeddingBagPackedSum", 1)),
+    *(("EmbeddingSegmentsSum", 1), ("ROIAlign", 2), ("ROIAlignRotated", 2)),
+)
+_OFFSETS = (
+    *(("EmbeddingBagOffsets", 2), ("EmbeddingBagOffsetsSum", 2), ("EmbeddingSegmentsSum", 2)),
+    *(("Slice", 1), ("StridedSlice", 1)),
+)
+_STEPS = (("RNNSequence", 2), ("GRUSequence", 2), ("LSTMSequence", 3), ("CTCGreedyDecoderSeqLen", 1))
 _READERS: dict[tuple[str, int], Callable[[Any], ValueRange | None]] = {
     ("Gather", 1): lambda node: _index_into(node, _axis(node, 2)),
-    ("Gather", 2): _axes,
     ("GatherElements", 1): lambda node: _index_into(node, node.get_attributes()["axis"]),
     ("GatherND", 1): lambda node: _indices_into(node, node.get_attributes()["batch_dims"]),
     ("ScatterUpdate", 1): lambda node: _index_into(node, _axis(node, 3), 0),
-    ("ScatterUpdate", 3): _axes,
     ("ScatterElementsUpdate", 1): lambda node: _index_into(node, axis := _axis(node, 3), axis or 0),
-    ("ScatterElementsUpdate", 3): _axes,
     ("ScatterNDUpdate", 1): lambda node: _indices_into(node, 0, 0),
+    **dict.fromkeys((("Gather", 2), ("ScatterUpdate", 3), ("ScatterElementsUpdate", 3), ("CumSum", 1), ("Roll", 2)), _axes),
+    **dict.fromkeys(_ROWS_OF_TABLES, lambda node: _index_into(node, 0)),
+    **dict.fromkeys(_OFFSETS, lambda _: ValueRange(0, 1)),
     ("OneHot", 0): lambda node: None if (depth := _axis(node, 1)) is None else ValueRange(0, depth),
-    ("EmbeddingBagOffsets", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagOffsets", 2): lambda _: ValueRange(0, 1),
-    ("EmbeddingBagOffsetsSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagOffsetsSum", 2): lambda _: ValueRange(0, 1),
-    ("EmbeddingBagPacked", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagPackedSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingSegmentsSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingSegmentsSum", 2): lambda _: ValueRange(0, 1),
-    ("CumSum", 1): _axes,
-    ("Roll", 2): _axes,
-    ("ROIAlign", 2): lambda node: _index_into(node, 0),
-    ("ROIAlignRotated", 2): lambda node: _index_into(node, 0),
     ("ReverseSequence", 1): lambda node: _lengths(node, node.get_attributes()["seq_axis"]),
-    ("RNNSequence", 2): lambda node: _lengths(node, 1),
-    ("GRUSequence", 2): lambda node: _lengths(node, 1),
-    ("LSTMSequence", 3): lambda node: _lengths(node, 1),
-    ("CTCGreedyDecoderSeqLen", 1): lambda node: _lengths(node, 1),
+    **dict.fromkeys(_STEPS, lambda node: _lengths(node, 1)),
     ("TopK", 1): lambda node: _lengths(node, node.get_attributes()["axis"]),
-    ("Slice", 1): lambda _: ValueRange(0, 1),
-    ("Slice", 2): _slice_end,
-    ("Slice", 3): lambda _: ValueRange(1, 2),
+    **dict.fromkeys((("Slice", 2), ("StridedSlice", 2)), _slice_end),
+    **dict.fromkeys((("Slice", 3), ("StridedSlice", 3)), lambda _: ValueRange(1, 2)),
     ("Slice", 4): _axes,
-    ("StridedSlice", 1): lambda _: ValueRange(0, 1),
-    ("StridedSlice", 2): _slice_end,
-    ("StridedSlice", 3): lambda _: ValueRange(1, 2),
 }
 """Functions that return the range of an input of an op, by kind of op and input number.
 

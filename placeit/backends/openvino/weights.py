@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from placeit.backends.openvino.flops import bodies
-from placeit.backends.openvino.graph import KEEPS_WEIGHT, constant_nodes, constants, copied, swaps
+from placeit.backends.openvino.graph import KEEPS_WEIGHT, constant_nodes, copied, nodes_of, swaps
 from placeit.backends.openvino.view import View
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -42,13 +42,19 @@ def read_by_ops(model: Any, graph: OpGraph, view: View) -> list[dict[Hashable, f
         weights = found[graph.index[op]]
         weights.update((key[leaf], nodes[leaf].get_byte_size()) for leaf in read if leaf in key)
         for body in bodies(node):
-            weights.update((_key(constant), constant.get_byte_size()) for constant in constants(body))
+            weights.update((_key(constant), constant.get_byte_size()) for constant in nodes_of(body, "Constant"))
     return found
 
 
 def distinct(model: Any) -> list[Any]:
     """Return the ``Constant`` nodes of a model and of the models inside its ops, one for each weight."""
-    return list({_key(constant): constant for constant in constants(model)}.values())
+    return list({_key(constant): constant for constant in nodes_of(model, "Constant")}.values())
+
+
+def _large(model: Any) -> list[Any]:
+    """Return the ``Constant`` nodes of a model, and of the models inside its ops, that are large weights."""
+    found = nodes_of(model, "Constant")
+    return [constant for constant in found if constant.get_byte_size() >= LARGE and has_address(constant)]
 
 
 def _key(constant: Any) -> Hashable:
@@ -75,11 +81,10 @@ def share_equal(model: Any) -> None:
     if not any(map(bodies, model.get_ops())):
         return
     equal: dict[Hashable, list[Any]] = {}
-    for constant in constants(model):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
-            digest = hashlib.sha256(constant.data.data).digest()
-            equal.setdefault((about, digest), []).append(constant)
+    for constant in _large(model):
+        about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
+        digest = hashlib.sha256(constant.data.data).digest()
+        equal.setdefault((about, digest), []).append(constant)
     while equal:
         _, same = equal.popitem()
         if len({constant.data.ctypes.data for constant in same}) > 1:
@@ -95,21 +100,19 @@ def own_weights(model: Any) -> None:
         model: an ``openvino.Model``; it is changed.
     """
     copies: dict[Hashable, Any] = {}
-    for constant in constants(model):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            key = _key(constant), str(constant.get_element_type()), str(constant.get_output_shape(0))
-            if key not in copies:
-                copies[key] = copied(constant)
-            _replace(constant, openvino.op.Constant(copies[key]))
+    for constant in _large(model):
+        key = _key(constant), str(constant.get_element_type()), str(constant.get_output_shape(0))
+        if key not in copies:
+            copies[key] = copied(constant)
+        _replace(constant, openvino.op.Constant(copies[key]))
 
 
 def without_weights(model: Any) -> Any:
     """Return a copy of a model whose large weights have no values: their memory is never written, so it is never allocated."""
     copy = model.clone()
-    for constant in constants(copy):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
-            _replace(constant, openvino.op.Constant(tensor))
+    for constant in _large(copy):
+        tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+        _replace(constant, openvino.op.Constant(tensor))
     return copy
 
 
