@@ -104,9 +104,3 @@ class WholeOnnxModel(Model):
         """Return a function that runs the file in ONNX Runtime. Raises DeviceError."""
         outputs = [self.names[spec.name] for spec in self.outputs]
         return ort_reference(str(self.path), self.inputs, outputs, self.path, self.outputs)
-
-    def chain(self, elements: int, hops: int) -> Model:
-        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        from placeit.backends.onnx.joined import relu_chain
-
-        return relu_chain(elements, hops)
