@@ -119,7 +119,12 @@ def load(
     if context is not None and not built_in:
         raise UsageError(f"{label}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
     if name in makers:
-        return _program(makers, name, label, **options)
+        program: Model = load_entry("tensor program", makers, name)(label)
+        if options.get("input_shapes") or options.get("batch") is not None:
+            raise UsageError(
+                f"{label}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
+            )
+        return program
     if built_in:
         options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits, "context": context}
     model: Model = load_entry("backend", loaders, suffix)(path, **call, **options)
@@ -135,13 +140,7 @@ def check_suffix(path: Path) -> None:
 
 
 def _unknown(path: str | Path, loaders: Collection[str], makers: Collection[str]) -> ModelError:
-    """Return the error for a path whose suffix no backend reads.
-
-    Args:
-        path: the path.
-        loaders: suffixes that backends read.
-        makers: names of tensor programs.
-    """
+    """Return the error for a path whose suffix is not in ``loaders`` and whose name is not in ``makers``."""
     suffix, hint = Path(path).suffix, ""
     listed = ", ".join(sorted(loaders))
     if suffix.lower() == ".gguf":
@@ -163,17 +162,6 @@ def _unknown(path: str | Path, loaders: Collection[str], makers: Collection[str]
         if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for some names)
             return ModelError(f"{path}: there is no such file or folder; files of models are {listed}.{hint}")
     return ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {listed}.{hint}")
-
-
-def _program(
-    makers: Mapping[str, EntryPoint], name: str, text: str, input_shapes: Any = None, batch: int | None = None, **_: Any
-) -> Model:
-    model: Model = load_entry("tensor program", makers, name)(text)
-    if input_shapes or batch is not None:
-        raise UsageError(
-            f"{text}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
-        )
-    return model
 
 
 def files_of(path: str | Path) -> list[Path]:

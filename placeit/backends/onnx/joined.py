@@ -61,9 +61,9 @@ class JoinedModel(OpenVinoModel):
         """Return a function that runs the whole ONNX model in ONNX Runtime. Raises DeviceError."""
         whole = self.parts.cut(range(len(self.graph)), (), ())
         results = {spec.op: spec for spec in self.outputs}
-        specs = [results[name] for name in self.graph.names if name in results]
-        outputs = [value.name for value in whole.graph.output][: len(specs)]
-        return ort_reference(whole, self.inputs, outputs, self.path, specs)
+        names = [results[name].name for name in self.graph.names if name in results]  # states follow them
+        outputs = {name: value.name for name, value in zip(names, whole.graph.output, strict=False)}
+        return ort_reference(whole, self.inputs, outputs, self.path)
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Return the model itself."""

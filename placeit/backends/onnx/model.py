@@ -110,7 +110,7 @@ class OnnxFileModel(Model):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
-        return ort_reference(self.proto, self.inputs, [spec.name for spec in self.outputs], self.path)
+        return ort_reference(self.proto, self.inputs, {spec.name: spec.name for spec in self.outputs}, self.path)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,34 +58,28 @@ def initial_state(value: Any) -> NDArray[np.generic]:
 
 
 def ort_reference(
-    model: str | onnx.ModelProto,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[str],
-    path: Path,
-    specs: Sequence[TensorSpec] | None = None,
+    model: str | onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Mapping[str, str], path: Path
 ) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
     """Return a function that runs a whole model in ONNX Runtime, as the reference for outputs.
 
     Args:
         model: path of the file, or the model itself.
         inputs: inputs of the model; its other inputs are states, which have their initial value in each run.
-        outputs: names of its outputs in the file.
+        outputs: names of its outputs in the file, by their names for callers.
         path: path for messages.
-        specs: outputs with their names for callers; None if these are the names in the file.
 
     Raises:
         DeviceError: ONNX Runtime does not open the model.
     """
     with explaining(f"ONNX Runtime cannot open {path}"):
         session = open_whole(model)
-    names = outputs if specs is None else [spec.name for spec in specs]
     given = {spec.name for spec in inputs}
     states = {value.name: initial_state(value) for value in session.get_inputs() if value.name not in given}
 
     def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
         with explaining(f"ONNX Runtime cannot run {path}"):
             feed = {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs}
-            answers = session.run(list(outputs), feed | states)
-        return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
+            answers = session.run([*outputs.values()], feed | states)
+        return {name: np.asarray(answer) for name, answer in zip(outputs, answers, strict=True)}
 
     return run

@@ -83,6 +83,14 @@ class WholeOnnxModel(Model):
         """Draw inputs that are valid for the model, by input name."""
         return self.of.random_inputs(seed)
 
+    def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
+        """Draw inputs of given shapes; see :meth:`placeit.backends.base.Model.inputs_at`."""
+        return self.of.inputs_at(shapes, seed)
+
+    def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
+        """Return why shapes of the inputs contradict each other; see :meth:`placeit.backends.base.Model.contradiction`."""
+        return self.of.contradiction(shapes)
+
     def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
         """Return the requests for measurements of the model as OpenVINO has read it."""
         return self.of.sample_requests(seed) if self.given is None else super().sample_requests(seed)
@@ -102,5 +110,4 @@ class WholeOnnxModel(Model):
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the file in ONNX Runtime. Raises DeviceError."""
-        outputs = [self.names[spec.name] for spec in self.outputs]
-        return ort_reference(str(self.path), self.inputs, outputs, self.path, self.outputs)
+        return ort_reference(str(self.path), self.inputs, self.names, self.path)

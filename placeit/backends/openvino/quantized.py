@@ -100,15 +100,11 @@ def _is_narrow(kind: Any) -> bool:
 
 
 def _step(node: Any) -> float:
-    low, high = (_numbers(node.input_value(place)) for place in (3, 4))
-    levels = int(node.get_attributes()["levels"])
-    if low is None or high is None or levels < 2:
+    """Return the largest relative step of a ``FakeQuantize``, as for :func:`rounding_steps`."""
+    ends, levels = [node.input_value(i).get_node() for i in (3, 4)], int(node.get_attributes()["levels"])
+    if levels < 2 or any(end.get_type_name() != "Constant" for end in ends):
         return 2 / max(levels - 1, 1)
+    low, high = (np.asarray(end.data, np.float64) for end in ends)
     largest = np.maximum(np.abs(low), np.abs(high))
     width = np.abs(high - low)
     return float(np.divide(width, largest * (levels - 1), out=np.zeros_like(width), where=largest > 0).max(initial=0.0))
-
-
-def _numbers(value: Any) -> Any:
-    node = value.get_node()
-    return np.asarray(node.data, np.float64) if node.get_type_name() == "Constant" else None

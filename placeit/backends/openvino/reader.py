@@ -221,10 +221,8 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         with kept_root_logger():
             yield
-    except MemoryError as error:
-        raise ModelError(f"{path} needs more memory than is available.") from error
-    except FAILURES as error:
-        if "std::bad_alloc" in str(error):
+    except (MemoryError, *FAILURES) as error:
+        if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
             raise ModelError(f"{path} needs more memory than is available.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
 

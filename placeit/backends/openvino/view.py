@@ -192,7 +192,7 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
         graph: the task graph of the copy.
     """
     nodes = model.get_ordered_ops()
-    place = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
+    position = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
     names = {node.get_friendly_name(): node for node in copy.model.get_ops()}
     holders: list[tuple[Holder, ...]] = []
     op_of: dict[str, str] = {}
@@ -201,25 +201,22 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
         output = names[graph.names[op]].output(port)
         shape, kind = fused.shape(graph.names[op], port), output.get_element_type()
         found: list[Holder] = []
-        for holder in (copy.marks[name] for name in output.get_names() if name in copy.marks):
-            theirs = nodes[place[holder[0]]].output(holder[1])
-            same = shape.is_static and whole.shape(*holder) == shape and theirs.get_element_type() == kind
-            if same and holder not in taken:
-                found.append(holder)
+        for node, number in {copy.marks[name] for name in output.get_names() if name in copy.marks} - taken:
+            same = shape.is_static and whole.shape(node, number) == shape
+            if same and nodes[position[node]].get_output_element_type(number) == kind:
+                found.append((node, number))
         taken.update(found)
-        found.sort(key=lambda holder: (place[holder[0]], holder[1]))
-        holders.append(tuple(found))
+        holders.append(tuple(sorted(found, key=lambda holder: (position[holder[0]], holder[1]))))
         op_of |= dict.fromkeys((owner for owner, _ in found), graph.names[op])
-    for mine, theirs in zip(model.get_results(), copy.model.get_results(), strict=True):
-        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
-    for mine, theirs in zip(model.get_parameters(), copy.model.get_parameters(), strict=False):
-        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
+    ends = zip(model.get_results(), copy.model.get_results(), strict=True)
+    parameters = zip(model.get_parameters(), copy.model.get_parameters(), strict=False)  # the copy's weights follow
+    op_of |= {mine.get_friendly_name(): theirs.get_friendly_name() for mine, theirs in (*ends, *parameters)}
     constant = constant_nodes(model)
     for node in reversed(nodes):
         name = node.get_friendly_name()
         if name not in op_of and name not in constant:
             readers = (port.get_node().get_friendly_name() for output in node.outputs() for port in output.get_target_inputs())
-            owner = min((reader for reader in readers if reader in op_of), key=place.__getitem__, default=None)
+            owner = min((reader for reader in readers if reader in op_of), key=position.__getitem__, default=None)
             if owner is not None:
                 op_of[name] = op_of[owner]
     return View(tuple(holders), op_of)
