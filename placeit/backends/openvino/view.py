@@ -200,13 +200,14 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
     for op, port in zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True):
         output = names[graph.names[op]].output(port)
         shape, kind = fused.shape(graph.names[op], port), output.get_element_type()
+        marked = {copy.marks[name] for name in output.get_names() if name in copy.marks} - taken
         found: list[Holder] = []
-        for node, number in {copy.marks[name] for name in output.get_names() if name in copy.marks} - taken:
-            same = shape.is_static and whole.shape(node, number) == shape
-            if same and nodes[position[node]].get_output_element_type(number) == kind:
-                found.append((node, number))
+        for owner, number in sorted(marked, key=lambda holder: (position[holder[0]], holder[1])):
+            same = shape.is_static and whole.shape(owner, number) == shape
+            if same and nodes[position[owner]].get_output_element_type(number) == kind:
+                found.append((owner, number))
         taken.update(found)
-        holders.append(tuple(sorted(found, key=lambda holder: (position[holder[0]], holder[1]))))
+        holders.append(tuple(found))
         op_of |= dict.fromkeys((owner for owner, _ in found), graph.names[op])
     ends = zip(model.get_results(), copy.model.get_results(), strict=True)
     parameters = zip(model.get_parameters(), copy.model.get_parameters(), strict=False)  # the copy's weights follow
@@ -216,9 +217,9 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
         name = node.get_friendly_name()
         if name not in op_of and name not in constant:
             readers = (port.get_node().get_friendly_name() for output in node.outputs() for port in output.get_target_inputs())
-            owner = min((reader for reader in readers if reader in op_of), key=position.__getitem__, default=None)
-            if owner is not None:
-                op_of[name] = op_of[owner]
+            first = min((reader for reader in readers if reader in op_of), key=position.__getitem__, default=None)
+            if first is not None:
+                op_of[name] = op_of[first]
     return View(tuple(holders), op_of)
 
 
