@@ -19,7 +19,7 @@ _SUGGESTED = 1024  # tokens, in messages
 _MIN_CONTEXT = 2  # tokens: a prompt of one, and one that follows
 _ROWS = SizeRange(1, 64, (1,))  # texts in a step: one at a time, or the texts that a server joins
 _KEEPS_VALUE = frozenset(("Convert", "Reshape", "Squeeze", "Unsqueeze"))  # ops that do not change a position
-_BEAMS = "beam_idx"  # input that says which row of the state each row of a step continues
+_BEAMS = "beam_idx"  # input that selects the row of the state for each row of a step
 
 
 def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: Sequence[Any]) -> Resolved:

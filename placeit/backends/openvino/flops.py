@@ -43,7 +43,7 @@ def bounded_shape(shape: Any) -> tuple[int, ...] | None:
     """Return an OpenVINO ``PartialShape`` as sizes, open ones at their upper bounds; None if a bound is missing."""
     if shape.rank.is_dynamic:
         return None
-    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iteration would end by a C++ exception, which takes longer
+    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iterating ends with a C++ exception, which is slower
     return None if any(size < 0 or size >= _UNBOUNDED for size in sizes) else sizes
 
 

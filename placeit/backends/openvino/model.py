@@ -110,7 +110,7 @@ class OpenVinoModel(base.Model):
         return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs of some sizes; see :meth:`placeit.backends.base.Model.inputs_at`."""
+        """Draw inputs of given shapes; see :meth:`placeit.backends.base.Model.inputs_at`."""
         point = Typical(tuple(tuple(shapes[spec.name]) if spec.name in shapes else None for spec in self.inputs))
         try:
             return self._drawn(Sized(self.ov_model, point), np.random.default_rng(seed))
@@ -311,7 +311,7 @@ def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> Te
     """
     op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
-    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # none is None, since the graph was built
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # none is left out, since the graph was built
     # a size that depends on the data has the same bound in all runs, unless the bound follows from an open size
     limits = _limits(open_shape) if partial[0].is_static or partial[0] != open_shape else None
     dtype = dtype_name(node.get_output_element_type(0))

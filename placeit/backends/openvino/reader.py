@@ -58,7 +58,7 @@ FAILURES = (
 )
 """Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
-"""Beginning of an error that names the ops which keep OpenVINO from reading a model."""
+"""Prefix of an error that names the ops which keep OpenVINO from reading a model."""
 _MIN_MAPPED = 1 << 24  # least bytes of an ONNX file whose weights are mapped into memory
 
 
