@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import placeit
+from placeit.backends.bundle.model import open_bundle
 from placeit.backends.torch.model import load
 from placeit.core.errors import DeviceError, ModelError, UsageError
 from placeit.devices.host import allowed_cores
@@ -128,6 +129,26 @@ def test_a_tensor_program_is_refused_with_the_way_out(tmp_path: Path) -> None:
         ):
             session.build(placed(session), tmp_path / "app.placeit")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_of_onnx_runtime_with_state_have_a_reference_for_all_inputs(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["past_key_values.0.key", "x"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["present.0.key"]),
+        helper.make_node("Mul", ["present.0.key", "x"], ["y"]),
+    ]
+    names = ("x", "past_key_values.0.key"), ("y", "present.0.key")
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in some] for some in names)
+    graph = helper.make_graph(nodes, "recurrent", *ends)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    with Session(tmp_path / "model.onnx", f"ort:{ONE}", cache=None) as session:
+        session.build(placed(session), tmp_path / "app.placeit")
+    model = open_bundle(tmp_path / "app.placeit")
+    x = np.full((1, 8), 0.3, np.float32)
+    reference = model.reference(None, "f32")
+    for _ in range(2):  # each time from the initial state
+        np.testing.assert_allclose(reference({"x": x})["y"], np.tanh(x) * x, rtol=1e-5)
+    model.files.wait()
 
 
 def test_segments_of_onnx_runtime_read_no_file_of_this_machine(

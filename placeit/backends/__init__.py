@@ -1,4 +1,4 @@
-"""Model formats: from a file to a task graph, and from parts of the graph to segments that devices can run.
+"""Model formats: read a file as a task graph, and cut parts of the graph into segments that devices can run.
 
 May import ``planning``, ``simulator``, ``devices`` and ``core``. Read :mod:`~placeit.backends.base` first,
 then the folder of a format.
@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from placeit.backends.folder import NAMES, in_folder
+from placeit.backends.folder import NAMES, in_folder, is_folder
 from placeit.core.errors import FileError, ModelError, UsageError
 from placeit.core.nearest import nearest
 from placeit.core.registry import entry_table, load_entry
@@ -53,9 +53,9 @@ def suffixes() -> dict[str, EntryPoint]:
 
 
 def programs() -> dict[str, EntryPoint]:
-    """Return the function that makes each tensor program, by the program's name.
+    """Return the functions that make tensor programs, by the program's name.
 
-    An entry point of the group ``placeit.programs`` points to a function that takes the program's name with its options
+    An entry point of the group ``placeit.programs`` points to a function. It takes the program's name with its options
     (``chain-mm:shards=4``) and returns a :class:`~placeit.backends.base.Model`.
 
     Raises:
@@ -78,54 +78,57 @@ def load(
     """Read a model file with the backend for its suffix, export a PyTorch module, or make a tensor program by name.
 
     Args:
-        path: the file; a folder with it, as hubs have them (``openvino_model.xml`` beside files of a tokenizer); a PyTorch
-            module or exported program; or the name of a tensor program (:func:`programs`), with options: ``chain-mm:shards=4``.
-        example: positional arguments for a call of a PyTorch module, or a single tensor; they fix its sizes,
+        path: the file; a folder that contains it, as on model hubs (``openvino_model.xml`` beside files of a tokenizer); a
+            PyTorch module or exported program; or the name of a tensor program (:func:`programs`), with options, such as
+            ``chain-mm:shards=4``.
+        example: positional arguments for a call of a PyTorch module, or a single tensor. They fix the sizes of its inputs,
             except for ranges in ``input_shapes``.
         kwargs: keyword arguments for the same call.
         sample_shapes: shapes of the inputs that the model is to run on, by name. They are used for sizes that an ONNX file or
             an IR leaves open and that no option gives.
-        state: outputs of an ONNX file or an IR that become the state of inputs, by input; ``"none"`` for no such state.
-        logits: whether an ONNX file or an IR with state that takes tokens computes the logits of the last token of a step, or
-            of all of them.
-        context: tokens of the longest text of such a model, which stand for the shapes of all its inputs.
+        state: outputs of an ONNX file or an IR that hold the next value of an input, by input: each pair becomes state of the
+            model. ``"none"`` for no such state.
+        logits: tokens of a step for which a decoder with state, in an ONNX file or an IR, computes logits.
+        context: number of tokens of the longest text of such a decoder. It determines the shapes of all its inputs.
         options: passed to the backend; see :func:`placeit.backends.openvino.reader.load`.
 
     Raises:
         ModelError: no backend reads such files, or the file holds no model that its backend can read.
         FileError: the file is missing or cannot be read.
-        UsageError: a tensor program does not have an option, or is given sizes of inputs; or state, or arguments of a call, are
-            given for another format.
+        UsageError: a tensor program does not have an option, or is given sizes of inputs; or ``state``, ``context`` or
+            arguments of a call are given for a format that does not take them.
     """
-    known = suffixes()
-    called = {} if example is None and kwargs is None else {"example": example, "kwargs": kwargs}
-    if not isinstance(path, str | Path):
-        if "torch" not in sys.modules:
-            raise UsageError(f"A {type(path).__name__} is no model: give the path of a file, or a PyTorch module.")
-        options = {name: value for name, value in options.items() if value}
-        exported: Model = load_entry("backend", known, ".pt2")(path, **called, **options)
-        return exported
-    path = in_folder(Path(path)) if Path(path).is_dir() else path
-    suffix = Path(path).suffix
-    if called and suffix.lower() != ".pt2":
-        raise UsageError(f"{path}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
-    own = suffix.lower() in known and known[suffix.lower()].value in _BUILT_IN_FILES
-    name = str(path).partition(":")[0]
-    made = {} if suffix.lower() in known else programs()
-    if suffix.lower() not in known and name not in made:
-        if Path(path).is_dir():
-            raise ModelError(f"{path} is a folder without a model: give a file, or a folder with {', '.join(NAMES)}.")
-        raise _unknown(path, known, made)
-    if state not in (None, "none") and not own:
-        raise UsageError(f"{path}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
-    if context is not None and not own:
-        raise UsageError(f"{path}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
-    if name in made:
-        return _program(made, name, str(path), **options)
-    if own:
+    loaders = suffixes()
+    call = {} if example is None and kwargs is None else {"example": example, "kwargs": kwargs}
+    if isinstance(path, str | Path):
+        path = in_folder(Path(path)) if is_folder(path) else path
+        label, suffix, name = str(path), Path(path).suffix.lower(), str(path).partition(":")[0]
+    elif "torch" in sys.modules:
+        label, suffix, name = type(path).__name__, ".pt2", ""
+    else:
+        raise UsageError(f"A {type(path).__name__} is no model: give the path of a file, or a PyTorch module.")
+    if call and suffix != ".pt2":
+        raise UsageError(f"{label}: 'example' and 'kwargs' are arguments of PyTorch modules: give 'inputs' for other models.")
+    built_in = suffix in loaders and loaders[suffix].value in _BUILT_IN_FILES
+    makers = {} if suffix in loaders else programs()
+    if suffix not in loaders and name not in makers:
+        if is_folder(label):
+            raise ModelError(f"{label} is a folder without a model: give a file, or a folder with {', '.join(NAMES)}.")
+        raise _unknown(label, loaders, makers)
+    if state not in (None, "none") and not built_in:
+        raise UsageError(f"{label}: only of ONNX files and OpenVINO IR can inputs be kept as state.")
+    if context is not None and not built_in:
+        raise UsageError(f"{label}: only for decoders in ONNX files and OpenVINO IR can a context stand for sizes.")
+    if name in makers:
+        program: Model = load_entry("tensor program", makers, name)(label)
+        if options.get("input_shapes") or options.get("batch") is not None:
+            raise UsageError(
+                f"{label}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
+            )
+        return program
+    if built_in:
         options |= {"sample_shapes": sample_shapes, "state": state, "logits": logits, "context": context}
-    options |= called
-    model: Model = load_entry("backend", known, suffix.lower())(path, **options)
+    model: Model = load_entry("backend", loaders, suffix)(path, **call, **options)
     return model
 
 
@@ -137,17 +140,17 @@ def check_path(path: Path) -> None:
         ModelError: no backend reads files with its suffix.
     """
     path = in_folder(path)
-    known, made = suffixes(), programs()
-    if path.suffix.lower() not in known and str(path).partition(":")[0] not in made:
-        raise _unknown(path, known, made)
-    if path.suffix.lower() in known and not path.exists():
+    loaders, makers = suffixes(), programs()
+    if path.suffix.lower() not in loaders and str(path).partition(":")[0] not in makers:
+        raise _unknown(path, loaders, makers)
+    if path.suffix.lower() in loaders and not path.exists():
         raise FileError(f"Cannot read {path}: {os.strerror(errno.ENOENT)}.")
 
 
-def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) -> ModelError:
-    """Return the error for a path whose suffix no backend reads, given all suffixes and the names of all programs."""
+def _unknown(path: str | Path, loaders: Collection[str], makers: Collection[str]) -> ModelError:
+    """Return the error for a path whose suffix is not in ``loaders`` and whose name is not in ``makers``."""
     suffix, hint = Path(path).suffix, ""
-    listed = ", ".join(sorted(known))
+    listed = ", ".join(sorted(loaders))
     if suffix.lower() == ".gguf":
         return ModelError(
             f"{path} is a GGUF file, which OpenVINO does not read: export the model that it was made from with `optimum-cli "
@@ -161,30 +164,19 @@ def _unknown(path: str | Path, known: Collection[str], made: Collection[str]) ->
         )
     elif suffix.lower() == ".placeit":
         hint = " This is a bundle, whose model is placed already: `placeit run` takes it, and placeit.load in Python."
-    elif not suffix and made:
-        close = nearest(str(path).partition(":")[0], made)
-        hint = f" Tensor programs go by name: {', '.join(sorted(made))}, with options as in chain-mm:shards=4{close}."
-        if not Path(path).exists():
+    elif not suffix and makers:
+        close = nearest(str(path).partition(":")[0], makers)
+        hint = f" Tensor programs go by name: {', '.join(sorted(makers))}, with options as in chain-mm:shards=4{close}."
+        if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for some names)
             return ModelError(f"{path}: there is no such file or folder; files of models are {listed}.{hint}")
     return ModelError(f"{path}: no backend reads '{suffix}' files; the known ones are {listed}.{hint}")
 
 
-def _program(
-    made: Mapping[str, EntryPoint], name: str, text: str, input_shapes: Any = None, batch: int | None = None, **_: Any
-) -> Model:
-    model: Model = load_entry("tensor program", made, name)(text)
-    if input_shapes or batch is not None:
-        raise UsageError(
-            f"{text}: the sizes of a tensor program are among its options, as in chain-mm:size=512, not of inputs."
-        )
-    return model
-
-
 def files_of(path: str | Path) -> list[Path]:
-    """Return the files of a model: the named file, and the files of its weights, whether or not they exist.
+    """Return the files of a model: the model file, and the files of its weights, whether or not they exist.
 
-    For a plug-in's format this is the named file only; for a tensor program the list is empty. For a damaged file, only the
-    file itself is returned; :func:`load` reports the damage.
+    The list has only the model file for a plug-in's format and for a damaged file, whose damage :func:`load` reports. It is
+    empty for a tensor program.
     """
     name, path = str(path).partition(":")[0], in_folder(Path(path))
     match path.suffix.lower():

@@ -28,17 +28,17 @@ _DAMAGED = (
     *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError, MemoryError),
     *(zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
 )
-"""Errors of reading an archive; NumPy parses the headers of arrays as Python."""
+"""Errors that reading a damaged archive raises; NumPy parses the headers of arrays as Python."""
 
 
 def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDArray[np.generic]]:
     """Read the inputs of a model from a NumPy archive (``.npz``); nothing is unpickled.
 
-    The headers of all arrays are read before the data of any, since a small archive can hold, or promise, any number of bytes.
+    All headers are read and checked before any data, since a small archive can expand to, or promise, any number of bytes.
 
     Args:
         path: the archive.
-        wanted: names, shapes and types of the model's inputs.
+        wanted: the model's inputs, by name.
 
     Raises:
         FileError: the file cannot be read, or is not such an archive.
@@ -60,16 +60,16 @@ def read_tensors(path: Path, wanted: Mapping[str, TensorSpec]) -> dict[str, NDAr
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the arrays in a NumPy archive, by name, without arrays that promise more data than they hold.
+    """Read the shapes of the arrays in a NumPy archive, by name. Arrays that promise more data than they hold are left out.
 
     Raises:
         FileError: the file cannot be read, or is not such an archive.
     """
     with _archive_errors(path), zipfile.ZipFile(path) as archive:
-        heads = {member: _read_header(archive, member) for member in archive.infolist()}
+        headers = ((member, *_read_header(archive, member)) for member in archive.infolist())
         return {
             member.filename.removesuffix(".npy"): shape
-            for member, (shape, dtype) in heads.items()
+            for member, shape, dtype in headers
             if math.prod(shape) * dtype.itemsize <= member.file_size
         }
 
@@ -90,8 +90,9 @@ def _archive_errors(path: Path) -> Iterator[None]:
 def _header_of(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, spec: TensorSpec | None
 ) -> tuple[tuple[int, ...], np.dtype[np.generic] | None]:
-    """Return shape and type of an array; for one that the model cannot want, its bytes as the shape, and no type."""
-    if spec is None or member.file_size > _MAX_HEADER_BYTES + _MAX_ITEM_BYTES * math.prod(spec.shape):
+    """Return shape and type of an array; its size in bytes and None if it is not an input or is too large for it."""
+    largest = 0 if spec is None else math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits))
+    if spec is None or member.file_size > _MAX_HEADER_BYTES + _MAX_ITEM_BYTES * largest:
         return (member.file_size,), None
     return _read_header(archive, member)
 

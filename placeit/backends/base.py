@@ -6,7 +6,7 @@ import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
@@ -34,6 +34,7 @@ __all__ = [
     "Sample",
     "TensorSpec",
     "TorchKernels",
+    "fields_of",
 ]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
@@ -49,11 +50,11 @@ class TensorSpec:
 
     Attributes:
         name: name for callers: the tensor's name in the model file.
-        op: the ``Parameter`` or ``Result`` op that stands for it.
+        op: name of its ``Parameter`` or ``Result`` op.
         shape: sizes; typical sizes where they are open, upper bounds for an output whose size depends on the data.
         dtype: element type, NumPy spelling.
         limits: least and largest sizes, if some are open; None if all are fixed.
-        shapes: all typical shapes, of which ``shape`` is the first; empty if there is no other.
+        shapes: all typical shapes, of which ``shape`` is the first; empty if ``shape`` is the only one.
     """
 
     name: str
@@ -64,17 +65,17 @@ class TensorSpec:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def sizes(self, times: Sequence[int] = ()) -> list[int | str]:
-        """Return its shape: a number for each fixed size, a text with range, typical sizes and their frequencies for others."""
+        """Return its shape: numbers for fixed sizes, and for open ones a text with range, typical sizes and frequencies."""
         return spelled_shape(self.shapes or [self.shape], self.limits, times)
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A request with which a model is measured.
+    """A request for measurements.
 
     Attributes:
         inputs: arrays by name.
-        share: share of such requests among all; 1 if there are no others.
+        share: share of all requests that have such inputs.
     """
 
     inputs: Arrays
@@ -83,11 +84,11 @@ class Sample:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Model(ABC):
-    """A model, with its task graph.
+    """A model with its task graph.
 
-    There is a subclass for each framework. ``formats`` states in which formats it can supply segments.
+    Each framework has its subclasses. ``formats`` states in which formats a model can supply segments.
 
-    In the task graph an op of kind ``Parameter`` stands for each input, and one of kind ``Result`` for each output.
+    The task graph has an op of kind ``Parameter`` for each input, and one of kind ``Result`` for each output.
 
     Attributes:
         path: the file.
@@ -97,17 +98,18 @@ class Model(ABC):
         limits: least and largest sizes of the graph's tensors with open sizes, by tensor number.
         times: how often requests of each typical size occur, in proportion.
         states: tensors that the model keeps from one run to the next, at a typical size, each with the op that reads it.
-        caches: outputs of the file that became state, by the inputs that did.
-        logits: tokens of a step whose logits it computes if it is a decoder with state: ``last`` or ``all``.
+        caches: outputs of the file that became state, by the input whose next value they hold.
+        logits: tokens of a step for which a decoder with state computes logits: ``last`` or ``all``.
         bounded: ops whose output sizes depend on the data; the graph has upper bounds of these sizes.
-        together: sets of ops that need one device, because they share state or a tensor whose size depends on the data, or
-            because the program that runs has no tensor between them.
-        pairs: sets of ops that a runtime computes as one and that grouping keeps together, such as a rounding and its reader.
-            Placements may separate them.
-        rounding: ops that round to a few bits, by name, with the largest step over the largest value.
+        together: sets of ops that must be on one device, because they share state or a tensor whose size depends on the data,
+            or because the program that runs has no tensor between them.
+        pairs: sets of ops that a runtime fuses and that grouping keeps together, such as a rounding and its reader. Placements
+            may separate them.
+        rounding: relative rounding step of ops that round to a few bits, by name: the largest step over the largest value.
         given: arrays to run it on, by name; None for random inputs.
-        uniform: whether all its ops compute one function (:meth:`chain`), so that one program serves all parts of equal size.
-        refused: names of devices, and of ops that they do not compile even though they report to support them.
+        uniform: whether all its ops compute the same function, so that one program serves all parts of a size. The chains that
+            measure the costs of segments and links are such models.
+        refused: pairs of a device and an op, by name, that the device reports to support and does not compile.
         placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
     """
 
@@ -130,7 +132,7 @@ class Model(ABC):
     placed: bool = False
 
     def __repr__(self) -> str:
-        ends = (", ".join(f"{one.name} {list(one.shape)} {one.dtype}" for one in some) for some in (self.inputs, self.outputs))
+        ends = (", ".join(f"{s.name} {list(s.shape)} {s.dtype}" for s in specs) for specs in (self.inputs, self.outputs))
         return f"<{type(self).__name__} {self.path}: {len(self.graph)} ops; {' -> '.join(ends)}>"
 
     @property
@@ -140,7 +142,7 @@ class Model(ABC):
 
     @property
     def identity(self) -> str:
-        """Digest of everything that determines how long parts of the model take: the graph, and more if parts contain more."""
+        """Digest of everything that determines how long parts of the model take: the graph, and further content of parts."""
         return self.graph.hash
 
     @property
@@ -153,8 +155,8 @@ class Model(ABC):
         """Count ops, edges, operations and parameters of the model.
 
         Returns:
-            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges`` with every constant counted as well;
-            ``flops`` of one inference; ``parameters`` (weights) and ``parameter_bytes`` of all constants, each counted once.
+            ``ops`` and ``edges`` of the task graph; ``layers`` and ``layer_edges``, which include constants; ``flops`` of one
+            inference; ``parameters`` (weights) and ``parameter_bytes`` of all constants, each counted once.
         """
 
     @abstractmethod
@@ -164,41 +166,40 @@ class Model(ABC):
     @property
     def stateful(self) -> frozenset[str]:
         """Names of the ops that read or write state, which lasts from one request of a sequence to the next."""
-        return frozenset(
-            name for name, kind in zip(self.graph.names, self.graph.kinds, strict=True) if kind in ("ReadValue", "Assign")
-        )
+        ops = zip(self.graph.names, self.graph.kinds, strict=True)
+        return frozenset(name for name, kind in ops if kind in ("ReadValue", "Assign"))
 
     @property
     def settable(self) -> dict[str, TensorSpec]:
-        """Tensors that the user can give values for, by name: the inputs, or the constants of a model without inputs."""
+        """Tensors that can be given values, by name: the inputs, or the constants of a model without inputs."""
         return {spec.name: spec for spec in self.inputs}
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:  # noqa: ARG002
-        """Draw inputs of some sizes.
+        """Draw inputs of given shapes.
 
         Args:
             shapes: shapes of the inputs with open sizes, by name.
             seed: seed of the random numbers.
 
         Raises:
-            UsageError: the sizes do not fit each other, or valid values are unknown.
+            UsageError: the sizes contradict each other, or valid values are unknown.
         """
         raise UsageError(f"Inputs of other sizes cannot be drawn for {self.path}.")
 
     @property
     def has_open_sizes(self) -> bool:
-        """True if it runs at any size in a range, rather than at one size only."""
+        """True if an input may have any size in a range."""
         return any(spec.limits is not None for spec in self.inputs)
 
     def check_sizes(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise UsageError if shapes of the inputs, each of which is in range, are found to contradict each other.
+        """Raise UsageError if shapes of the inputs, each of which is in range, contradict each other.
 
-        Sizes that are equal at the typical sizes may always change together; then no shapes are inferred.
+        Inputs whose sizes are equal at the typical sizes may change them together; then no shapes are inferred.
 
         Args:
             shapes: shape of each input, by name.
         """
-        if len([spec for spec in self.inputs if spec.limits is not None]) <= 1:
+        if sum(spec.limits is not None for spec in self.inputs) <= 1:
             return
         pairs = {
             (typical, size)
@@ -208,24 +209,24 @@ class Model(ABC):
         }
         if len({typical for typical, _ in pairs}) == len(pairs):
             return
-        why = self._contradiction(tuple(tuple(shapes[spec.name]) for spec in self.inputs))
-        if why is not None:
-            said = ", ".join(f"'{spec.name}' {list(shapes[spec.name])}" for spec in self.inputs)
-            raise UsageError(f"The sizes of the inputs do not fit each other: {said}. {why}")
+        reason = self._cached_contradiction(tuple(tuple(shapes[spec.name]) for spec in self.inputs))
+        if reason is not None:
+            listing = ", ".join(f"'{spec.name}' {list(shapes[spec.name])}" for spec in self.inputs)
+            raise UsageError(f"The sizes of the inputs do not fit each other: {listing}. {reason}")
 
     @cached_property
-    def _contradiction(self) -> Callable[[tuple[tuple[int, ...], ...]], str | None]:
+    def _cached_contradiction(self) -> Callable[[tuple[tuple[int, ...], ...]], str | None]:
         return functools.lru_cache(1024)(self.contradiction)
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:  # noqa: ARG002
-        """Return how shapes of the inputs, in the model's order, contradict each other; None if they do not, or if unknown."""
+        """Return why shapes of the inputs, in the model's order, contradict each other; None if they do not, or if unknown."""
         return None
 
     def with_inputs(self, inputs: Arrays) -> Self:
-        """Return the model with given inputs, which measurements and checks then use instead of random ones.
+        """Return the model with inputs that measurements and checks use instead of random ones.
 
         Args:
-            inputs: an array for each input, by name; they are copied.
+            inputs: an array for each input, by name; the arrays are copied.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants.
@@ -238,7 +239,7 @@ class Model(ABC):
         return self.random_inputs(seed) if self.given is None else self.given
 
     def sample_requests(self, seed: int = 0) -> Sequence[Sample]:
-        """Return the requests with which the model is measured: inputs of each typical size, or the given inputs."""
+        """Return the requests for measurements: inputs of each typical size, or the given inputs."""
         return [Sample(self.sample_inputs(seed))]
 
     @property
@@ -264,9 +265,10 @@ class Model(ABC):
         Args:
             form: one of ``formats``.
             ops: op numbers of the part, ascending.
-            enter: tensors that it reads from outside, its first inputs; the model's own inputs among ``ops`` follow, in op
+            enter: tensors that it reads from outside. They are its first inputs; the model's inputs among ``ops`` follow, in op
                 order.
-            leave: tensors that other parts read, its first outputs; the model's own outputs among ``ops`` follow, in op order.
+            leave: tensors that other parts read. They are its first outputs; the model's outputs among ``ops`` follow, in op
+                order.
 
         Returns:
             An object of the format. A PyTorch module maps tensors to a tuple of tensors; its weights are buffers in the memory
@@ -279,28 +281,23 @@ class Model(ABC):
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:  # noqa: ARG002
         """Return a digest of a part's function, including the values of its weights, so that equal parts are compiled once.
 
-        Args:
-            ops: op numbers of the part, ascending.
-            enter: tensors that it reads from outside, as for :meth:`segment`.
-            leave: tensors that other parts read, as for :meth:`segment`.
-
-        Returns:
-            Equal for parts that one program can serve; None if no other part has the same weights, or if that is unknown.
+        The arguments are as for :meth:`segment`. Digests are equal for parts that one program can serve; None if no other part
+        has the same weights, or if that is unknown.
         """
         return None
 
     def whole_file(self, form: Format) -> Model:  # noqa: ARG002
-        """Return the model for a device that runs it whole, in one of its formats or one that only the whole file has."""
+        """Return the model for a device that runs it whole in a format, which may be one that only the whole file has."""
         return self
 
     @property
     def rounds(self) -> bool:
-        """True if it has operators on quantised numbers that runtimes round differently."""
+        """True if it has operators on quantised numbers, which runtimes round differently."""
         return False
 
     @property
     def convertible(self) -> frozenset[Format]:
-        """Further formats in which it can supply segments, for devices that take none of ``formats`` (:meth:`prepared`)."""
+        """Formats other than ``formats`` in which it can supply segments, after a conversion (:meth:`prepared`)."""
         return frozenset()
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
@@ -322,21 +319,17 @@ class Model(ABC):
         Every call starts from the model's initial state, if it has any.
 
         Args:
-            device: a device that can run the whole model; None for the CPU, if no device can.
-            precision: precision of the session, as for devices.
+            device: a device that can run the whole model; None for the CPU.
+            precision: inference precision, as for devices.
 
         Raises:
             DeviceError: the framework cannot run the model.
         """
 
-    @abstractmethod
-    def chain(self, elements: int, hops: int) -> Model:
-        """Return a chain of element-wise ops for the devices of this model, to measure the costs of segments and links.
 
-        Args:
-            elements: float32 elements of the tensor that runs along the chain.
-            hops: number of ops.
-        """
+def fields_of(model: Model) -> dict[str, Any]:
+    """Return the fields of a model by name, to make a model of another class from it."""
+    return {field.name: getattr(model, field.name) for field in fields(model)}
 
 
 @runtime_checkable
@@ -344,7 +337,7 @@ class OnnxKinds(Protocol):
     """A model that supplies segments as ONNX and groups its ops by kind of computation."""
 
     def onnx_kinds(self) -> Iterator[tuple[Collection[str], onnx.ModelProto]]:
-        """Yield sets of ops that can be cut out and compute alike, by name, each with one of them as a model."""
+        """Yield sets of ops, by name, that can be cut out and do the same computation, each with one of the ops as a model."""
         ...
 
 
@@ -354,22 +347,22 @@ class NotByOpenVino(Protocol):
 
     @property
     def why(self) -> str:
-        """Why OpenVINO does not run it, in a sentence; empty if it might."""
+        """Why OpenVINO cannot run it, as a sentence; empty if it may be able to."""
         ...
 
 
 @runtime_checkable
 class ConvertsOps(Protocol):
-    """A model of another framework that supplies segments in OpenVINO's format."""
+    """A model of another framework that can be converted to OpenVINO's format."""
 
     def converted_ops(self) -> Collection[str]:
-        """Return the names of the ops that OpenVINO's converter knows, with the inputs and outputs."""
+        """Return the names of the ops that OpenVINO's converter supports, including inputs and outputs."""
         ...
 
 
 @runtime_checkable
 class TorchKernels(Protocol):
-    """A model that supplies segments as PyTorch modules and knows which of its ops PyTorch can run."""
+    """A model that supplies segments as PyTorch modules, and knows for which ops PyTorch has kernels."""
 
     def with_kernel(self, dispatch_key: str) -> Collection[str]:
         """Return the names of the ops for which PyTorch has a kernel on a kind of device.
@@ -382,15 +375,15 @@ class TorchKernels(Protocol):
 
 @runtime_checkable
 class IsCalled(Protocol):
-    """A model that is a function of its framework."""
+    """A model that can be called like a function of its framework."""
 
     def called(
         self, run: Callable[[Arrays], Mapping[str, NDArray[np.generic]]], pickled: Callable[[], tuple[Any, ...]] | None = None
     ) -> Callable[..., Any]:
-        """Return a function that is called as the model is in its framework, with the framework's tensors.
+        """Return a function with the model's signature in its framework, on the framework's tensors.
 
         Args:
-            run: runs the model once, on inputs by name, and returns outputs by name.
-            pickled: returns a function and its arguments, by which a pickle makes it again; None if it cannot be pickled.
+            run: runs the model once on inputs by name, and returns outputs by name.
+            pickled: returns a function and its arguments with which a pickle restores the result; None if that is not possible.
         """
         ...

@@ -18,7 +18,7 @@ __all__ = ["InputSpecs", "check_inputs", "checked_inputs", "expected", "numpy_ca
 _KINDS_OF_NUMBER = "biuf"
 
 
-class _Shaped(Protocol):
+class _Spec(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
@@ -29,7 +29,7 @@ class _Shaped(Protocol):
     def limits(self) -> Limits | None: ...
 
 
-S = TypeVar("S", bound=_Shaped)
+S = TypeVar("S", bound=_Spec)
 
 
 class InputSpecs(dict[str, S]):
@@ -46,22 +46,22 @@ class InputSpecs(dict[str, S]):
         self.check = check
 
 
-def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[str, _Shaped]) -> dict[str, NDArray[np.generic]]:
+def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[str, _Spec]) -> dict[str, NDArray[np.generic]]:
     """Return a model's inputs in the model's order and types, copied if the types differ.
 
     Args:
         inputs: arrays by name, of any library with DLPack or NumPy's protocols; arrays on GPUs are copied to the host.
-        wanted: required shapes and types, by name; an array's type must be castable to the required type without becoming
-            another kind of number.
+        wanted: required shapes and types, by name. An array's type must be castable to the required type by NumPy's rule
+            ``same_kind``: int64 to float32, but not float32 to int64.
 
     Raises:
         UsageError: inputs are not given by name; one is missing, unknown, or has another shape or type; or, for
             :class:`InputSpecs`, the inputs' sizes contradict each other.
     """
-    given: object = inputs
-    if type(given) is not dict and not isinstance(given, Mapping):
+    untyped: object = inputs
+    if type(untyped) is not dict and not isinstance(untyped, Mapping):
         names = ", ".join(wanted) or "none at all"
-        raise UsageError(f"Inputs are a dict of arrays by name, not {type(given).__name__}; the model's inputs are {names}.")
+        raise UsageError(f"Inputs are a dict of arrays by name, not {type(untyped).__name__}; the model's inputs are {names}.")
     if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
         return {name: inputs[name] for name in wanted}  # the common case
     values = {name: host_array(f"The input '{name}'", value) for name, value in inputs.items()}
@@ -71,19 +71,19 @@ def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[st
     return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
 
 
-def _is_exactly(value: object, spec: _Shaped) -> bool:
+def _is_exactly(value: object, spec: _Spec) -> bool:
     """Return whether a value is an array of exactly the shape and type of an input without open sizes."""
-    return type(value) is np.ndarray and value.shape == spec.shape and spec.limits is None and value.dtype is _type(spec.dtype)
+    return type(value) is np.ndarray and value.shape == spec.shape and spec.limits is None and value.dtype is _dtype(spec.dtype)
 
 
-_type = functools.cache(np.dtype)
+_dtype = functools.cache(np.dtype)
 
 
-def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None]], wanted: Mapping[str, _Shaped]) -> None:
+def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None]], wanted: Mapping[str, _Spec]) -> None:
     """Check shapes and types of a model's inputs before any array is made.
 
     Args:
-        found: shape and type by name; type None, with the number of bytes as the shape, for an array that cannot fit.
+        found: shape and type by name. For an array that is too large to be read: its size in bytes as the shape, and no type.
         wanted: required shapes and types, as for :func:`checked_inputs`.
 
     Raises:
@@ -102,8 +102,8 @@ def check_inputs(found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any] | None
             raise UsageError(f"The input '{name}' is {what}; the model expects {spec.dtype} {expected(spec)}.")
 
 
-def expected(spec: _Shaped) -> str:
-    """Return the shape that an input must have, as text."""
+def expected(spec: _Spec) -> str:
+    """Return the shape that an input must have as text, such as ``[1..64@8, 128]``."""
     return f"[{', '.join(map(str, spelled_shape([spec.shape], spec.limits)))}]"
 
 

@@ -17,7 +17,7 @@ __all__ = ["convert"]
 
 @runtime_checkable
 class _Program(Protocol):
-    """A model that is no PyTorch program, but can be made one."""
+    """A model that can be converted to a PyTorch program, such as a tensor program."""
 
     def as_module(self) -> TorchModel:
         """Return the model as a PyTorch program."""
@@ -27,8 +27,8 @@ class _Program(Protocol):
 def convert(model: Model, path: Path) -> None:
     """Write a whole model as ONNX (``.onnx``) or OpenVINO IR (``.xml``, its weights beside it as ``.bin``).
 
-    A PyTorch model or a tensor program can be written in both formats; a tensor program has its inputs as inputs and its whole
-    outputs. A model that OpenVINO has read can be written as IR only.
+    A PyTorch model or a tensor program can be written in both formats. A model that OpenVINO has read can be written as IR
+    only.
 
     Raises:
         UsageError: the path has another suffix.
@@ -39,17 +39,15 @@ def convert(model: Model, path: Path) -> None:
 
     if path.suffix not in (".onnx", ".xml"):
         raise UsageError(f"Cannot write {path}: a model is written as ONNX (.onnx) or OpenVINO IR (.xml).")
-    if not isinstance(model, OpenVinoModel):
-        from placeit.backends.torch import export
-        from placeit.backends.torch.model import TorchModel
-
-        if isinstance(model, _Program):
-            model = model.as_module()
-        if not isinstance(model, TorchModel):
-            raise ModelError(f"{model.path} has a format that placeit cannot convert to another one.")
-        write = export.write_onnx if path.suffix == ".onnx" else export.write_ir
-        write(model, path)
+    if isinstance(model, OpenVinoModel):
+        if path.suffix == ".onnx":
+            raise ModelError(f"OpenVINO reads {model.path}, and it cannot write ONNX files: write an IR (.xml).")
+        write_ir(model.ov_model, path)
         return
-    if path.suffix == ".onnx":
-        raise ModelError(f"OpenVINO reads {model.path}, and it cannot write ONNX files: write an IR (.xml).")
-    write_ir(model.ov_model, path)
+    from placeit.backends.torch import export
+    from placeit.backends.torch.model import TorchModel
+
+    program = model.as_module() if isinstance(model, _Program) else model
+    if not isinstance(program, TorchModel):
+        raise ModelError(f"{model.path} has a format that placeit cannot convert to another one.")
+    (export.write_onnx if path.suffix == ".onnx" else export.write_ir)(program, path)

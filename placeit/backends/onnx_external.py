@@ -1,9 +1,10 @@
-"""ONNX models in files, or with weights in files: a serialised model has 2 GB at most, and each copy takes memory."""
+"""Read ONNX models without their weights, which stay in files: a serialised model has at most 2 GB, and copies take memory."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import mmap
 import os
 import secrets
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxFile", "folder_of", "front_end_source", "note_folder", "read_proto", "session_source"]
 
-_FOLDER = "placeit.folder"  # metadata key of a model with weights in files: their folder
-_INITIALIZERS, _RAW_DATA = (7, 5), 9  # numbers of a model's graph, of its initializers, and of a tensor's bytes
-_SMALL = 1 << 16  # most bytes of a weight that is read: sizes and axes, whose values matter
+_FOLDER = "placeit.folder"  # metadata key for the folder of a model's weights
+_INITIALIZERS, _RAW_DATA = (7, 5), 9  # field numbers of a model's graph and its initializers, and of a tensor's bytes
+_MAX_READ = 1 << 16  # most bytes of a weight that is read: sizes and axes, whose values matter
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A whole ONNX model for ONNX Runtime to open, which then states the order of its inputs.
+    """A whole ONNX file as a segment for ONNX Runtime.
 
     Attributes:
         model: path of the file, or its content.
-        inputs: names of inputs, in the order of the segment's inputs.
-        outputs: names of outputs, in the order of the segment's outputs.
+        inputs: names of its inputs, in the order of the segment's inputs.
+        outputs: names of its outputs, in the order of the segment's outputs.
     """
 
     model: str | bytes
@@ -47,11 +48,11 @@ class OnnxFile:
 
 
 def read_proto(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
-    """Read an ONNX file, without the large weights that are in other files.
+    """Read an ONNX file without the large weights that are in other files.
 
     Args:
         path: the file.
-        in_place: whether to leave the large weights that are in the file there, too. The model then refers to the file.
+        in_place: whether large weights that are in the file itself stay there as well. The model then refers to the file.
 
     Raises:
         OSError, ValueError, DecodeError, ValidationError: under the conditions of ``onnx.load``.
@@ -60,9 +61,10 @@ def read_proto(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
     from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
     model = _without_weights(path) if in_place and not path.is_symlink() else onnx.load(path, load_external_data=False)
-    large = [t for t in model.graph.initializer if uses_external_data(t) and int(_said(t).get("length", _SMALL + 1)) > _SMALL]
+    external = filter(uses_external_data, model.graph.initializer)
+    large = [tensor for tensor in external if int(_location_of(tensor).get("length", _MAX_READ + 1)) > _MAX_READ]
     for tensor in large:
-        if Path(_said(tensor).get("location", "/")).is_absolute():
+        if Path(_location_of(tensor).get("location", "/")).is_absolute():
             raise ValueError(f"the weight '{tensor.name}' is in no file beside {path.name}")
         tensor.data_location = onnx.TensorProto.DEFAULT
     folder = _without_links(model.graph, os.path.realpath(path.parent))
@@ -74,10 +76,18 @@ def read_proto(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
 
 
 def _without_links(graph: onnx.GraphProto, folder: str) -> str:
-    """Let a graph name the files that links to weights lead to, since readers refuse links; return the folder of the files."""
-    tensors = [tensor for tensor in _tensors(graph) if "location" in _said(tensor)]
-    real = {name: os.path.realpath(Path(folder, name)) for name in {_said(tensor)["location"] for tensor in tensors}}
-    outside = any(Path(name).is_absolute() or ".." in Path(name).parts for name in real)  # refused by whatever reads them
+    """Replace names of links to weights by names of their targets, since readers refuse links.
+
+    Args:
+        graph: the graph; it is changed.
+        folder: folder of the model, to which names of files are relative.
+
+    Returns:
+        The folder to which the names are relative now.
+    """
+    tensors = [tensor for tensor in _tensors(graph) if "location" in _location_of(tensor)]
+    real = {name: os.path.realpath(Path(folder, name)) for name in {_location_of(tensor)["location"] for tensor in tensors}}
+    outside = any(Path(name).is_absolute() or ".." in Path(name).parts for name in real)  # readers refuse such names
     if outside or all(file == str(Path(folder, name)) for name, file in real.items()):
         return folder
     common = os.path.commonpath([str(Path(file).parent) for file in real.values()])
@@ -102,34 +112,27 @@ def _without_weights(path: Path) -> onnx.ModelProto:
     """Read an ONNX file whose large weights stay in the file, as external data of the model."""
     import onnx
 
-    places: dict[int, tuple[int, int]] = {}  # offset and bytes, by number of the initializer
+    numbers = itertools.count()  # of initializers
+    weights: dict[int, tuple[int, int]] = {}  # offset and size in bytes, by number of the initializer
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
 
-        def emptied(begin: int, end: int, tensor: int) -> bytes:
-            left, at = [], begin
+        def without_data(begin: int, end: int, descend: tuple[int, ...]) -> bytes:
+            """Return a message without the large weights in it; ``descend`` are the field numbers that lead to initializers."""
+            fields, at, tensor = [], begin, -1 if descend else next(numbers)
             for number, kind, start, stop in message_fields(data, begin, end):
-                if number == _RAW_DATA and kind == LENGTH_DELIMITED and stop - start > _SMALL:
-                    places[tensor] = start, stop - start
+                delimited = kind == LENGTH_DELIMITED
+                if delimited and descend and number == descend[0]:
+                    inner = without_data(start, stop, descend[1:])
+                    fields += [field_head(number, len(inner)), inner]
+                elif delimited and not descend and number == _RAW_DATA and stop - start > _MAX_READ:
+                    weights[tensor] = start, stop - start
                 else:
-                    left.append(data[at:stop])
+                    fields.append(data[at:stop])
                 at = stop
-            return b"".join([*left, data[at:end]])
+            return b"".join([*fields, data[at:end]])
 
-        def rewritten(begin: int, end: int, numbers: tuple[int, ...]) -> bytes:
-            made, at, count = [], begin, 0
-            for number, kind, start, stop in message_fields(data, begin, end):
-                if number == numbers[0] and kind == LENGTH_DELIMITED:
-                    last = len(numbers) == 1
-                    inner = emptied(start, stop, count) if last else rewritten(start, stop, numbers[1:])
-                    count += 1
-                    made.append(field_head(number, len(inner)) + inner)
-                else:
-                    made.append(data[at:stop])
-                at = stop
-            return b"".join([*made, data[at:end]])
-
-        model: onnx.ModelProto = onnx.ModelProto.FromString(rewritten(0, len(data), _INITIALIZERS))
-    for tensor, (offset, size) in places.items():
+        model: onnx.ModelProto = onnx.ModelProto.FromString(without_data(0, len(data), _INITIALIZERS))
+    for tensor, (offset, size) in weights.items():
         weight = model.graph.initializer[tensor]
         weight.data_location = onnx.TensorProto.EXTERNAL
         for key, value in (("location", path.name), ("offset", str(offset)), ("length", str(size))):
@@ -138,7 +141,7 @@ def _without_weights(path: Path) -> onnx.ModelProto:
 
 
 def note_folder(model: onnx.ModelProto, folder: str | None) -> None:
-    """Record in a model the folder of its weights, if some are in files."""
+    """Record the folder of a model's weights in the model, if some of them are in files."""
     from onnx.external_data_helper import uses_external_data
 
     if folder is not None and any(map(uses_external_data, model.graph.initializer)):
@@ -159,7 +162,7 @@ def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | 
     """
     if isinstance(model, str):
         return model
-    # a serialised model holds its weights: it may come from anywhere, and must not make ONNX Runtime read files of this machine
+    # a serialised model may come from anywhere: it must not make ONNX Runtime read files of this machine
     folder = os.devnull if isinstance(model, bytes) else folder_of(model)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -168,11 +171,11 @@ def session_source(model: str | bytes | onnx.ModelProto, options: Any) -> str | 
 
 @contextlib.contextmanager
 def front_end_source(model: onnx.ModelProto, *, links: bool = False) -> Iterator[str | io.BytesIO]:
-    """Yield a model's bytes for OpenVINO or, if weights are in files, a path in a folder with the model and its weights.
+    """Yield a model for OpenVINO: its bytes or, if weights are in files, its path in a temporary folder with these files.
 
     Args:
         model: the model.
-        links: whether files of weights are never copied, if they cannot be linked.
+        links: whether a file of weights that cannot be linked is an error; else it is copied.
 
     Raises:
         FileError: there is no room for temporary files, or a file cannot be linked.
@@ -181,13 +184,13 @@ def front_end_source(model: onnx.ModelProto, *, links: bool = False) -> Iterator
     if folder is None:
         yield io.BytesIO(model.SerializeToString())
         return
-    names = {_said(tensor)["location"] for tensor in model.graph.initializer if tensor.external_data}
+    names = {_location_of(tensor)["location"] for tensor in model.graph.initializer if tensor.external_data}
     with temporary_folder() as temporary:
         copy = temporary / f"{secrets.token_hex(8)}.onnx"
         try:
             copy.write_bytes(model.SerializeToString())
             for name in names:
-                _provide(Path(folder, name), temporary / name, links=links)
+                _link_or_copy(Path(folder, name), temporary / name, links=links)
         except OSError as error:
             raise FileError(
                 f"Cannot copy weights to {temporary}: {error.strerror or error}. Set TMPDIR to a folder with more room."
@@ -195,16 +198,17 @@ def front_end_source(model: onnx.ModelProto, *, links: bool = False) -> Iterator
         yield str(copy)
 
 
-def _provide(file: Path, place: Path, *, links: bool) -> None:
-    """Link or copy a file to a path. No symbolic link, since OpenVINO reads only inside of a model's folder."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _link_or_copy(file: Path, target: Path, *, links: bool) -> None:
+    """Make a hard link to a file, or copy it. A symbolic link would not do: OpenVINO reads only inside of a model's folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(os.path.realpath(file), place)
+        os.link(os.path.realpath(file), target)
     except OSError:  # another file system, or another user's file
         if links:
             raise
-        shutil.copyfile(file, place)
+        shutil.copyfile(file, target)
 
 
-def _said(tensor: onnx.TensorProto) -> dict[str, str]:
+def _location_of(tensor: onnx.TensorProto) -> dict[str, str]:
+    """Return where the external data of a tensor is: ``location``, ``offset`` and ``length``."""
     return {entry.key: entry.value for entry in tensor.external_data}

@@ -1,4 +1,4 @@
-"""Properties of an ONNX file that OpenVINO does not report."""
+"""Check and read parts of ONNX files that OpenVINO does not check or report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import FileError, ModelError
+from placeit.core.files import check_regular
 from placeit.core.protobuf import LENGTH_DELIMITED, message_fields
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _PARTS = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {13: "external data"},
 }
-"""Numbers of the fields of ONNX's messages that may hold names of other files."""
+"""Fields of ONNX's messages that may contain names of other files: kinds of messages, by kind and field number."""
 _NODES = {
     "model": {7: "graph", 8: "operator set", 25: "function"},
     "graph": {1: "node"},
@@ -48,23 +49,23 @@ _NODES = {
     "node": {5: "attribute"},
     "attribute": {6: "graph", 11: "graph"},
 }
-"""Numbers of the fields of ONNX's messages that may hold nodes, or the versions of their operators."""
+"""Fields of ONNX's messages that may contain nodes, or the versions of their operators."""
 _LISTS = frozenset((7, 8, 9))
-"""Numbers of the fields of an attribute for lists of numbers and texts. An attribute has one value, of one kind."""
+"""Fields of an attribute that are lists of numbers or texts. An attribute has a value in one of its fields only."""
 FOREIGN_OPS = ("ai.onnx.ml.", "ai.onnx.preview.")
-"""Beginnings of the names of ops that OpenVINO does not know, such as tree ensembles."""
+"""Prefixes of the names of ops that OpenVINO does not know, such as tree ensembles."""
 ROUNDING_OPS = (
     *("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinear"),
     *("com.microsoft.Dynamic", "com.microsoft.MatMulInteger", "com.microsoft.QAttention", "com.microsoft.QGemm"),
     *("com.microsoft.QLinear", "com.microsoft.QEmbed"),
 )
-"""Beginnings of the names of ops on quantised numbers, as ONNX Runtime's own tools write them."""
+"""Prefixes of the names of ops on quantised numbers that ONNX Runtime's tools write."""
 _NO_TENSORS = {4: "a sequence", 5: "a map", 8: "a sparse tensor", 9: "optional"}
-"""Types of values that are not tensors, by their numbers in the format."""
+"""Names of types that are not tensors, by field number."""
 _LOCATION = b"\n\x08location\x12"
-"""Beginning of an entry of external data that names the file."""
-_LATEST = 1000
-"""A number far above every version of ONNX's operators; there were 26 in 2026."""
+"""First bytes of an entry of external data that names a file."""
+_MAX_VERSION = 1000
+"""A version far above all versions of ONNX's operators; there were 26 in 2026."""
 
 
 def node_names(path: Path) -> set[str]:
@@ -79,11 +80,11 @@ def node_names(path: Path) -> set[str]:
         }
 
 
-def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
-    """Return the kinds of ops in an ONNX file whose names begin with one of some texts.
+def find_ops(path: Path, prefixes: tuple[str, ...]) -> list[str]:
+    """Return the kinds of ops in an ONNX file whose names have one of some prefixes.
 
     Returns:
-        Names such as ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``, each once; empty for a damaged file.
+        Sorted names such as ``ai.onnx.ml.TreeEnsembleClassifier`` or ``LSTM``; empty for a damaged file.
     """
     found: set[str] = set()
     try:
@@ -93,7 +94,7 @@ def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
                     texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (4, 7)}
                     domain = texts.get(7, "")
                     name = f"{'' if domain == 'ai.onnx' else domain}.{texts.get(4, '')}".removeprefix(".")
-                    if name.startswith(beginnings):
+                    if name.startswith(prefixes):
                         found.add(name)
     except (OSError, ValueError):
         return []
@@ -101,7 +102,9 @@ def find_ops(path: Path, beginnings: tuple[str, ...]) -> list[str]:
 
 
 def check_nodes(path: Path) -> None:
-    """Check properties that OpenVINO's reader does not check: it crashes if an op has too few inputs, and counts versions up.
+    """Check properties of an ONNX file with which OpenVINO's reader crashes or takes for ever.
+
+    It crashes if an op lacks an input, and tries all versions of operators up to the version in the file.
 
     Raises:
         ModelError: an op lacks an input that it needs, or the version in the file does not exist.
@@ -120,7 +123,7 @@ def check_nodes(path: Path) -> None:
                     version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
             elif kind == "node":
                 nodes.append(fields)
-        if version > _LATEST:
+        if version > _MAX_VERSION:
             raise ModelError(f"{path} uses version {version} of ONNX's operators, which does not exist: it is damaged.")
         for fields in nodes:
             texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
@@ -130,13 +133,12 @@ def check_nodes(path: Path) -> None:
             if op not in needs:
                 try:
                     schema = defs.get_schema(op, version, "")
-                    optional = [put.option == OpSchema.FormalParameterOption.Optional for put in schema.inputs]
-                    needs[op] = [not each for each in (optional + optional[-1:] * schema.min_input)[: schema.min_input]]
+                    needed = [given.option != OpSchema.FormalParameterOption.Optional for given in schema.inputs]
+                    needs[op] = (needed + needed[-1:] * schema.min_input)[: schema.min_input]
                 except defs.SchemaError:
                     needs[op] = []
             given = [b > a for number, a, b in fields if number == 1]
-            missing = len(given) < len(needs[op])
-            if missing or any(need and not there for need, there in zip(needs[op], given, strict=False)):
+            if len(given) < len(needs[op]) or any(need and not has for need, has in zip(needs[op], given, strict=False)):
                 raise ModelError(
                     f"{path}: op '{texts.get(2, '')}' ({op}) has {sum(given)} inputs and needs at least {len(needs[op])}."
                 )
@@ -159,26 +161,27 @@ def external_files(path: Path) -> list[Path]:
 
 
 def check_external_files(path: Path, *, trust: bool = False) -> None:
-    """Check that the external weight files of an ONNX file exist, in allowed places.
+    """Check that the external weight files of an ONNX file can be read, and are in the folder of the ONNX file.
 
     Args:
         path: the ONNX file.
-        trust: whether links may lead to other folders of the cache of Hugging Face that the file is in.
+        trust: whether links may lead to other folders of the Hugging Face cache that the file is in.
 
     Raises:
-        FileError: such a file cannot be read.
-        ModelError: such a file is outside of the model's folder. ONNX readers do not look there: a model could name any file.
+        FileError: a file cannot be read.
+        ModelError: a file is outside of the model's folder. ONNX readers refuse it, since a model could name any file.
     """
     for file in external_files(path):
+        check_regular(file)
         try:
             with file.open("rb"):
                 pass
         except OSError as error:
-            other = Path(os.path.realpath(path)).parent / file.name
-            there = os.path.exists(other)  # noqa: PTH110 (Path.exists raises for some names)
-            hint = f" It is beside the file that {path.name} is a link to: give placeit that one." if there else ""
+            beside_target = os.path.exists(Path(os.path.realpath(path)).parent / file.name)  # noqa: PTH110 (Path.exists may raise)
+            hint = f"It is beside the file that {path.name} is a link to: give placeit that one."
             raise FileError(
-                f"Cannot read {file}, which holds weights of {path}: {error.strerror or error}.{hint or ' Put it there.'}"
+                f"Cannot read {file}, which holds weights of {path}: {error.strerror or error}. "
+                f"{hint if beside_target else 'Put it there.'}"
             ) from error
         if Path(os.path.relpath(file, path.parent)).parts[0] == "..":
             raise ModelError(f"{path} keeps weights in {file}, outside of its folder; weights are read from that folder only.")
@@ -201,7 +204,7 @@ def check_external_files(path: Path, *, trust: bool = False) -> None:
 
 
 def _hub_blobs(folder: Path) -> Iterator[Path]:
-    """Yield where the cache of Hugging Face has the files that a model's folder, ``snapshots/REVISION/...``, links to."""
+    """Yield the folders with the targets of links in a folder of the Hugging Face cache, ``snapshots/REVISION/...``."""
     return (parent.parent / "blobs" for parent in folder.parents if parent.name == "snapshots")
 
 
@@ -214,10 +217,13 @@ def unusual_parts(path: Path) -> bool:
 
 
 def read_plain(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
-    """Read an ONNX file with its local functions inlined and its sparse initializers as dense ones.
+    """Read an ONNX file, inline its local functions, and replace its sparse initializers by dense ones.
 
-    Large weights in other files stay there, and with ``in_place`` large weights in the file, too
-    (:mod:`placeit.backends.onnx_external`).
+    Large weights stay in files (:func:`placeit.backends.onnx_external.read_proto`).
+
+    Args:
+        path: the file.
+        in_place: whether large weights that are in the file itself stay there as well.
 
     Raises:
         ModelError: the file cannot be parsed, or a function calls itself.
@@ -242,6 +248,7 @@ def read_plain(path: Path, *, in_place: bool = False) -> onnx.ModelProto:
 
 
 def _densify(graph: onnx.GraphProto) -> None:
+    """Replace the sparse initializers of a graph, and of the bodies of its nodes, by dense ones."""
     import numpy as np
     from onnx import numpy_helper
 
@@ -258,7 +265,7 @@ def _densify(graph: onnx.GraphProto) -> None:
 
 
 def check_inputs(path: Path) -> None:
-    """Raise ModelError if an input of an ONNX file is not a tensor, but a sequence, say. A damaged file raises no error."""
+    """Raise ModelError if an input of an ONNX file is not a tensor, but a sequence, for example. Damage is not reported."""
     with _mapped(path) as data:
         for value in _values(data, 11):
             fields = {number: (a, b) for number, a, b in value}
@@ -287,22 +294,21 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 def _messages(
     data: mmap.mmap, parts: Mapping[str, Mapping[int, str]]
 ) -> Iterator[tuple[str, int, int, list[tuple[int, int, int]]]]:
-    """Yield the messages of an ONNX file: the kind of each, its beginning and end, and its fields.
+    """Yield the messages of an ONNX file: kind, start and end of each, and its fields.
 
-    For an attribute, these are the fields before its list of numbers or texts, of which trees have millions.
+    The fields of an attribute end at its list of numbers or texts, since lists of trees have millions.
 
     Args:
         data: the file.
-        parts: fields of a message to descend into, and the kinds of messages in them, by the message's kind and field number.
-            The file itself is a ``model``.
+        parts: kinds of the messages to descend into, by kind of the outer message and field number. The file is a ``model``.
     """
-    waiting = [("model", 0, len(data))]
-    while waiting:
-        kind, start, end = waiting.pop()
+    stack = [("model", 0, len(data))]
+    while stack:
+        kind, start, end = stack.pop()
         fields = list(_protobuf_fields(data, start, end, _LISTS if kind == "attribute" else frozenset()))
         yield kind, start, end, fields
-        known = parts.get(kind, {})
-        waiting += [(known[number], a, b) for number, a, b in fields if number in known]
+        inner = parts.get(kind, {})
+        stack += [(inner[number], a, b) for number, a, b in fields if number in inner]
 
 
 def _values(data: mmap.mmap, field: int) -> list[list[tuple[int, int, int]]]:
@@ -313,9 +319,9 @@ def _values(data: mmap.mmap, field: int) -> list[list[tuple[int, int, int]]]:
 
 
 def _protobuf_fields(data: mmap.mmap, at: int, end: int, last: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, int]]:
-    """Yield (number, start, end) of the length-delimited fields of a protobuf message.
+    """Yield number, start and end of the length-delimited fields of a protobuf message.
 
-    Stops at invalid data, and at the first field whose number is in ``last``.
+    Stops at invalid data, and before the first field whose number is in ``last``.
     """
     for number, kind, start, stop in message_fields(data, at, end):
         if number in last:

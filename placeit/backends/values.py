@@ -1,4 +1,4 @@
-"""Ranges of integers that ops allow, and random values, also from these ranges."""
+"""Ranges of integers that ops allow as input, and random values from these ranges or from any."""
 
 from __future__ import annotations
 
@@ -18,31 +18,29 @@ class ValueRange:
     Attributes:
         low: smallest allowed integer.
         end: largest allowed integer plus 1.
-        apart: axis along which no two integers should be equal, since the result of a scatter would depend on the order; None
-            if they may be equal.
+        distinct_axis: axis along which no two integers should be equal, since the result of a scatter would depend on the
+            order; None if they may be equal.
     """
 
     low: int
     end: int
-    apart: int | None = None
+    distinct_axis: int | None = None
 
 
 def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
     """Return the intersection of ranges; None without ranges. A range that is disjoint from the ones before it is ignored."""
     found: ValueRange | None = None
-    for one in ranges:
+    for other in ranges:
         if found is None:
-            found = one
-            continue
-        low, end = max(found.low, one.low), min(found.end, one.end)
-        if low < end:
-            found = ValueRange(low, end, one.apart if found.apart is None else found.apart)
+            found = other
+        elif (low := max(found.low, other.low)) < (end := min(found.end, other.end)):
+            found = ValueRange(low, end, other.distinct_axis if found.distinct_axis is None else found.distinct_axis)
     return found
 
 
 def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """Draw integers uniformly, without duplicates if values must be distinct and the range is large enough."""
-    axis, count = allowed.apart, allowed.end - allowed.low
+    """Draw integers uniformly, without duplicates along ``distinct_axis`` if the range is large enough."""
+    axis, count = allowed.distinct_axis, allowed.end - allowed.low
     if axis is not None and axis < len(shape) and shape[axis] <= count:
         wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))
         return np.moveaxis(rng.permuted(wide, axis=-1)[..., : shape[axis]], -1, axis).astype(dtype)
@@ -50,7 +48,7 @@ def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], 
 
 
 def draw_any(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """Draw values that no op restricts: standard normal numbers, all values of 8-bit integers, or ones for other types."""
+    """Draw values for any op: standard normal floats, uniform 8-bit integers, and ones for all other types."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return rng.standard_normal(shape).astype(kind)

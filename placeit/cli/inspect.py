@@ -15,7 +15,7 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.backends.openvino.model import TensorSpec
+    from placeit.backends.base import TensorSpec
 
 __all__ = ["EXAMPLES", "inspect"]
 

@@ -1,10 +1,11 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
 from placeit.backends import load, suffixes
 from placeit.core import registry
-from placeit.core.errors import ModelError, UsageError
+from placeit.core.errors import FileError, ModelError, UsageError
 
 
 def plug_in(monkeypatch, *points):
@@ -35,6 +36,23 @@ def test_a_model_that_does_not_exist_is_said_to_be_missing_whatever_else_is_aske
     for options in ({}, {"context": 8}, {"state": "a=b"}):
         with pytest.raises(ModelError, match=r"ffnnn: there is no such file or folder; .*did you mean 'ffnn'"):
             load("ffnnn", **options)
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".onnx", "a" * 5000])
+def test_a_path_that_the_system_refuses_is_an_error_that_names_it(name):
+    with pytest.raises((FileError, ModelError), match=name):
+        load(name)
+
+
+def test_options_that_only_files_take_are_refused_for_a_module():
+    module = torch.nn.Linear(3, 3)
+    for options, says in (
+        ({"state": {"a": "b"}}, "Linear: only of ONNX files"),
+        ({"context": 8}, "Linear: only for decoders"),
+        ({"batch": 0}, "Linear: the batch of a PyTorch program"),
+    ):
+        with pytest.raises((ModelError, UsageError), match=says):
+            load(module, example=(torch.zeros(2, 3),), **options)
 
 
 def test_files_of_weights_are_told_from_programs(tmp_path):

@@ -74,6 +74,14 @@ def ran(session: Session, devices: list[int] | None = None) -> np.ndarray:
     return found
 
 
+def test_weights_in_a_pipe_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    (tmp_path / "weights" / "all.data").unlink()
+    os.mkfifo(tmp_path / "weights" / "all.data")  # opening it would wait for ever
+    with pytest.raises(FileError, match="not a regular file"):
+        load(path)
+
+
 @pytest.mark.parametrize("other", ["", pytest.param("ort:", marks=pytest.mark.two_cores)])
 def test_segments_for_onnx_runtime_leave_weights_in_their_file(other: str, tmp_path: Path) -> None:
     path, core = saved(tmp_path), allowed_cores()[0]
@@ -205,7 +213,7 @@ def test_weights_inside_a_large_file_are_mapped_where_it_can_be_linked(
     if not linked:
         monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(reader, "_LARGE", 1 << 16)
+    monkeypatch.setattr(reader, "_MIN_MAPPED", 1 << 16)
     path = tmp_path / "inside.onnx"
     onnx.save(onnx.load(saved(tmp_path)), path)
     model = load(path)

@@ -69,6 +69,17 @@ def test_requests_of_several_typical_sizes_are_timed_as_one_sequence(tmp_path: P
                 np.testing.assert_allclose(outputs["logits"], expected, atol=0.01)  # caches have 8 bits
 
 
+def test_many_requests_of_one_typical_size_each_start_from_the_initial_state(tmp_path: Path) -> None:
+    sizes = {name: [1, "1..64@9"] for name in SIZES}
+    model = load(write_decoder(TINY, tmp_path / "decoder.xml"), input_shapes=sizes)
+    expected = model.reference(CPU, "f32")(model.sample_inputs())["logits"]
+    with contextlib.closing(OwnModeRunner(model, mode("CPU", steady=True), "f32")) as runner:
+        for _ in range(2):
+            assert runner.time() > 0
+            for outputs in runner.written():
+                np.testing.assert_allclose(outputs["logits"], expected, atol=0.01)  # caches have 8 bits
+
+
 def test_what_openvino_cannot_compile_is_an_error_that_names_it() -> None:
     with pytest.raises(DeviceError, match=r"OpenVINO cannot compile inception-like for NOTHING:CPU: .*NOTHING"):
         OwnModeRunner(inception_like(), mode("NOTHING:CPU"), "f32")

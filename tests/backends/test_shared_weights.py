@@ -65,7 +65,7 @@ def merged_decoder(folder: Path, *, turned: bool = False, width: int = WIDTH) ->
 @pytest.mark.parametrize("width", [16, WIDTH])
 def test_branches_compute_with_the_weights_that_they_share(tmp_path, width, turned, weights, monkeypatch):
     path, weight = merged_decoder(tmp_path, turned=turned, width=width), WEIGHT[:width, :width]
-    monkeypatch.setattr(reader, "_LARGE", 1 if weights == "mapped" else math.inf)
+    monkeypatch.setattr(reader, "_MIN_MAPPED", 1 if weights == "mapped" else math.inf)
     if weights == "external":  # OpenVINO maps such weights, and all that read one have it in the same memory
         onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=16)
     model = load(path)

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], int, int]] = {
     "gather nd": (lambda i: ops.gather_nd(floats(5, 3, 8), i, 0), (20, 2), 0, 3),
     "one hot": (lambda i: ops.one_hot(i, const(6), ops.constant(1.0), ops.constant(0.0), -1), (30,), 0, 6),
     "scatter": (lambda i: ops.scatter_update(floats(9), i, floats(4), const(0)), (4,), 0, 9),
+    "scatter columns": (lambda i: ops.scatter_update(floats(4, 9), i, floats(4, 4), const(1)), (4,), 0, 9),
     "scatter elements": (lambda i: ops.scatter_elements_update(floats(4, 6), i, floats(4, 5), const(1)), (4, 5), 0, 6),
     "scatter nd": (lambda i: ops.scatter_nd_update(floats(9, 4), i, floats(3, 4)), (3, 1), 0, 9),
     "sum along an axis": (lambda i: ops.cum_sum(floats(2, 3), i), (), 0, 2),
@@ -81,7 +82,7 @@ def test_generated_numbers_are_all_that_the_op_allows_and_nothing_else(case: str
         compiled(value)
 
 
-@pytest.mark.parametrize(("case", "axis"), [("scatter", 0), ("scatter elements", 1), ("scatter nd", 0)])
+@pytest.mark.parametrize(("case", "axis"), [("scatter", 0), ("scatter columns", 0), ("scatter elements", 1), ("scatter nd", 0)])
 def test_a_scatter_gets_no_place_twice(case: str, axis: int) -> None:
     model = model_of(*(CASES[case][0], *CASES[case][1]))
     for seed in SEEDS:

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from placeit.backends import load
 from placeit.backends.archive import read_tensors
+from placeit.backends.base import TensorSpec
 from placeit.backends.torch import model as torch_backend
 from placeit.core.errors import FileError, UsageError
 from placeit.core.placement import Placement
@@ -174,6 +175,12 @@ def test_inputs_take_no_more_memory_than_the_model_wants(tiny: Path, tmp_path: P
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
+
+
+def test_inputs_may_have_any_size_in_a_range_however_small_the_typical_size_is(tmp_path: Path) -> None:
+    wanted = {"x": TensorSpec("x", "x", (1, 4096), "float32", ((1, 64), (4096, 4096)))}
+    np.savez(tmp_path / "x.npz", x=np.ones((64, 4096), np.float32))
+    assert read_tensors(tmp_path / "x.npz", wanted)["x"].shape == (64, 4096)
 
 
 @pytest.mark.parametrize("more", [(), ("--batch", 3)])

@@ -352,6 +352,15 @@ def test_an_onnx_model_on_an_nvidia_gpu_is_for_onnx_runtime(model: OnnxModel) ->
     assert whole.prepared(Cluster((OTHER,))) is whole
 
 
+def test_a_whole_file_with_open_sizes_draws_and_checks_inputs_of_other_sizes(tmp_path: Path) -> None:
+    nodes, shape = [helper.make_node("Add", ["a", "b"], ["y"])], ["n", 4]
+    path = save(tmp_path / "open.onnx", nodes, {"a": shape, "b": shape}, {"y": shape})
+    whole = load(path, input_shapes={"a": ["2..8@2", 4], "b": ["2..8@2", 4]}).whole_file("onnx")
+    assert whole.inputs_at({"a": (5, 4), "b": (5, 4)})["b"].shape == (5, 4)
+    with pytest.raises(UsageError, match="do not fit each other"):
+        whole.check_sizes({"a": (5, 4), "b": (3, 4)})
+
+
 # --- what goes wrong
 
 

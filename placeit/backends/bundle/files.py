@@ -1,9 +1,9 @@
 """The files of a bundle: uncompressed members of an archive, or files in a folder, which are mapped into memory.
 
-Nothing is unpacked. The archive, or each file of a folder, is copied to a temporary file without a name, and the copy mapped:
-a change of the bundle's files reaches nothing that runs, and the pages of weights can be dropped and read again from the copy.
-Where the file system shares blocks between files (Btrfs, XFS), the copy takes neither time nor space.
-What an archive states about its members is checked before any of them is used (:class:`BundleFiles`).
+Nothing is unpacked. The archive, or each file of a folder, is copied to a temporary file without a name, which is then mapped.
+So changes of the bundle's files do not affect running models, and pages of weights can be dropped and read again from the copy.
+Where the file system shares blocks between files (Btrfs, XFS), the copy takes neither time nor space. The directory of an
+archive is checked before any member is used (:class:`BundleFiles`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.digest import file_stamp
-from placeit.backends.folder import model_in
+from placeit.backends.folder import is_folder, model_in
 from placeit.core.errors import FileError
 
 __all__ = ["SUFFIX", "WEIGHTS", "BundleFiles", "Digest", "digest_of", "is_bundle", "stamp", "write_archive"]
 
 SUFFIX = ".placeit"
 WEIGHTS = ".bin"
-"""Suffix of files that hold numbers only, so that damaged ones can be read without harm."""
+"""Suffix of files that contain numbers only, so that reading a damaged one does no harm."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?(/[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)?)*", re.ASCII)
-_ALIGNMENT = 64  # bytes to which the data of each member are aligned, as OpenVINO and vector instructions prefer
+_ALIGNMENT = 64  # bytes to which the data of members are aligned, for OpenVINO and vector instructions
 _LOCAL = struct.Struct("<4s5H3I2H")  # the header before the data of a member
 _EXTRA = struct.Struct("<2H")  # kind and size of the padding
 _PADDING = 0x5050
@@ -46,7 +46,7 @@ _DAMAGED = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, struct.error),
     *(ValueError, LookupError, EOFError, RuntimeError, OverflowError, MemoryError),
 )
-"""Errors of reading the directory of a damaged archive."""
+"""Errors that reading the directory of a damaged archive raises."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Digest:
 def is_bundle(path: str | Path) -> bool:
     """Return whether a path can only name a bundle: it ends in ``.placeit``, or is a folder without a model to place."""
     path = Path(path)
-    return path.suffix.lower() == SUFFIX or (path.is_dir() and model_in(path) is None)
+    return path.suffix.lower() == SUFFIX or (is_folder(path) and model_in(path) is None)
 
 
 def digest_of(path: Path) -> Digest:
@@ -82,11 +82,11 @@ def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name in names:
-            info = zipfile.ZipInfo(name)  # without a time, so that equal bundles are equal files
+            info = zipfile.ZipInfo(name)  # without a time, so that equal content makes equal archives
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             info.file_size = (folder / name).stat().st_size
-            wide = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # the rule of zipfile
-            start = archive.start_dir + _LOCAL.size + len(name) + _EXTRA.size + (_ZIP64_BYTES if wide else 0)
+            zip64 = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # the rule of zipfile
+            start = archive.start_dir + _LOCAL.size + len(name) + _EXTRA.size + (_ZIP64_BYTES if zip64 else 0)
             padding = -start % _ALIGNMENT
             info.extra = _EXTRA.pack(_PADDING, padding) + bytes(padding)
             with (folder / name).open("rb") as source, archive.open(info, "w") as sink:
@@ -96,8 +96,8 @@ def write_archive(folder: Path, names: Iterable[str], path: Path) -> None:
 class BundleFiles:
     """The files of a bundle, mapped into memory.
 
-    The members of an archive must have plain names: no absolute paths, no ``..``, no links, and no name twice. Members must be
-    uncompressed, so that they take no more memory than the archive; they must lie within it and not overlap.
+    The members of an archive must have unique, relative names without ``..``, and must be no links. They must be uncompressed,
+    so that they take no more memory than the archive, lie within it, and not overlap.
 
     Args:
         path: an archive or a folder.
@@ -112,8 +112,8 @@ class BundleFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}  # offset and size of each member in the archive
-        self._read: dict[str, NDArray[np.uint8]] = {}
-        self._weights: list[Future[None]] = []
+        self._mapped: dict[str, NDArray[np.uint8]] = {}
+        self._pending: list[Future[None]] = []  # comparisons of weights
         self._archive: NDArray[np.uint8] | None = None
         try:
             mode = path.stat().st_mode
@@ -147,8 +147,8 @@ class BundleFiles:
         Raises:
             FileError: the file does not exist, is a link, or cannot be read.
         """
-        found = self._read.get(name)
-        return self._read.setdefault(name, self._map(name)) if found is None else found  # several threads may read the file
+        mapped = self._mapped.get(name)
+        return self._mapped.setdefault(name, self._map(name)) if mapped is None else mapped  # several threads may read the file
 
     def _map(self, name: str) -> NDArray[np.uint8]:
         if not _NAME.fullmatch(name):
@@ -165,7 +165,10 @@ class BundleFiles:
         return data if offset % _ALIGNMENT == 0 else data.copy()  # in a repacked archive
 
     def check(self, wanted: Mapping[str, Digest]) -> None:
-        """Compare all files with their sizes and digests, in parallel; comparisons of weights only start (:meth:`wait`).
+        """Compare all files with their sizes and digests. Weights are compared in the background (:meth:`wait`).
+
+        Args:
+            wanted: the digest of each file except the manifest, by name.
 
         Raises:
             FileError: a file is missing, has changed, or is not listed.
@@ -188,20 +191,20 @@ class BundleFiles:
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "placeit digests")
         checks = {name: pool.submit(check, name) for name in sorted(wanted, key=lambda name: -wanted[name].bytes)}
         pool.shutdown(wait=False)
-        self._weights = [check for name, check in checks.items() if name.endswith(WEIGHTS)]
+        self._pending = [future for name, future in checks.items() if name.endswith(WEIGHTS)]
         try:
-            for name, one in checks.items():
+            for name, future in checks.items():
                 if not name.endswith(WEIGHTS):
-                    one.result()
+                    future.result()
         except BaseException:
-            wait(self._weights)
+            wait(self._pending)
             raise
 
     def wait(self) -> None:
-        """Wait until weights have been compared, too; results computed before may be wrong. Raises FileError."""
-        wait(self._weights)
-        for one in self._weights:
-            one.result()
+        """Wait until the weights have been compared; results computed before may be wrong. Raises FileError."""
+        wait(self._pending)
+        for future in self._pending:
+            future.result()
 
     def _read_directory(self, file: mmap.mmap | None, data: NDArray[np.uint8]) -> None:
         try:
@@ -232,33 +235,34 @@ class BundleFiles:
             end = offset + size
 
     def _place(self, member: zipfile.ZipInfo, data: NDArray[np.uint8]) -> tuple[int, int]:
-        """Return offset and size of the data of a member, which its local header has to confirm."""
+        """Return offset and size of the data of a member, after a comparison with its local header."""
         start = member.header_offset
         header = data[start : start + _LOCAL.size].tobytes() if start >= 0 else b""
         with contextlib.suppress(struct.error):
-            mark, *_, name_bytes, extra_bytes = _LOCAL.unpack(header)
+            signature, *_, name_bytes, extra_bytes = _LOCAL.unpack(header)
             offset = start + _LOCAL.size + name_bytes + extra_bytes
             name = data[start + _LOCAL.size : start + _LOCAL.size + name_bytes].tobytes()
-            if mark == b"PK\x03\x04" and name == member.filename.encode() and offset + member.file_size <= len(data):
+            if signature == b"PK\x03\x04" and name == member.filename.encode() and offset + member.file_size <= len(data):
                 return offset, member.file_size
         raise self.wrong(f"its member {member.filename} does not lie where its list of members says. Copy it again")
 
 
 def stamp(path: Path) -> tuple[int, ...] | None:
-    """Return numbers that change when a file, or the manifest of a folder, is replaced or written to; None without a file."""
+    """Return numbers that change when an archive, or the manifest of a folder, is replaced or written to; None without it."""
     return file_stamp(path / "bundle.json" if path.is_dir() else path)
 
 
 def _view(data: mmap.mmap | None) -> NDArray[np.uint8]:
+    """Return mapped memory as an array; an empty one for None."""
     return np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
 def _copied(path: Path, within: Path | None = None) -> mmap.mmap | None:
-    """Copy a regular file, and return the copy, mapped into memory; None if it is empty.
+    """Copy a regular file, and map the copy into memory. Returns None for an empty file.
 
     Args:
         path: the file.
-        within: folder in which it must be, and not by a link; None for any folder.
+        within: folder that must contain it, without a link; None for any folder.
 
     Raises:
         OSError: it cannot be read, is not a regular file, or is outside of the folder.
@@ -273,15 +277,15 @@ def _copied(path: Path, within: Path | None = None) -> mmap.mmap | None:
         if not found.st_size:
             return None
         for folder in (path.parent, None):  # None: the folder of temporary files
-            # else no right to write, no room, or a file that has become empty
+            # errors: the folder cannot be written to, is full, or the file has become empty
             with contextlib.suppress(OSError, ValueError), tempfile.TemporaryFile(dir=folder) as copy:
                 stream.seek(0)
-                with contextlib.suppress(OSError):  # not between these file systems
+                with contextlib.suppress(OSError):  # not supported between these file systems
                     while os.copy_file_range(handle, copy.fileno(), 1 << 30):
                         pass
                 shutil.copyfileobj(stream, copy, 1 << 20)  # the rest
                 copy.flush()
-                # private and writable, as OpenVINO accepts no read-only memory; the memory is never written
+                # private and writable, since OpenVINO accepts no read-only memory; it is never written
                 return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_COPY)
         stream.seek(0)
         memory = mmap.mmap(-1, found.st_size)

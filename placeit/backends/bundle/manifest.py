@@ -1,4 +1,4 @@
-"""The manifest of a bundle, ``bundle.json``: the bundle's purpose, the content of its files, and their digests.
+"""The manifest of a bundle, ``bundle.json``: the placement, the content of the bundle's files, and their digests.
 
 Its fields are described in docs/bundles.md.
 """
@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
@@ -30,9 +30,9 @@ __all__ = ["MANIFEST", "BundledSegment", "Manifest", "Needed", "Port", "Sample",
 
 MANIFEST = "bundle.json"
 VERSION = 1
-_LARGEST = 1 << 24  # most bytes of a manifest, as Python needs many times the memory for its JSON
+_MAX_BYTES = 1 << 24  # most bytes of a manifest, since parsing JSON takes many times its size
 _WRONG = (ValueError, LookupError, OverflowError)
-"""Errors of reading a manifest with unexpected content."""
+"""Errors that reading a manifest with unexpected content raises."""
 
 _Shape: TypeAlias = tuple[int, ...]
 _NotNegative: TypeAlias = Annotated[float, Within(0, sys.float_info.max)]
@@ -40,17 +40,17 @@ _NotNegative: TypeAlias = Annotated[float, Within(0, sys.float_info.max)]
 
 @dataclass(frozen=True)
 class Needed:
-    """A device of the placement, as it was where the bundle was built.
+    """A device of the placement, on the machine on which the bundle was built.
 
     Attributes:
         name: name in the placement.
-        address: address of the hardware, as device names spell it (``CPU@0-3``, ``GPU.0``, ``ort:CPU``).
-        full_name: name by its driver.
+        address: address of the hardware, in the spelling of device names (``CPU@0-3``, ``GPU.0``, ``ort:CPU``).
+        full_name: name that its driver reports.
         driver: versions of its runtime and its driver.
         cores: number of cores of a core set; 0 for other devices.
         format: format of its segments.
         weight_bytes: bytes of weights that it has to hold.
-        emulated: whether it was slowed down on purpose.
+        emulated: whether it is an emulated device, which is slowed down on purpose.
     """
 
     name: str
@@ -64,20 +64,21 @@ class Needed:
 
 
 Port = int | str
-"""An input or output of a segment: a tensor of the task graph by its number, or one of the model by its name."""
+"""An input or output of a segment: the number of a tensor of the task graph, or the name of an input or output of the model."""
 
 
 @dataclass(frozen=True)
 class BundledSegment:
-    """A segment, cut out of the model.
+    """A segment that was cut out of the model.
 
     Attributes:
         ops: numbers of its ops in the task graph, ascending.
         format: format of its files.
-        files: the program, and its weights if they are a separate file.
+        files: the program, and its weights if they are in a separate file.
         inputs: the inputs, in the order of the program.
         outputs: the outputs, in the order of the program.
-        names: names of these inputs and outputs in the program, if its runtime finds them by name; else empty.
+        names: names of these inputs and outputs in the program, followed by the names of states, if its runtime finds them by
+            name; else empty.
     """
 
     ops: tuple[int, ...]
@@ -90,7 +91,7 @@ class BundledSegment:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a sample, and the outputs of the uncut model for them, each a file of plain numbers, by name."""
+    """Inputs, and the outputs of the uncut model for them: files in NumPy's format (``.npy``), by name of input or output."""
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -109,7 +110,7 @@ class Manifest:
         model: hash of the model's task graph, as in the placement's file.
         inputs: inputs of the model, in its order.
         outputs: outputs of the model, in its order.
-        graph: task graph with an op for each part that no replica divides, and for each input and output of the model.
+        graph: task graph with an op for each part that no replica divides, and one for each input and output of the model.
         channels_last: tensors of ``graph`` that are stored channels-last between segments.
         limits: least and largest sizes of the tensors of ``graph`` with open sizes.
         segments: the segments.
@@ -117,8 +118,8 @@ class Manifest:
         seconds: measured seconds of each op on each device, None where it does not run; None if nothing was measured.
         links: measured links between devices: source, destination, latency in seconds, bandwidth in bytes per second. A
             bandwidth that is too high to measure is infinite, and null in the file.
-        host: measured seconds of a request besides the work of devices, on each device alone, and on several; empty if
-            nothing was measured.
+        host: measured seconds that the host adds to a request, on each device alone, and on several; empty if nothing was
+            measured.
         samples: samples for checking outputs.
         files: digests of all other files of the bundle.
     """
@@ -145,39 +146,22 @@ class Manifest:
     def to_json(self) -> str:
         """Return the content of the file, with a digest of itself."""
         graph = self.graph
-        numbers = (graph.flops.tolist(), graph.param_bytes.tolist())
-        places = (graph.tensor_op.tolist(), graph.tensor_port.tolist(), graph.tensor_bytes.tolist())
-        ops = zip(graph.names, graph.kinds, *numbers, strict=True)
-        tensors = zip(*places, graph.tensor_shapes, graph.tensor_dtypes, strict=True)
+        ops = zip(graph.names, graph.kinds, graph.flops.tolist(), graph.param_bytes.tolist(), strict=True)
+        columns = (graph.tensor_op.tolist(), graph.tensor_port.tolist(), graph.tensor_bytes.tolist())
+        tensors = zip(*columns, graph.tensor_shapes, graph.tensor_dtypes, strict=True)
         edges = np.column_stack([graph.edges, graph.edge_tensor]).tolist()
-        data = plain(
-            _File(
-                format="placeit-bundle",
-                version=VERSION,
-                name=self.name,
-                versions=self.versions,
-                precision=self.precision,
-                tolerance=self.tolerance,
-                devices=self.devices,
-                model=self.model,
-                inputs=self.inputs,
-                outputs=self.outputs,
-                graph=_Graph(
-                    tuple(_Op(*op) for op in ops),
-                    tuple(_Tensor(*one, self.limits.get(t)) for t, one in enumerate(tensors)),
-                    tuple(edges),
-                    tuple(sorted(self.channels_last)),
-                    graph.shared,
-                ),
-                segments=self.segments,
-                placement=self.placement.to_dict(),
-                seconds=self.seconds,
-                links=tuple((a, b, latency, rate if math.isfinite(rate) else None) for a, b, latency, rate in self.links),
-                host=self.host,
-                samples=self.samples,
-                files=self.files,
-            )
-        )
+        changed = {
+            "graph": _Graph(
+                tuple(_Op(*op) for op in ops),
+                tuple(_Tensor(*tensor, self.limits.get(t)) for t, tensor in enumerate(tensors)),
+                tuple(edges),
+                tuple(sorted(self.channels_last)),
+                graph.shared,
+            ),
+            "placement": self.placement.to_dict(),
+            "links": tuple((a, b, latency, rate if math.isfinite(rate) else None) for a, b, latency, rate in self.links),
+        }
+        data = plain(_File(format="placeit-bundle", version=VERSION, **_same_fields(self) | changed))
         return json.dumps(data | {"digest": _digest(data)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -210,7 +194,7 @@ class _Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """The content of the file, except its digest; see :class:`Manifest`."""
+    """The content of the file, except for its digest. Fields are described in :class:`Manifest`."""
 
     format: str
     version: int
@@ -245,8 +229,8 @@ def read_manifest(files: BundleFiles) -> Manifest:
             model = f"nor a model ({', '.join(NAMES)})"
             raise files.wrong(f"the folder has neither {MANIFEST}, which 'placeit build' writes, {model}") from error
         raise files.wrong(f"it has no {MANIFEST}. A bundle is what 'placeit build' writes") from error
-    if len(raw) > _LARGEST:
-        raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes, and may have {_LARGEST}")
+    if len(raw) > _MAX_BYTES:
+        raise files.wrong(f"its {MANIFEST} has {len(raw)} bytes, and may have {_MAX_BYTES}")
     try:
         data = parsed(raw.tobytes())
     except ValueError as error:
@@ -283,7 +267,7 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
             raise ValueError(f"'{spec.name}' is no input or output")
     named = {
         *(name for segment in found.segments for name in segment.files),
-        *(name for one in found.samples for name in (*one.inputs.values(), *one.outputs.values())),
+        *(name for sample in found.samples for name in (*sample.inputs.values(), *sample.outputs.values())),
     }
     if not found.samples or named != found.files.keys():
         raise ValueError("its list of files differs from the files of its segments and samples")
@@ -305,26 +289,22 @@ def _manifest(data: Mapping[str, Any], files: BundleFiles) -> Manifest:
         _check_sizes(spec.shape, spec.limits)
     for one in found.graph.tensors:
         _check_sizes(one.shape, one.limits)
-    return Manifest(
-        name=found.name,
-        versions=found.versions,
-        precision=found.precision,
-        tolerance=found.tolerance,
-        devices=found.devices,
-        model=found.model,
-        inputs=inputs,
-        outputs=outputs,
-        graph=graph,
-        channels_last=frozenset(found.graph.channels_last),
-        limits={t: one.limits for t, one in enumerate(found.graph.tensors) if one.limits is not None},
-        segments=found.segments,
-        placement=placement,
-        seconds=found.seconds,
-        links=tuple((a, b, latency, math.inf if rate is None else rate) for a, b, latency, rate in found.links),
-        host=found.host,
-        samples=found.samples,
-        files=found.files,
-    )
+    changed = {
+        "inputs": inputs,
+        "outputs": outputs,
+        "graph": graph,
+        "channels_last": frozenset(found.graph.channels_last),
+        "limits": {t: tensor.limits for t, tensor in enumerate(found.graph.tensors) if tensor.limits is not None},
+        "placement": placement,
+        "links": tuple((a, b, latency, math.inf if rate is None else rate) for a, b, latency, rate in found.links),
+    }
+    return Manifest(**_same_fields(found) | changed)
+
+
+def _same_fields(found: Manifest | _File) -> dict[str, Any]:
+    """Return the fields that a manifest and its file have in common."""
+    names = {field.name for field in fields(Manifest)} & {field.name for field in fields(_File)}
+    return {name: getattr(found, name) for name in names}
 
 
 def _check_sizes(shape: _Shape, limits: Limits | None) -> None:

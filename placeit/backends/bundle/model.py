@@ -1,4 +1,4 @@
-"""A model whose segments are already cut, as a bundle gives it to a runtime."""
+"""The model of a bundle, whose segments are already cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
 from placeit.backends.bundle.files import BundleFiles
 from placeit.backends.bundle.manifest import BundledSegment, Manifest, Port, read_manifest
-from placeit.backends.onnx.sessions import open_whole
+from placeit.backends.onnx.sessions import initial_state, open_whole
 from placeit.backends.onnx_external import OnnxFile
 from placeit.backends.openvino.graph import separate_transposed
 from placeit.core.address import Address
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, UsageError, first_line
+from placeit.core.errors import DeviceError, first_line
 from placeit.core.files import temporary_folder
 from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
@@ -40,25 +40,11 @@ class BundleModel(Model):
 
     Attributes:
         manifest: the bundle's manifest.
-        files: its files, mapped into memory; the memory of segments' files lives as long as this object.
+        files: its files, mapped into memory; this memory lives as long as the object.
     """
 
     manifest: Manifest
     files: BundleFiles
-
-    @classmethod
-    def of(cls, manifest: Manifest, files: BundleFiles) -> Self:
-        """Wrap a manifest and the files that it describes."""
-        return cls(
-            path=files.path,
-            graph=manifest.graph,
-            inputs=manifest.inputs,
-            outputs=manifest.outputs,
-            limits=manifest.limits,
-            placed=True,
-            manifest=manifest,
-            files=files,
-        )
 
     @property
     def name(self) -> str:
@@ -101,11 +87,11 @@ class BundleModel(Model):
 
         return [
             (
-                {name: read(file, inputs[name], sized=True) for name, file in one.inputs.items()},
+                {name: read(file, inputs[name], sized=True) for name, file in sample.inputs.items()},
                 # sizes of outputs may depend on the data
-                {name: read(file, outputs[name], sized=False) for name, file in one.outputs.items()},
+                {name: read(file, outputs[name], sized=False) for name, file in sample.outputs.items()},
             )
-            for one in self.manifest.samples
+            for sample in self.manifest.samples
         ]
 
     @property
@@ -137,7 +123,8 @@ class BundleModel(Model):
         if segment.format == "onnx":
             program = self.files.read(segment.files[0]).tobytes()
             ordered = (
-                (*map(names.__getitem__, at), *names[len(at) :]) for names, at in zip(segment.names, places, strict=True)
+                (*map(names.__getitem__, order), *names[len(order) :])
+                for names, order in zip(segment.names, places, strict=True)
             )
             return OnnxFile(program, *ordered)  # states are the last of both
         if segment.format == "torch":
@@ -151,60 +138,58 @@ class BundleModel(Model):
             return _read(xml, weights, *places)
 
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
-        """Return a function that looks up the samples' outputs, and for other inputs runs segment by segment.
+        """Return a function that looks up the outputs of samples, and runs other inputs segment by segment.
 
-        In another precision than f32 it always runs segment by segment. The function raises DeviceError if a segment does not
-        run on the CPU.
+        In another precision than f32, it always runs segment by segment. It raises DeviceError if a segment does not run on the
+        CPU.
         """
         programs: dict[int, _Runner] = {}
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
-            for known, outputs in self.samples if precision == "f32" else ():
-                if all(np.array_equal(known[name], inputs[name]) for name in known):
+            for sample, outputs in self.samples if precision == "f32" else ():
+                if all(np.array_equal(sample[name], inputs[name]) for name in sample):
                     return outputs
-            return self._one_by_one(inputs, programs, lambda form, program: _RUNNERS[form](program, precision, self.path))
+            return self._run(inputs, programs, lambda form, program: _RUNNERS[form](program, precision, self.path))
 
         return run
 
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
-        """Infer shapes segment by segment, up to a shape that only a run shows; see :meth:`Model.contradiction`."""
+        """Infer shapes segment by segment, up to a shape that depends on the data; see :meth:`Model.contradiction`."""
         inputs = {
             spec.name: np.broadcast_to(np.zeros((), spec.dtype), shape) for spec, shape in zip(self.inputs, shapes, strict=True)
         }
         try:
-            self._one_by_one(inputs, {}, lambda form, program: functools.partial(_inferred, form, program))
-        except _NotKnown:
+            self._run(inputs, {}, lambda form, program: functools.partial(_infer, form, program))
+        except _UnknownShape:
             return None
         except RuntimeError as error:
             return what_openvino_says(error)
         return None
 
-    def _one_by_one(
-        self,
-        inputs: Arrays,
-        programs: dict[int, _Runner],
-        opened: Callable[[Format, Any], _Runner],
+    def _run(
+        self, inputs: Arrays, programs: dict[int, _Runner], open_program: Callable[[Format, Any], _Runner]
     ) -> dict[str, NDArray[np.generic]]:
-        """Run the segments one after another, without placeit's executors.
+        """Run the segments one after another, from the initial state of the model, without placeit's executors.
 
         Args:
             inputs: inputs of the model, by name.
             programs: functions that run segments, by segment number; missing ones are added.
-            opened: returns the function that runs a segment, given its format and its program.
+            open_program: returns the function that runs a segment, given its format and its program.
         """
         graph, ends = self.graph, {spec.op: spec.name for spec in (*self.inputs, *self.outputs)}
-        of = self.manifest.placement.segments_for(graph.names)
-        assert of is not None  # the manifest was checked  # noqa: S101
+        segment_of = self.manifest.placement.segments_for(graph.names)
+        assert segment_of is not None  # the manifest was checked  # noqa: S101
         values: dict[int, NDArray[Any]] = {}  # tensors, in the memory order of segment borders
         outputs: dict[str, NDArray[Any]] = {}
-        for s in range(int(of.max()) + 1):
-            ops = tuple(np.flatnonzero(of == s).tolist())
-            segment = next((one for one in self.manifest.segments if one.ops == ops), None)
+        for s in range(int(segment_of.max()) + 1):
+            ops = tuple(np.flatnonzero(segment_of == s).tolist())
+            segment = next((segment for segment in self.manifest.segments if segment.ops == ops), None)
             if segment is not None:
                 if s not in programs:
-                    programs[s] = opened(segment.format, self._program(segment, segment.inputs, segment.outputs))
-                given = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
-                for port, value in zip(segment.outputs, programs[s](given), strict=True):
+                    programs[s] = open_program(segment.format, self._program(segment, segment.inputs, segment.outputs))
+                arguments = [inputs[port] if isinstance(port, str) else values[port] for port in segment.inputs]
+                results = programs[s](arguments)[: len(segment.outputs)]  # states are the last of both
+                for port, value in zip(segment.outputs, results, strict=True):
                     (outputs if isinstance(port, str) else values)[port] = value  # type: ignore[index]
                 continue
             for t, op in enumerate(graph.tensor_op.tolist()):
@@ -215,15 +200,9 @@ class BundleModel(Model):
                     outputs[ends[graph.names[v]]] = values[t].transpose(0, 3, 1, 2) if t in self.channels_last else values[t]
         return outputs
 
-    def chain(self, elements: int, hops: int) -> Model:  # noqa: ARG002
-        """Raise UsageError: costs cannot be measured with a model that is already cut."""
-        raise UsageError(
-            f"{self.path} is a bundle, whose segments are cut: profile and optimize the model that it was built from."
-        )
-
 
 def open_bundle(path: Path) -> BundleModel:
-    """Open a bundle and check its files; weights are still being checked in the background (:meth:`BundleFiles.wait`).
+    """Open a bundle and check its files. Weights are checked in the background (:meth:`BundleFiles.wait`).
 
     Raises:
         FileError: it is damaged, edited, of a newer version, or not a bundle.
@@ -231,7 +210,16 @@ def open_bundle(path: Path) -> BundleModel:
     files = BundleFiles(path)
     manifest = read_manifest(files)
     files.check(manifest.files)
-    model = BundleModel.of(manifest, files)
+    model = BundleModel(
+        path=path,
+        graph=manifest.graph,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        limits=manifest.limits,
+        placed=True,
+        manifest=manifest,
+        files=files,
+    )
     try:
         _ = model.samples
     except BaseException:
@@ -241,10 +229,10 @@ def open_bundle(path: Path) -> BundleModel:
 
 
 def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[int], outputs: Sequence[int]) -> Any:
-    """Return the model of an IR, with its weights in place, and with inputs and outputs in the order of their numbers."""
+    """Return the model of an IR, whose weights stay in their memory, with inputs and outputs in the order of the numbers."""
     openvino = import_openvino()
     model = openvino_core().read_model(xml.tobytes(), openvino.Tensor(weights, shared_memory=True))
-    separate_transposed(model)  # equal weights have one place in the file
+    separate_transposed(model)  # the file contains equal weights once
     if [*inputs] == sorted(inputs) and [*outputs] == sorted(outputs):
         return model
     parameters, results = model.get_parameters(), model.get_results()
@@ -253,21 +241,26 @@ def _read(xml: NDArray[np.uint8], weights: NDArray[np.uint8], inputs: Sequence[i
     )
 
 
-class _NotKnown(Exception):  # noqa: N818
+class _UnknownShape(Exception):  # noqa: N818
     """A shape is known only after a run."""
 
 
-def _inferred(form: Format, program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
-    """Return arrays, without memory, of a segment's output shapes for input shapes. Raises RuntimeError or _NotKnown."""
+def _infer(form: Format, program: Any, values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+    """Return arrays that have a segment's output shapes and take no memory, for arrays that have its input shapes.
+
+    Raises:
+        RuntimeError: the shapes contradict each other.
+        _UnknownShape: a shape depends on the data, or the segment is not in OpenVINO's format.
+    """
     if form != "openvino":
-        raise _NotKnown
+        raise _UnknownShape
     openvino = import_openvino()
     for parameter, value in zip(program.get_parameters(), values, strict=True):
         parameter.set_partial_shape(openvino.PartialShape(list(value.shape)))
     program.validate_nodes_and_infer_types()
     shapes = [port.get_partial_shape() for port in program.outputs]
     if any(shape.is_dynamic for shape in shapes):
-        raise _NotKnown
+        raise _UnknownShape
     return [np.broadcast_to(np.zeros((), np.float32), shape.to_shape()) for shape in shapes]
 
 
@@ -278,8 +271,10 @@ def _by_onnxruntime(program: OnnxFile, precision: str, path: Path) -> _Runner:  
 
     def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
         with explaining_ort(f"ONNX Runtime cannot run a segment of {path}"):
-            made: Sequence[NDArray[Any]] = session.run(list(program.outputs), dict(zip(program.inputs, values, strict=True)))
-            return made
+            feed = dict(zip(program.inputs, values, strict=False))
+            states = {value.name: initial_state(value) for value in session.get_inputs() if value.name not in feed}
+            results: Sequence[NDArray[Any]] = session.run(list(program.outputs), feed | states)
+            return results
 
     return run
 

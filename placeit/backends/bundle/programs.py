@@ -1,4 +1,4 @@
-"""Write segments of models into a bundle, as OpenVINO, ONNX Runtime and PyTorch read them."""
+"""Write segments into a bundle, in the formats that OpenVINO, ONNX Runtime and PyTorch read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["Program", "SegmentFiles", "self_contained"]
 _WEIGHTS = f"segments/weights{WEIGHTS}"
 _ALIGNMENT = 64  # bytes to which weights are aligned in a file, as OpenVINO does
 _CONSTANT = re.compile(rb'(type="Const"[^>]*>\s*<data\b[^>]*?\boffset=")(\d{1,19})(" size=")(\d{1,19})"')
-"""The place of a constant's value in the file of weights."""
-_MAX_ONNX = 2_000_000_000  # most bytes of a serialised ONNX model
+"""Offset and size of a constant's value in the file of weights."""
+_MAX_ONNX_BYTES = 2_000_000_000  # most bytes of a serialised ONNX model
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Program:
 
 
 class SegmentFiles:
-    """The files of a bundle's segments. Segments for OpenVINO share a file of weights, in which equal weights are once.
+    """Writes the files of a bundle's segments. Segments for OpenVINO share a file, which has equal weights once.
 
     Args:
         folder: folder of the bundle.
@@ -48,8 +48,8 @@ class SegmentFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._written = 0
-        self._places: dict[bytes, int] = {}  # offset of each weight, by its digest
+        self._count = 0  # segments written
+        self._offsets: dict[bytes, int] = {}  # of weights in the shared file, by their digests
         (folder / "segments").mkdir()
 
     def write(self, model: Model, form: Format, part: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Program:
@@ -65,7 +65,7 @@ class SegmentFiles:
             ModelError: it cannot be written.
             FileError: there is no room.
         """
-        stem, self._written = f"segments/{self._written}", self._written + 1
+        stem, self._count = f"segments/{self._count}", self._count + 1
         if form == "openvino":
             xml = self._folder / f"{stem}.xml"
             write_ir(_for_openvino(model, part), xml)
@@ -88,14 +88,14 @@ class SegmentFiles:
         with (self._folder / _WEIGHTS).open("ab") as shared:
 
             def moved(found: re.Match[bytes]) -> bytes:
-                begin, size = int(found[2]), int(found[4])
-                value = data[begin : begin + size]
-                place = self._places.get(key := hashlib.sha256(value.data).digest())
-                if place is None:
+                start, size = int(found[2]), int(found[4])
+                value = data[start : start + size]
+                offset = self._offsets.get(key := hashlib.sha256(value.data).digest())
+                if offset is None:
                     shared.write(bytes(-shared.tell() % _ALIGNMENT))
-                    place = self._places[key] = shared.tell()
+                    offset = self._offsets[key] = shared.tell()
                     shared.write(value.data)
-                return b'%b%d%b%d"' % (found[1], place, found[3], size)
+                return b'%b%d%b%d"' % (found[1], offset, found[3], size)
 
             xml.write_bytes(_CONSTANT.sub(moved, xml.read_bytes()))
         own.unlink()
@@ -116,11 +116,11 @@ def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequen
 
 
 def self_contained(cut: Any, what: str) -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return a segment for ONNX Runtime as an ONNX model that includes its weights, and the names of its inputs and outputs.
+    """Return a segment for ONNX Runtime as an ONNX model that contains its weights, and the names of its inputs and outputs.
 
     Args:
         cut: the segment, as :meth:`placeit.backends.base.Model.segment` returns it.
-        what: its name in the error.
+        what: its name in the message of an error.
 
     Raises:
         ModelError: it is too large for an ONNX model.
@@ -135,16 +135,17 @@ def self_contained(cut: Any, what: str) -> tuple[Any, tuple[tuple[str, ...], tup
 
 
 def _with_weights(proto: Any, what: str) -> Any:
+    """Return a copy of an ONNX model that contains its weights."""
     from onnx import ModelProto
     from onnx.external_data_helper import load_external_data_for_model
 
     whole = ModelProto()
     whole.CopyFrom(proto)
-    where = folder_of(proto)
-    if where is not None:
-        load_external_data_for_model(whole, where)
+    folder = folder_of(proto)
+    if folder is not None:
+        load_external_data_for_model(whole, folder)
         del whole.metadata_props[:]
-    if whole.ByteSize() > _MAX_ONNX:
+    if whole.ByteSize() > _MAX_ONNX_BYTES:
         raise ModelError(
             f"{what} for ONNX Runtime has {whole.ByteSize() / 1e9:.1f} GB, and a serialised ONNX model has "
             "2 GB at most: place it on devices that OpenVINO drives, or on more devices."

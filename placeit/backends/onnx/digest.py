@@ -1,4 +1,4 @@
-"""Digests of an ONNX model's computation."""
+"""Digests of the computation of ONNX models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def onnx_digest(model: onnx.ModelProto) -> str:
 def _onnx_graph(graph: onnx.GraphProto) -> str:
     return digest(
         (
-            [(node.domain, node.op_type, list(node.input), list(node.output), _onnx_attributes(node)) for node in graph.node],
+            [
+                (node.domain, node.op_type, list(node.input), list(node.output), sorted(map(_onnx_attribute, node.attribute)))
+                for node in graph.node
+            ],
             [(tensor.name, _onnx_constant(tensor)) for tensor in graph.initializer],
             [(tensor.values.name, list(tensor.dims)) for tensor in graph.sparse_initializer],
             [value.SerializeToString(deterministic=True) for value in (*graph.input, *graph.output)],
@@ -34,16 +37,13 @@ def _onnx_graph(graph: onnx.GraphProto) -> str:
     )
 
 
-def _onnx_attributes(node: onnx.NodeProto) -> list[tuple[str, object]]:
-    return sorted((attribute.name, _onnx_attribute(attribute)) for attribute in node.attribute)
-
-
-def _onnx_attribute(attribute: onnx.AttributeProto) -> str:
+def _onnx_attribute(attribute: onnx.AttributeProto) -> tuple[str, str]:
+    """Return an attribute's name, and a text or hash for its value."""
     if attribute.HasField("t"):
-        return _onnx_constant(attribute.t)
+        return attribute.name, _onnx_constant(attribute.t)
     if attribute.HasField("g"):
-        return _onnx_graph(attribute.g)
-    return digest([attribute.SerializeToString(deterministic=True)])
+        return attribute.name, _onnx_graph(attribute.g)
+    return attribute.name, digest([attribute.SerializeToString(deterministic=True)])
 
 
 def _onnx_constant(tensor: onnx.TensorProto) -> str:

@@ -10,7 +10,10 @@ import onnx
 __all__ = ["node_flops"]
 
 _PRODUCTS = frozenset(
-    ("FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "DynamicQuantizeMatMul")
+    (
+        *("DynamicQuantizeMatMul", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits"),
+        "QLinearMatMul",
+    )
 )
 _CONVOLUTIONS = frozenset(("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "NhwcConv"))
 _RECURRENT = frozenset(("GRU", "LSTM", "RNN", "DynamicQuantizeLSTM"))
@@ -23,12 +26,11 @@ _MOVES = frozenset(
 
 
 def node_flops(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Return the operations of a node: a multiply-add counts as two; other nodes have one operation per output element.
+    """Return the operations of a node: a multiply-add is two; other nodes have one operation per output element.
 
     Args:
         node: a node of the model.
-        shapes: known shapes of tensors, by name; tensors from which a weight is computed, such as quantised ones, have their
-            own shapes.
+        shapes: known shapes of tensors, by name.
     """
     made = float(sum(math.prod(shapes.get(name, ())) for name in node.output if name))
     read = [shapes.get(name, ()) for name in node.input]
@@ -36,12 +38,9 @@ def node_flops(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> f
         return 0.0
     if node.op_type in _PRODUCTS and read and read[0]:
         transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-        return 2.0 * made * read[0][0 if transposed else -1]
-    if node.op_type == "QLinearMatMul" and read and read[0]:
-        return 2.0 * made * read[0][-1]
+        return 2.0 * made * read[0][-2 if transposed and len(read[0]) > 1 else -1]
     if node.op_type in _CONVOLUTIONS and len(read) > 1 and len(read[1]) > 1:
-        per_place = math.prod(read[1][1:])
-        return 2.0 * per_place * (math.prod(read[0]) if node.op_type == "ConvTranspose" else made)
+        return 2.0 * math.prod(read[1][1:]) * (math.prod(read[0]) if node.op_type == "ConvTranspose" else made)
     if node.op_type == "QLinearConv" and len(read) > 3 and len(read[3]) > 1:
         return 2.0 * math.prod(read[3][1:]) * made
     if node.op_type in _RECURRENT and len(read) > 2 and len(read[0]) == 3:

@@ -1,9 +1,9 @@
-"""Models for ONNX Runtime beside OpenVINO: one task graph, with segments also as ONNX models."""
+"""Models for OpenVINO and ONNX Runtime together: one task graph, with segments in the formats of both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from placeit.backends.base import Arrays, Format, Model
+from placeit.backends.base import Arrays, Format, Model, fields_of
 from placeit.backends.onnx.parts import OnnxParts
 from placeit.backends.onnx.sessions import ort_reference
 from placeit.backends.openvino.model import OpenVinoModel, describe
@@ -29,19 +29,19 @@ class JoinedModel(OpenVinoModel):
     """A model for OpenVINO and ONNX Runtime: one task graph, with segments for both.
 
     Attributes:
-        parts: object that cuts segments out of the ONNX model.
+        parts: cuts segments out of the ONNX model.
     """
 
     parts: OnnxParts
 
     @property
     def identity(self) -> str:
-        """Digest of the graph and of the ONNX model, since ONNX nodes that differ may be equal after conversion."""
+        """Digest of the graph and of the ONNX model, since different ONNX nodes may become equal by conversion."""
         return f"{self.graph.hash} {self.parts.content}"
 
     @property
     def channels_last(self) -> frozenset[int]:
-        """No tensors, since both runtimes exchange tensors in ONNX's memory layout."""
+        """No tensors, since both runtimes exchange tensors in ONNX's layout."""
         return frozenset()
 
     @property
@@ -61,9 +61,9 @@ class JoinedModel(OpenVinoModel):
         """Return a function that runs the whole ONNX model in ONNX Runtime. Raises DeviceError."""
         whole = self.parts.cut(range(len(self.graph)), (), ())
         results = {spec.op: spec for spec in self.outputs}
-        called = [results[name] for name in self.graph.names if name in results]
-        outputs = [value.name for value in whole.graph.output][: len(called)]
-        return ort_reference(whole, self.inputs, outputs, self.path, called)
+        names = [results[name].name for name in self.graph.names if name in results]  # states follow them
+        outputs = {name: value.name for name, value in zip(names, whole.graph.output, strict=False)}
+        return ort_reference(whole, self.inputs, outputs, self.path)
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
         """Return the model itself."""
@@ -73,21 +73,22 @@ class JoinedModel(OpenVinoModel):
         """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
         return self.parts.kinds()
 
-    def chain(self, elements: int, hops: int) -> OpenVinoModel:
-        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
-        return relu_chain(elements, hops)
-
 
 J = TypeVar("J", bound=JoinedModel)
 
 
 def join(kind: type[J], model: OpenVinoModel, proto: onnx.ModelProto) -> J:
-    """Return a model of a class from OpenVINO's model and the ONNX model that it was read from, which is changed."""
+    """Return a model for both runtimes.
+
+    Args:
+        kind: class of the model.
+        model: the model as OpenVINO has read it.
+        proto: the ONNX model from which it was read; it is changed.
+    """
     parts = OnnxParts(
         proto, model.graph, model.outputs, model.bounded, _tensor_names(model), limits=model.limits, states=_states(model)
     )
-    said = {field.name: getattr(model, field.name) for field in fields(model)}
-    return kind(**{**said, "together": (*model.together, *parts.together()), "parts": parts})
+    return kind(**fields_of(model) | {"together": (*model.together, *parts.together()), "parts": parts})
 
 
 def relu_chain(elements: int, hops: int) -> JoinedModel:
@@ -108,16 +109,16 @@ def relu_chain(elements: int, hops: int) -> JoinedModel:
 
 
 def _states(model: OpenVinoModel) -> dict[str, tuple[str, list[int | None]]]:
-    """Return the outputs that follow states, and the sizes of the states, as :class:`OnnxParts` wants them."""
-    kept = {node.get_friendly_name(): node for node in model.ov_model.get_ops() if node.get_type_name() == "ReadValue"}
+    """Return the output with the next value of each state, and the state's sizes, as :class:`OnnxParts` takes them."""
+    reads = {node.get_friendly_name(): node for node in model.ov_model.get_ops() if node.get_type_name() == "ReadValue"}
     return {
-        name: (following, [size.get_length() if size.is_static else None for size in kept[name].get_output_partial_shape(0)])
+        name: (following, [size.get_length() if size.is_static else None for size in reads[name].get_output_partial_shape(0)])
         for name, following in model.caches.items()
     }
 
 
 def _tensor_names(model: OpenVinoModel) -> Iterator[tuple[int, set[str]]]:
-    """Yield each tensor of the task graph with its names, among them its names in the ONNX model."""
+    """Yield each tensor of the task graph with its names, which include its names in the ONNX model."""
     nodes = {node.get_friendly_name(): node for node in model.ov_model.get_ops()}
     for tensor, holders in enumerate(model.view.holders):
         yield tensor, {name for node, port in holders for name in nodes[node].output(port).get_names()}

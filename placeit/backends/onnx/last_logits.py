@@ -1,4 +1,4 @@
-"""Have an ONNX decoder compute the logits of the last token alone, as :mod:`placeit.backends.openvino.last_logits` does."""
+"""Change an ONNX decoder as :mod:`placeit.backends.openvino.last_logits` changes an OpenVINO decoder."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ _PRODUCTS = frozenset(("MatMul", "MatMulNBits"))
 
 
 def keep_last_logits(proto: onnx.ModelProto) -> None:
-    """Select the last token before the product that makes the logits, or behind whatever else makes them; changes the model."""
+    """Compute only the logits of the last token of a step.
+
+    The last token is selected before the product that computes the logits, or after the logits if there is no such product.
+
+    Args:
+        proto: the model; it is changed.
+    """
     graph = proto.graph
-    product = _product_before(graph)
+    product = _last_product(graph)
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), f"{LAST}/place"))
     if product is not None:
-        taken, made = product.input[0], LAST
-        graph.node.insert([*graph.node].index(product), _last(taken, made))
-        product.input[0] = made
+        graph.node.insert([*graph.node].index(product), _last(product.input[0], LAST))
+        product.input[0] = LAST
         return
-    every = f"{LOGITS}/all"
+    all_logits = f"{LOGITS}/all"
     for node in graph.node:
         for names in (node.input, node.output):
-            names[:] = [every if name == LOGITS else name for name in names]
-    graph.node.append(_last(every, LOGITS))
+            names[:] = [all_logits if name == LOGITS else name for name in names]
+    graph.node.append(_last(all_logits, LOGITS))
 
 
-def _last(taken: str, made: str) -> onnx.NodeProto:
-    return helper.make_node("Gather", [taken, f"{LAST}/place"], [made], name=LAST, axis=1)
+def _last(source: str, result: str) -> onnx.NodeProto:
+    """Return a node that selects the last token."""
+    return helper.make_node("Gather", [source, f"{LAST}/place"], [result], name=LAST, axis=1)
 
 
-def _product_before(graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """Return the product of tokens and weights that makes the logits alone; None if there is no such product."""
-    makers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output}
+def _last_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
+    """Return the product of tokens and weights from which the logits are computed; None if there is no such product."""
+    producers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output}
     constants = _constants(graph)
     uses = Counter(chain((name for node in graph.node for name in node.input), (output.name for output in graph.output)))
     name = LOGITS
-    while uses[name] == 1 and name in makers:
-        node = makers[name]
+    while uses[name] == 1 and name in producers:
+        node = producers[name]
         varying = [given for given in node.input if given and given not in constants]
         if node.op_type in _PRODUCTS and varying == [node.input[0]]:
             return node
@@ -56,7 +62,7 @@ def _product_before(graph: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _constants(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of tensors that do not depend on inputs: weights, and what is computed of them."""
+    """Return the names of tensors that do not depend on inputs: weights, and tensors that are computed from weights only."""
     found = {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if (node.input and all(name in found for name in node.input if name)) or node.op_type == "Constant":

@@ -1,14 +1,14 @@
-"""Load ONNX files by OpenVINO, or else by ONNX Runtime."""
+"""Load ONNX files with OpenVINO, or else with ONNX Runtime."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from placeit.backends.base import Model
+from placeit.backends.base import Model, fields_of
 from placeit.backends.onnx.whole import FromOnnxFile
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes
 from placeit.backends.openvino.last_logits import LogitsOption
@@ -31,19 +31,20 @@ _TOO_LARGE = "more memory than is available"  # text in errors about a model tha
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OpenVinoOnnxModel(FromOnnxFile):
-    """An ONNX file, read by OpenVINO. ONNX Runtime reads it only for clusters in which it drives devices."""
+    """An ONNX file that OpenVINO has read. ONNX Runtime reads it as well for clusters in which it drives devices."""
 
     @cached_property
-    def _own_weights(self) -> None:
-        """Copy weights that are mapped, once: OpenVINO keeps them from now on, and the file may change."""
+    def _weights_copied(self) -> bool:
+        """True; the first access copies mapped weights, since OpenVINO uses them from now on, and the file may change."""
         if self.mapped:
             own_weights(self.ov_model)
+        return True
 
     def prepared(self, cluster: Cluster, graph: str = "") -> Model:
         """Return the model, read again for ONNX Runtime if that drives one of the devices. Raises DeviceError."""
         formats = {form for device in cluster.devices for form in kind_of(device).formats}
         if formats != {"onnx"}:
-            _ = self._own_weights
+            _ = self._weights_copied
         if "onnx" not in formats:
             return self
         from placeit.backends.onnx.segments import for_onnxruntime
@@ -62,17 +63,10 @@ def load(
     context: int | None = None,
     trust: bool = False,
 ) -> Model:
-    """Read an ONNX file by OpenVINO or, if OpenVINO cannot read or compile it, by ONNX Runtime, for its devices only.
+    """Read an ONNX file with OpenVINO or, if OpenVINO cannot read or compile it, with ONNX Runtime, for its devices only.
 
-    Args:
-        path: the file.
-        input_shapes: sizes, or ranges of sizes, by input name, for inputs that the file leaves open, or to change.
-        batch: the first size of every input, if the file leaves it open.
-        sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
-        state: outputs that become the state of inputs; see :func:`placeit.backends.openvino.reader.load`.
-        logits: tokens whose logits a decoder with state computes; see :func:`placeit.backends.openvino.reader.load`.
-        context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
-        trust: whether to follow links of the file's external weights inside of the cache of Hugging Face that it is in.
+    The arguments are as for :func:`placeit.backends.openvino.reader.load`. In addition, ``trust`` tells whether links of
+    external weights may lead to other folders of the Hugging Face cache that the file is in.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
@@ -86,12 +80,13 @@ def load(
     except OpenSizesError:
         raise
     except ModelError as error:
+        is_unknown = UNKNOWN_OPS in str(error)
         if _TOO_LARGE in str(error) or isinstance(state, Mapping):
             raise
         if not has_onnxruntime():
             hint = f" ONNX Runtime may be able to run it: install it with `{install('ort')}`, and give -d ort:CPU."
             hint = f" ONNX Runtime cannot be used: {why}." if (why := onnxruntime_failure()) else hint
-            raise ModelError(f"{error}{hint if UNKNOWN_OPS in str(error) else ''}") from error.__cause__
+            raise ModelError(f"{error}{hint if is_unknown else ''}") from error.__cause__
         from placeit.backends.onnx.reading import read_onnx
 
         why = str(error).removeprefix(f"Cannot read a model from {path}: ").removeprefix(f"{path}: ")
@@ -102,23 +97,23 @@ def load(
             raise
         except (ModelError, DeviceError, ValueError, TypeError, LookupError) as other:
             # for a damaged file, OpenVINO says where the damage is
-            said = str(other).removeprefix(f"Cannot read a model from {path}: ")
-            more = f" Nor does ONNX Runtime: {said}" if UNKNOWN_OPS in str(error) and isinstance(other, ModelError) else ""
-            raise ModelError(f"{error}{more}") from error.__cause__
+            reason = str(other).removeprefix(f"Cannot read a model from {path}: ")
+            hint = f" Nor does ONNX Runtime: {reason}" if is_unknown and isinstance(other, ModelError) else ""
+            raise ModelError(f"{error}{hint}") from error.__cause__
     if has_onnxruntime() and not model.states and (why := _why_not_compiled(model)):
         from placeit.backends.onnx.reading import read_onnx
 
         with contextlib.suppress(ModelError, DeviceError):
             return read_onnx(path, sizes, why)
-    return OpenVinoOnnxModel(**{field.name: getattr(model, field.name) for field in fields(model)})
+    return OpenVinoOnnxModel(**fields_of(model))
 
 
 def _why_not_compiled(model: OpenVinoModel) -> str:
-    """Return why OpenVINO's CPU plugin refuses the model as a whole; empty if it does not."""
+    """Return why OpenVINO's CPU plugin cannot compile the whole model; empty if it can."""
     try:
         with explaining("OpenVINO cannot compile it"):
             supported_nodes(model.ov_model, "CPU")
-    except NoRoomError:  # a matter of the machine
+    except NoRoomError:  # the fault of the machine, not of the model
         return ""
     except DeviceError as error:
         return str(error).rstrip(".")

@@ -1,4 +1,4 @@
-"""ONNX files for ONNX Runtime alone: models whose task graph has the file's own nodes."""
+"""ONNX files for ONNX Runtime alone: models whose task graph has an op for each node of the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import onnx
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
-from placeit.backends.onnx.joined import relu_chain
 from placeit.backends.onnx.parts import OnnxParts, reads
 from placeit.backends.onnx.sessions import ort_reference
 from placeit.backends.onnx.tensors import WEIGHTS, sizes_of, tensor_bytes
 from placeit.backends.values import ValueRange, common, draw, draw_any
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Device
 
 __all__ = ["OnnxFileModel", "draw_input"]
 
@@ -28,7 +27,7 @@ _INDICES = {
     ("ArrayFeatureExtractor", 1): -1,
     ("EmbedLayerNormalization", 0): 0,
 }
-"""Inputs of nodes that are positions along an axis of the node's data, with the axis; None for the attribute ``axis``."""
+"""Inputs of nodes that hold positions along an axis of the node's data, with this axis; None for the attribute ``axis``."""
 _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 
@@ -36,14 +35,14 @@ _KEEPS_VALUES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", 
 class OnnxFileModel(Model):
     """An ONNX file whose task graph has an op for each node of the file.
 
-    It is for models that OpenVINO cannot read, and for parts that are cut where OpenVINO's graph has no tensor.
+    It is for models that OpenVINO cannot read, and for cuts where OpenVINO's graph has no tensor.
 
     Attributes:
         proto: the model, with static inputs if ONNX Runtime opens it with them.
-        parts: object that cuts segments out of it.
-        why: why OpenVINO does not run it, in a sentence; empty if it might.
-        cases: integers for inputs that the model compares with integers, such as a sampling rate, by input name; the model
-            would not accept random ones.
+        parts: cuts segments out of it.
+        why: why OpenVINO cannot run it, as a sentence; empty if it may be able to.
+        cases: values of inputs that the model compares with integers, such as a sampling rate, by input name. The model would
+            not accept random values.
     """
 
     proto: onnx.ModelProto
@@ -53,7 +52,7 @@ class OnnxFileModel(Model):
 
     @property
     def formats(self) -> frozenset[Format]:
-        """Only the format of ONNX."""
+        """The format of ONNX only."""
         return frozenset({"onnx"})
 
     def statistics(self) -> dict[str, int | float]:
@@ -71,7 +70,7 @@ class OnnxFileModel(Model):
         }
 
     def random_inputs(self, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Draw inputs: positions along an axis that the model reads from, cases, or any values (``draw_any``)."""
+        """Draw inputs: positions along an axis that the model reads from, ``cases``, or any values."""
         rng = np.random.default_rng(seed)
         allowed = self._allowed
         return {
@@ -83,7 +82,7 @@ class OnnxFileModel(Model):
 
     @cached_property
     def _allowed(self) -> dict[str, ValueRange]:
-        """Positions that inputs may hold, by input name."""
+        """Ranges of positions that inputs may hold, by input name."""
         shapes = {value.name: sizes_of(value) for value in self.proto.graph.input}
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in self.proto.graph.initializer}
         source = {spec.name: spec.name for spec in self.inputs}
@@ -109,17 +108,9 @@ class OnnxFileModel(Model):
         """Yield the ops that can be cut out; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
         return self.parts.kinds()
 
-    def prepared(self, cluster: Cluster, graph: str = "") -> Model:  # noqa: ARG002
-        """Return the model itself, since it has only one format."""
-        return self
-
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
-        return ort_reference(self.proto, self.inputs, [spec.name for spec in self.outputs], self.path)
-
-    def chain(self, elements: int, hops: int) -> Model:
-        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        return relu_chain(elements, hops)
+        return ort_reference(self.proto, self.inputs, {spec.name: spec.name for spec in self.outputs}, self.path)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -127,7 +118,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def draw_input(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:
-    """Draw any values for an input (:func:`placeit.backends.values.draw_any`); fill integers that have a case with it."""
+    """Draw any values for an input (:func:`placeit.backends.values.draw_any`), or fill an integer input with its case."""
     if spec.name in cases and np.dtype(spec.dtype).kind != "f":
         return np.full(spec.shape, cases[spec.name], spec.dtype)
     return draw_any(rng, spec.shape, spec.dtype)

@@ -1,4 +1,4 @@
-"""Read ONNX files as models whose task graph has the file's own nodes."""
+"""Read ONNX files as models whose task graph has an op for each node of the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from placeit.backends.onnx.digest import onnx_digest
 from placeit.backends.onnx.flops import node_flops
 from placeit.backends.onnx.model import OnnxFileModel, draw_input
 from placeit.backends.onnx.parts import KNOWN_VERSION, OnnxParts, drop_repeated_names, fix_shape, reads
-from placeit.backends.onnx.sessions import open_whole
+from placeit.backends.onnx.sessions import open_whole, ort_dtype
 from placeit.backends.onnx.tensors import dtype_of, own_bytes, sizes_of, tensor_bytes, width_of
 from placeit.backends.onnx_external import read_proto
 from placeit.backends.openvino.inputs import OpenSizesError, Sizes, resolve_shapes, with_suggestion
@@ -46,12 +46,12 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
 
     Args:
         path: the file.
-        sizes: sizes of its inputs, as far as the user gives them.
-        why: why OpenVINO does not run it, in a sentence.
+        sizes: sizes of its inputs that the user gives.
+        why: why OpenVINO cannot run it, as a sentence; empty if it may be able to.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes.
-        ModelError: ONNX Runtime does not run it, a size is left open, or an input or output is not a tensor of numbers.
+        ModelError: ONNX Runtime cannot run it, a size is left open, or an input or output is not a tensor of numbers.
         DeviceError: ONNX Runtime is not installed.
     """
     try:
@@ -60,16 +60,16 @@ def read_onnx(path: Path, sizes: Sizes, why: str = "") -> OnnxFileModel:
         raise ModelError(f"Cannot read a model from {path}: {str(error).rstrip('.')}.") from error
     constants = {tensor.name for tensor in proto.graph.initializer}
     constants |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
-    given = [value for value in proto.graph.input if value.name not in constants]
-    for value in given:
-        _check_type(path, "input", value)
-    partial = {value.name: _partial_shape(value) for value in given}
-    _unzip(proto.graph)
+    inputs = [value for value in proto.graph.input if value.name not in constants]
+    for value in inputs:
+        _check_type(path, value)
+    partial = {value.name: _partial_shape(value) for value in inputs}
+    _replace_zip_maps(proto.graph)
     try:
         wanted = resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
         known = error.known
-        raise with_suggestion(error, lambda more: _check_sizes(path, proto, {**known, **more}), str) from None
+        raise with_suggestion(error, lambda shapes: _check_sizes(path, proto, {**known, **shapes}), str) from None
     if wanted.typical:
         name = next(iter(wanted.typical))
         message = f"{path}: the sizes of input '{name}' cannot stay open: {why}. Give one size for each."
@@ -85,20 +85,15 @@ def _check_sizes(path: Path, proto: onnx.ModelProto, wanted: Mapping[str, Any]) 
     _Reading(path, tried, shapes).model("")
 
 
-def _set_sizes(values: Iterable[onnx.ValueInfoProto], shapes: Mapping[str, Any]) -> None:
-    for value in values:
-        kind = value.type.tensor_type.elem_type
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [int(size.get_length()) for size in shapes[value.name]]))
-
-
-def _check_type(path: Path, what: str, value: onnx.ValueInfoProto) -> None:
+def _check_type(path: Path, value: onnx.ValueInfoProto) -> None:
+    """Raise ModelError unless an input is a tensor that NumPy can hold."""
     if value.type.WhichOneof("value") != "tensor_type":
         kind = (value.type.WhichOneof("value") or "unknown").removesuffix("_type")
-        raise ModelError(f"{path}: the {what} '{value.name}' is a {kind}, and only tensors of numbers can be passed.")
+        raise ModelError(f"{path}: the input '{value.name}' is a {kind}, and only tensors of numbers can be passed.")
     kind = dtype_of(value.type.tensor_type.elem_type)
     if not numpy_can_hold(kind):
         raise ModelError(
-            f"{path}: {what} '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: convert it to another "
+            f"{path}: input '{value.name}' has type {kind}, which NumPy arrays of numbers cannot hold: convert it to another "
             "type inside the model."
         )
 
@@ -110,8 +105,8 @@ def _partial_shape(value: onnx.ValueInfoProto) -> Any:
     return openvino.PartialShape([size or -1 for size in sizes_of(value)])
 
 
-def _unzip(graph: onnx.GraphProto) -> None:
-    """Replace outputs that are a sequence of dictionaries by the tensor that these are made of: a row each, a column a key."""
+def _replace_zip_maps(graph: onnx.GraphProto) -> None:
+    """Replace each output that is a sequence of dictionaries by its tensor, with a row per dictionary and a column per key."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
@@ -120,7 +115,7 @@ def _unzip(graph: onnx.GraphProto) -> None:
 
 
 class _Reading:
-    """Facts about an ONNX file that are found while its task graph is made.
+    """Builds the task graph of an ONNX file.
 
     Args:
         path: the file, for messages.
@@ -137,12 +132,15 @@ class _Reading:
         self._constant |= {tensor.values.name: tensor_bytes(tensor.values) for tensor in graph.sparse_initializer}
         self._inputs = [value for value in graph.input if value.name not in self._constant]
         self._as_in_file = [copy.deepcopy(value) for value in self._inputs]
-        _set_sizes([value for value in self._inputs if value.name in shapes], shapes)
+        for value in self._inputs:
+            if value.name in shapes:
+                sizes = [int(size.get_length()) for size in shapes[value.name]]
+                value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, sizes))
         self._content = onnx_digest(proto)
-        self._unsized = False  # whether the model's inputs have open sizes nevertheless
+        self._unsized = False  # whether the inputs keep the open sizes of the file
         self._cases = _cases(graph, {value.name for value in self._inputs})
         self._case = self._cases[0]
-        self._types: dict[str, str] = {}  # type of each value, in NumPy spelling; 'sequence' and so on if not a tensor
+        self._types: dict[str, str] = {}  # type of each value, NumPy spelling; 'sequence' and so on if not a tensor
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: set[str] = set()  # tensors whose size depends on the data, or is unknown before a run
 
@@ -161,18 +159,17 @@ class _Reading:
                     "it, or convert it inside the model."
                 )
         inputs = tuple(self._spec(value.name, value.name) for value in self._inputs)
-        taken = {spec.name for spec in inputs}
+        input_names = {spec.name for spec in inputs}
         nodes = [graph.node[number] for number in self._live()]
-        names = _unique([node.name or f"{node.op_type}_{number}" for number, node in enumerate(nodes, 1)], taken)
-        ends = _unique([f"{value.name}/result" for value in graph.output], {*taken, *names})
-        outputs = tuple(self._spec(value.name, op) for value, op in zip(graph.output, ends, strict=True))
-        made, tensors, bounded = self._graph(inputs, nodes, names, outputs)
-        parts = OnnxParts(
-            self._proto, made, outputs, bounded, [(t, {name}) for t, name in enumerate(tensors)], unsized=self._unsized
-        )
+        names = _unique([node.name or f"{node.op_type}_{number}" for number, node in enumerate(nodes, 1)], input_names)
+        results = _unique([f"{value.name}/result" for value in graph.output], {*input_names, *names})
+        outputs = tuple(self._spec(value.name, op) for value, op in zip(graph.output, results, strict=True))
+        task_graph, tensors, bounded = self._graph(inputs, nodes, names, outputs)
+        tensor_names = ((t, {name}) for t, name in enumerate(tensors))
+        parts = OnnxParts(self._proto, task_graph, outputs, bounded, tensor_names, unsized=self._unsized)
         return OnnxFileModel(
             path=self._path,
-            graph=made,
+            graph=task_graph,
             inputs=inputs,
             outputs=outputs,
             bounded=bounded,
@@ -187,20 +184,21 @@ class _Reading:
         return TensorSpec(name, op, self._shapes[name], self._types[name])
 
     def _infer(self) -> None:
-        """Ask ONNX Runtime for the type and shape of every tensor, and run the model to find sizes that it does not know."""
+        """Get types and shapes of all tensors from ONNX Runtime, and run the model to find sizes that this leaves open."""
         graph = self._proto.graph
-        ends = {value.name for value in graph.output}
-        inner = [name for node in graph.node for name in node.output if name and name not in ends]
+        outputs = {value.name for value in graph.output}
+        inner = [name for node in graph.node for name in node.output if name and name not in outputs]
         for value in self._inputs:
             self._types[value.name] = dtype_of(value.type.tensor_type.elem_type)
             self._shapes[value.name] = tuple(size or 0 for size in sizes_of(value))
-        ruled: Mapping[str, tuple[int, ...]] | None = None
+        inferred: Mapping[str, tuple[int, ...]] | None = None
 
         def opened() -> Any:
-            asked = onnx.ModelProto()
-            asked.CopyFrom(self._proto)
-            asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-            return open_whole(asked, optimize=False)
+            """Open the model with all tensors as outputs."""
+            whole = onnx.ModelProto()
+            whole.CopyFrom(self._proto)
+            whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+            return open_whole(whole, optimize=False)
 
         try:
             try:
@@ -208,30 +206,35 @@ class _Reading:
             except ort_failures():
                 if self._as_in_file == self._inputs:
                     raise
-                # a branch that these inputs do not take may be for other sizes; with open sizes, it is not checked
-                ruled, self._unsized = _ruled_shapes(self._proto), True
-                for value, before in zip(self._inputs, self._as_in_file, strict=True):
-                    value.CopyFrom(before)
+                # a branch that is never taken may not fit these sizes; with open sizes, it is not checked
+                inferred, self._unsized = _inferred_shapes(self._proto), True
+                for value, in_file in zip(self._inputs, self._as_in_file, strict=True):
+                    value.CopyFrom(in_file)
                 session = opened()
         except ort_failures() as error:
-            said = ort_reason(error).rstrip(".")
-            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {said}.") from error
+            reason = ort_reason(error).rstrip(".")
+            raise ModelError(f"Cannot read a model from {self._path}: ONNX Runtime says: {reason}.") from error
         unknown: list[str] = []
         for value in session.get_outputs():
-            kind, shape = value.type, value.shape
-            self._types[value.name] = _ORT_TYPES.get(kind, kind.partition("(")[0])
-            if not kind.startswith("tensor"):
-                self._shapes[value.name] = ()
-                self._open.add(value.name)
-            elif shape and all(isinstance(size, int) and size >= 0 for size in shape):
-                self._shapes[value.name] = tuple(shape)
-            else:
-                self._shapes[value.name] = ()
-                unknown.append(value.name)
-        self._run(session, unknown, ruled)
+            name, kind, shape = value.name, value.type, value.shape
+            is_tensor = kind.startswith("tensor")
+            known = is_tensor and shape and all(isinstance(size, int) and size >= 0 for size in shape)
+            self._types[name] = ort_dtype(kind)
+            self._shapes[name] = tuple(shape) if known else ()
+            if not is_tensor:
+                self._open.add(name)
+            elif not known:  # also a scalar, for which ONNX Runtime states no shape
+                unknown.append(name)
+        self._run(session, unknown, inferred)
 
-    def _run(self, session: Any, unknown: Sequence[str], ruled: Mapping[str, tuple[int, ...]] | None) -> None:
-        """Find sizes by running the model. ONNX Runtime states no shape for a scalar either."""
+    def _run(self, session: Any, unknown: Sequence[str], inferred: Mapping[str, tuple[int, ...]] | None) -> None:
+        """Find the shapes of tensors by running the model.
+
+        Args:
+            session: the model with all tensors as outputs.
+            unknown: names of the tensors.
+            inferred: shapes that follow from the rules of ONNX; None if they have not been inferred yet.
+        """
         if not unknown:
             return
         for seed in range(_SAMPLES):
@@ -242,12 +245,12 @@ class _Reading:
             for name, value in zip(unknown, values, strict=True):
                 if isinstance(value, np.ndarray) and (not seed or value.size > math.prod(self._shapes[name])):
                     self._shapes[name] = value.shape
-        # open are all sizes that the rules of ONNX do not determine, since these may depend on the data
-        ruled = _ruled_shapes(self._proto) if ruled is None else ruled
-        self._open |= {name for name in unknown if ruled.get(name) != self._shapes[name]}
+        # sizes that the rules of ONNX do not determine may depend on the data
+        inferred = _inferred_shapes(self._proto) if inferred is None else inferred
+        self._open |= {name for name in unknown if inferred.get(name) != self._shapes[name]}
 
     def _first(self, session: Any, unknown: Sequence[str]) -> list[Any]:
-        """Run on random inputs in the first case in which the model runs, and keep this case. Raises ModelError without one."""
+        """Run on random inputs in the first case that the model accepts, and keep it. Raises ModelError without one."""
         failures: list[Exception] = []
         for case in self._cases:
             self._case = case
@@ -263,22 +266,22 @@ class _Reading:
     def _sampled(self, session: Any, unknown: Sequence[str], seed: int) -> list[Any]:
         rng = np.random.default_rng(seed)
         specs = (TensorSpec(value.name, "", self._shapes[value.name], self._types[value.name]) for value in self._inputs)
-        values: list[Any] = session.run(list(unknown), {one.name: draw_input(rng, one, self._case) for one in specs})
+        values: list[Any] = session.run(list(unknown), {spec.name: draw_input(rng, spec, self._case) for spec in specs})
         return values
 
     def _live(self) -> list[int]:
-        """Return the nodes that affect an output and may differ between runs, by number, in topological order."""
+        """Return the numbers of the nodes that affect an output and are not constant, in topological order."""
         graph = self._proto.graph
-        maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
+        producer = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
         read = [reads(node) for node in graph.node]
         needed: set[int] = set()
-        waiting = [value.name for value in graph.output]
-        while waiting:
-            number = maker.get(waiting.pop())
+        stack = [value.name for value in graph.output]
+        while stack:
+            number = producer.get(stack.pop())
             if number is not None and number not in needed:
                 needed.add(number)
-                waiting += read[number]
-        edges = [(maker[name], number) for number in sorted(needed) for name in read[number] if name in maker]
+                stack += read[number]
+        edges = [(producer[name], number) for number in sorted(needed) for name in read[number] if name in producer]
         order = topological_order(np.array(edges, np.int32).reshape(-1, 2), len(graph.node))
         if order is None:
             raise ModelError(f"{self._path}: its nodes wait for each other in a circle: it is damaged.")
@@ -301,12 +304,12 @@ class _Reading:
         names: Sequence[str],
         outputs: Sequence[TensorSpec],
     ) -> tuple[OpGraph, list[str], tuple[str, ...]]:
-        """Return the task graph, the name of each tensor, and the ops whose output sizes are open."""
+        """Return the task graph, the names of its tensors, and the ops whose output sizes depend on the data."""
         tensors: list[str] = [spec.name for spec in inputs]
         tensor_op, tensor_port = [*range(len(inputs))], [0] * len(inputs)
         number = {name: t for t, name in enumerate(tensors)}
         edges: list[tuple[int, int]] = []
-        moved: list[int] = []
+        edge_tensor: list[int] = []
         flops, weights = [0.0] * len(inputs), list[dict[Hashable, float]]([{}] * len(inputs))
         bounded: list[str] = []
 
@@ -314,7 +317,7 @@ class _Reading:
             for name in sources:
                 if name in number:
                     edges.append((tensor_op[number[name]], v))
-                    moved.append(number[name])
+                    edge_tensor.append(number[name])
 
         for v, (node, name) in enumerate(zip(nodes, names, strict=True), len(inputs)):
             sources = sorted(reads(node))
@@ -349,29 +352,19 @@ class _Reading:
             tensor_shapes=tuple(shapes),
             tensor_dtypes=tuple(dtypes),
             edges=np.array(edges, np.int32).reshape(-1, 2),
-            edge_tensor=np.array(moved, np.int32),
+            edge_tensor=np.array(edge_tensor, np.int32),
             content=self._content,
             shared=shared,
         )
         return graph.verify(), tensors, tuple(bounded)
 
 
-_ORT_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    **{f"tensor({name})": name for name in ("bool", "float16", "bfloat16", "string")},
-    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
-}
-"""NumPy's spelling of ONNX Runtime's types."""
-
-
 def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
-    """Return different names, none of which is in ``taken``."""
-    used, found = set(taken), []
-    kept = set(names)
+    """Return unique names, with numbers after names that repeat or are in ``taken``."""
+    used, found, originals = set(taken), [], set(names)
     for name in names:
         new, count = name, 1
-        while new in used or (new != name and new in kept):
+        while new in used or (new != name and new in originals):
             count += 1
             new = f"{name}_{count}"
         used.add(new)
@@ -380,7 +373,7 @@ def _unique(names: Sequence[str], taken: Collection[str]) -> list[str]:
 
 
 def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str, int]]:
-    """Return combinations of integers for the inputs that are compared with integers; a single empty one without any."""
+    """Return combinations of values for the inputs that are compared with integers; if none is, one empty combination."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
         node.output[0]: attribute.t for node in graph.node if node.op_type == "Constant" for attribute in node.attribute
@@ -393,19 +386,19 @@ def _cases(graph: onnx.GraphProto, inputs: Collection[str]) -> list[Mapping[str,
                 value = numpy_helper.to_array(constants[other]).item()
                 if isinstance(value, int):
                     found.setdefault(name, []).append(value)
-    ways = itertools.islice(itertools.product(*found.values()), _MAX_CASES)
-    return [dict(zip(found, way, strict=True)) for way in ways]
+    combinations = itertools.islice(itertools.product(*found.values()), _MAX_CASES)
+    return [dict(zip(found, values, strict=True)) for values in combinations]
 
 
-def _ruled_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that follow from the rules of ONNX, whatever the data."""
+def _inferred_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Return the static shapes that ONNX's shape inference finds, by tensor name."""
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
         return {}
     found: dict[str, tuple[int, ...]] = {}
     for value in (*inferred.graph.value_info, *inferred.graph.output):
-        sizes = sizes_of(value)
-        if value.type.tensor_type.HasField("shape") and all(size is not None for size in sizes):
-            found[value.name] = tuple(size or 0 for size in sizes)
+        sizes = [size for size in sizes_of(value) if size is not None]
+        if value.type.tensor_type.HasField("shape") and len(sizes) == len(value.type.tensor_type.shape.dim):
+            found[value.name] = tuple(sizes)
     return found

@@ -1,8 +1,8 @@
-"""Whole ONNX models in ONNX Runtime, opened as by a program without placeit."""
+"""Run whole ONNX models in ONNX Runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,21 @@ from placeit.devices.onnxruntime import explaining, onnxruntime
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["initial_state", "open_whole", "ort_reference"]
+__all__ = ["initial_state", "open_whole", "ort_dtype", "ort_reference"]
 
-_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}  # NumPy's names of types that ONNX Runtime calls otherwise
+
+def ort_dtype(kind: str) -> str:
+    """Return NumPy's name of a type of ONNX Runtime such as ``tensor(float)``; ``sequence`` and so on if it is no tensor."""
+    container, _, name = kind.removesuffix(")").partition("(")
+    return {"float": "float32", "double": "float64"}.get(name, name) if container == "tensor" else container
 
 
 def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -> Any:
-    """Open a whole model on the CPU, with threads that sleep between runs. Raises ONNX Runtime's errors.
+    """Return a session for a whole model on the CPU, whose threads sleep between runs. Raises ONNX Runtime's errors.
 
     Args:
         model: path of the file, its content, or the model itself.
-        optimize: whether nodes may be fused and replaced; constants are folded in any case.
+        optimize: whether nodes may be fused; constants are folded in any case.
     """
     runtime = onnxruntime()
     options = runtime.SessionOptions()
@@ -41,47 +45,41 @@ def open_whole(model: str | bytes | onnx.ModelProto, *, optimize: bool = True) -
 
 
 def initial_state(value: Any) -> NDArray[np.generic]:
-    """Return zeros for an input of a session that is a state: none along its last open dimension, one row along others.
+    """Return the initial value of a state: zeros, with size 0 along its last open dimension and 1 along other open ones.
 
-    An attention may refuse states without rows (``GroupQueryAttention``).
+    ``GroupQueryAttention`` refuses states without rows.
+
+    Args:
+        value: input of a session that is the state.
     """
-    sizes = [size if isinstance(size, int) else 1 for size in value.shape]
-    growing = [axis for axis, size in enumerate(value.shape) if not isinstance(size, int)]
-    for axis in growing[-1:]:
-        sizes[axis] = 0
-    return np.zeros(sizes, _TYPES.get(value.type) or value.type[len("tensor(") : -1])
+    growing = max((axis for axis, size in enumerate(value.shape) if not isinstance(size, int)), default=None)
+    sizes = [size if isinstance(size, int) else int(axis != growing) for axis, size in enumerate(value.shape)]
+    return np.zeros(sizes, ort_dtype(value.type))
 
 
 def ort_reference(
-    model: str | onnx.ModelProto,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[str],
-    path: Path,
-    called: Sequence[TensorSpec] | None = None,
+    model: str | onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Mapping[str, str], path: Path
 ) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:
     """Return a function that runs a whole model in ONNX Runtime, as the reference for outputs.
 
     Args:
         model: path of the file, or the model itself.
-        inputs: inputs of the model; other inputs are states, which are initial in each run.
-        outputs: names of its outputs in the file.
+        inputs: inputs of the model; its other inputs are states, which have their initial value in each run.
+        outputs: names of its outputs in the file, by their names for callers.
         path: path for messages.
-        called: names of the outputs for callers; None if they are the names in the file.
 
     Raises:
         DeviceError: ONNX Runtime does not open the model.
     """
     with explaining(f"ONNX Runtime cannot open {path}"):
         session = open_whole(model)
-
-    names, given = list(outputs) if called is None else [spec.name for spec in called], {spec.name for spec in inputs}
+    given = {spec.name for spec in inputs}
     states = {value.name: initial_state(value) for value in session.get_inputs() if value.name not in given}
 
     def run(values: Arrays) -> dict[str, NDArray[np.generic]]:
         with explaining(f"ONNX Runtime cannot run {path}"):
-            answers = session.run(
-                list(outputs), {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs} | states
-            )
-        return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
+            feed = {spec.name: np.require(values[spec.name], requirements="C") for spec in inputs}
+            answers = session.run([*outputs.values()], feed | states)
+        return {name: np.asarray(answer) for name, answer in zip(outputs, answers, strict=True)}
 
     return run

@@ -1,4 +1,4 @@
-"""Types, shapes and sizes of what an ONNX file declares."""
+"""Types, shapes and sizes of the tensors of an ONNX file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = frozenset(
 
 
 def dtype_of(number: int) -> str:
-    """Return the element type with this number in NumPy's spelling, or ONNX's where NumPy has no such type."""
+    """Return the name of an element type by its number: NumPy's name or, for types that NumPy does not have, ONNX's."""
     if number in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
         return "string" if number else "unknown"
     declared = str(onnx.TensorProto.DataType.Name(number)).lower()
@@ -28,7 +28,7 @@ def dtype_of(number: int) -> str:
 
 
 def sizes_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    """Return the declared shape, with None for each open size."""
+    """Return the declared shape of a tensor, with None for each open size."""
     dims = value.type.tensor_type.shape.dim
     return tuple(size.dim_value if size.WhichOneof("value") == "dim_value" else None for size in dims)
 

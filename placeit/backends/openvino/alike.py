@@ -1,4 +1,4 @@
-"""Find parts of a model that compute one function with one set of weights, so that one compiled program serves them all."""
+"""Find parts of a model that compute the same function with the same weights, so that one compiled program serves them all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANDOM = frozenset(("Multinomial", "RandomUniform"))
 
 
 def weight_readers(model: Any, graph: OpGraph, view: View) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the ops that read weights, by their numbers.
+    """Return the numbers of the ops that read weights: ops with shared weights, and ops with exclusive weights.
 
     Args:
         model: an ``openvino.Model``.
@@ -24,7 +24,8 @@ def weight_readers(model: Any, graph: OpGraph, view: View) -> tuple[frozenset[in
         view: nodes of the model for the ops and tensors of the task graph.
 
     Returns:
-        The ops that share a weight with another op, and the ops with a weight that they alone read; an op may be in both sets.
+        The ops that share a weight with another op, and the ops that read a weight which no other op reads. An op may be in
+        both sets.
     """
     readers: dict[Hashable, list[int]] = {}
     for op, weights in enumerate(read_by_ops(model, graph, view)):
@@ -42,8 +43,8 @@ def function_digest(part: Any) -> str | None:
         part: an ``openvino.Model`` whose weights are in the memory of the whole model, which is never reused.
 
     Returns:
-        Equal for parts that one program can serve. None if no other part can use this one's program because it draws random
-        numbers: each of its nodes draws from a separate sequence.
+        Equal hashes for parts that one program can serve. None for a part that draws random numbers, since each node draws
+        from a separate sequence, so that no other part can use its program.
     """
     if any(node.get_type_name() in _RANDOM for node in part.get_ops()):
         return None

@@ -1,4 +1,4 @@
-"""Sizes of all inputs of a decoder, from the length of the longest text."""
+"""Derive the sizes of all inputs of a decoder from the length of the longest text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from placeit.core.sizes import LARGEST, SizeRange
 
 __all__ = ["check_positions", "resolve_sizes"]
 
-_OF_STEP = frozenset((*TOKENS, "token_type_ids", "position_ids"))  # inputs with a value for each token of a step
+_PER_TOKEN = frozenset((*TOKENS, "token_type_ids", "position_ids"))  # inputs with a value for each token of a step
 _SUGGESTED = 1024  # tokens, in messages
-_SHORTEST = 2  # tokens: a prompt, and one that follows
+_MIN_CONTEXT = 2  # tokens: a prompt of one, and one that follows
 _ROWS = SizeRange(1, 64, (1,))  # texts in a step: one at a time, or the texts that a server joins
-_SAME_NUMBER = frozenset(("Convert", "Reshape", "Squeeze", "Unsqueeze"))  # ops that leave a position what it is
-_BEAMS = "beam_idx"  # input that says which row of the state each row of a step continues
+_KEEPS_VALUE = frozenset(("Convert", "Reshape", "Squeeze", "Unsqueeze"))  # ops that do not change a position
+_BEAMS = "beam_idx"  # input that selects the row of the state for each row of a step
 
 
 def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: Sequence[Any]) -> Resolved:
-    """Return the shape of every input; of a decoder, a context stands for all shapes that are not given.
+    """Return the shape of every input. The context of a decoder determines all shapes that are not given.
 
     Args:
         path: the file, for messages.
@@ -35,9 +35,9 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: 
         OpenSizesError: a size is left open.
         ModelError, UsageError: an option does not fit the model.
     """
-    decoder = bool(states) and not partial.keys().isdisjoint(TOKENS)
+    is_decoder = bool(states) and not partial.keys().isdisjoint(TOKENS)
     if sizes.context is not None:
-        if not decoder:
+        if not is_decoder:
             raise UsageError(
                 f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context says "
                 f"nothing about its inputs ({', '.join(partial)}): give --input-shape instead of --context."
@@ -47,14 +47,16 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: 
     try:
         return resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
-        if decoder and _shapes(error.partial, _SUGGESTED, 1).keys() == error.partial.keys():
-            said = f"{error}: say how many tokens the longest text has, as in `--context {_SUGGESTED}`."
-            raise OpenSizesError(said, error.partial, error.known, advised=True) from None
+        if is_decoder and _shapes(error.partial, _SUGGESTED, 1).keys() == error.partial.keys():
+            message = f"{error}: say how many tokens the longest text has, as in `--context {_SUGGESTED}`."
+            raise OpenSizesError(message, error.partial, error.known, advised=True) from None
         raise
 
 
 def check_positions(path: Path, model: Any) -> None:
-    """Raise UsageError if texts may have more tokens than a decoder has learned positions; it would compute with other memory.
+    """Raise UsageError if texts may have more tokens than a decoder has positions in its table.
+
+    Without this check, the decoder would read memory behind the table.
 
     Args:
         path: the file, for messages.
@@ -65,48 +67,46 @@ def check_positions(path: Path, model: Any) -> None:
         return
     longest = inputs["attention_mask"].get_partial_shape()[-1].get_max_length()
     ports = [(inputs["position_ids"], 0)]
-    for port, before in ports:
+    for port, offset in ports:
         for reader in port.get_target_inputs():
             node, kind = reader.get_node(), reader.get_node().get_type_name()
-            if kind in _SAME_NUMBER and reader.get_index() == 0:
-                ports.append((node.output(0), before))
+            if kind in _KEEPS_VALUE and reader.get_index() == 0:
+                ports.append((node.output(0), offset))
             elif kind == "Add" and (other := node.input_value(1 - reader.get_index()).get_node()).get_type_name() == "Constant":
                 if other.data.size == 1:
-                    ports.append((node.output(0), before + int(other.data.reshape(())[()])))
+                    ports.append((node.output(0), offset + int(other.data.item())))
             elif kind == "Gather" and reader.get_index() == 1 and node.get_input_partial_shape(0).is_static:
                 axis = node.input_value(2).get_node()
-                rows = (
-                    node.get_input_shape(0)[int(axis.data.reshape(())[()])] if axis.get_type_name() == "Constant" else longest
-                )
-                if longest > rows - before:
+                rows = node.get_input_shape(0)[int(axis.data.item())] if axis.get_type_name() == "Constant" else longest
+                if longest > rows - offset:
                     raise UsageError(
-                        f"{path} knows {rows - before} positions, and texts are to have {longest} tokens: give at most "
-                        f"--context {rows - before}."
+                        f"{path} knows {rows - offset} positions, and texts are to have {longest} tokens: give at most "
+                        f"--context {rows - offset}."
                     )
 
 
 def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) -> dict[str, tuple[int | SizeRange, ...]]:
-    """Return the shapes of the inputs whose meaning is known by their names.
+    """Return the shapes of the inputs that exporters' names identify.
 
-    A placement is sought for texts of half prompt and half answer: a prompt, and as many steps of a token as it has tokens.
-    A range for the batch holds only if the model leaves the batch of all these inputs open; else the batch is 1.
+    The typical text is half prompt and half answer: a step with the prompt, then as many steps of one token as it has tokens.
+    A range for the batch is used only if the model leaves the batch of all inputs open; else the batch is 1.
     """
-    if not _SHORTEST <= context <= LARGEST:
+    if not _MIN_CONTEXT <= context <= LARGEST:
         raise UsageError(
-            f"A context has at least {_SHORTEST} tokens, one of a prompt and one that follows, and at most {LARGEST}; got "
+            f"A context has at least {_MIN_CONTEXT} tokens, one of a prompt and one that follows, and at most {LARGEST}; got "
             f"{context}."
         )
     prompt = context // 2
     times = (1, context - prompt)
     step, text = SizeRange(1, context, (prompt, 1), times), SizeRange(1, context, (prompt, prompt + 1), times)
     found: dict[str, tuple[int | SizeRange, ...]] = {}
-    if not isinstance(batch, int) and any(
-        shape.rank.is_static and shape[_batch_axis(name, shape)].is_static for name, shape in partial.items()
-    ):
+    ranks = {name: len(shape) if shape.rank.is_static else 0 for name, shape in partial.items()}
+    batches = [shape[int(name == "position_ids" and ranks[name] == 3)] for name, shape in partial.items() if ranks[name]]
+    if not isinstance(batch, int) and any(size.is_static for size in batches):
         batch = 1
     for name, shape in partial.items():
-        rank = len(shape) if shape.rank.is_static else 0
-        if name in _OF_STEP and rank == len(("batch", "tokens")):
+        rank = ranks[name]
+        if name in _PER_TOKEN and rank == len(("batch", "tokens")):
             found[name] = (batch, step)
         elif name.endswith("inputs_embeds") and rank == len(("batch", "tokens", "width")) and shape[2].is_static:
             found[name] = (batch, step, shape[2].get_length())
@@ -120,11 +120,6 @@ def _shapes(partial: Mapping[str, Any], context: int, batch: int | SizeRange) ->
 
 
 def _has_rows(state: Any) -> bool:
-    """Return whether a state may have a row for each text, and a size that grows with the text."""
-    return bool(
-        state.rank.is_static and len(state) > 1 and state[0].is_dynamic and any(size.is_dynamic for size in list(state)[1:])
-    )
-
-
-def _batch_axis(name: str, shape: Any) -> int:
-    return int(name == "position_ids" and len(shape) == len(("kinds", "batch", "tokens")))
+    """Return whether a state can have a row for each text, and a size that grows with the text."""
+    open_sizes = [size.is_dynamic for size in state] if state.rank.is_static else []
+    return open_sizes[:1] == [True] and any(open_sizes[1:])

@@ -14,15 +14,15 @@ __all__ = ["openvino_digest"]
 def openvino_digest(model: Any, constant: Callable[[Any], str] | None = None) -> str:
     """Return a hash of a model's computation: ops with versions, attributes and inputs; constants; models inside ops.
 
-    Names do not count, since a converter invents some of them.
+    Names are left out, since a converter invents some of them.
 
     Args:
         model: an ``openvino.Model``.
-        constant: returns a text for a ``Constant`` node; None for the text of :func:`constant_digest`.
+        constant: returns a text for a ``Constant`` node; None for :func:`~placeit.backends.digest.constant_digest`.
     """
     constant = constant or _openvino_constant
     nodes = model.get_ordered_ops()
-    place = {node.get_name(): number for number, node in enumerate(nodes)}
+    number = {node.get_name(): i for i, node in enumerate(nodes)}
 
     def described(node: Any) -> object:
         if node.get_type_name() == "Constant":
@@ -30,13 +30,13 @@ def openvino_digest(model: Any, constant: Callable[[Any], str] | None = None) ->
         return (
             (node.get_type_name(), node.get_type_info().version_id),
             sorted((name, str(value)) for name, value in node.get_attributes().items()),
-            [(place[value.get_node().get_name()], value.get_index()) for value in node.input_values()],
+            [(number[value.get_node().get_name()], value.get_index()) for value in node.input_values()],
             [(str(output.get_element_type()), str(output.get_partial_shape())) for output in node.outputs()],
             [openvino_digest(body, constant) for body in bodies(node)],
             _ports(node),
         )
 
-    ends = [[place[node.get_name()] for node in ends] for ends in (model.get_parameters(), model.get_results())]
+    ends = [[number[node.get_name()] for node in ends] for ends in (model.get_parameters(), model.get_results())]
     return digest((*map(described, nodes), ends))
 
 
@@ -53,13 +53,13 @@ def _ports(node: Any) -> object:
     """Return how the inputs and outputs of an op are connected to inputs and outputs of the models inside it."""
     match node.get_type_name():
         case "If":
-            tied = [*map(node.get_input_descriptions, (0, 1)), *map(node.get_output_descriptions, (0, 1))]
+            connections = [*map(node.get_input_descriptions, (0, 1)), *map(node.get_output_descriptions, (0, 1))]
         case "Loop" | "TensorIterator":
-            tied = [node.get_input_descriptions(), node.get_output_descriptions()]
+            connections = [node.get_input_descriptions(), node.get_output_descriptions()]
         case _:
             return ()
-    said = [[_fields(description) for description in descriptions] for descriptions in tied]
-    return said, list(node.get_special_body_ports()) if node.get_type_name() == "Loop" else []
+    described = [list(map(_fields, descriptions)) for descriptions in connections]
+    return described, list(node.get_special_body_ports()) if node.get_type_name() == "Loop" else []
 
 
 def _fields(description: Any) -> list[tuple[str, object]]:

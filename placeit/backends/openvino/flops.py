@@ -1,8 +1,8 @@
-"""Floating-point operations of an op, from its shapes.
+"""Floating-point operations of an OpenVINO op, computed from its shapes.
 
 Conventions: a multiply-add is two operations; a comparison, a transcendental function and any other step of an element-wise
-op count as one each; moving data (reshaping, gathering, concatenating, converting) counts as none. Integer arithmetic
-counts like floating-point. The figures rank ops and describe devices that exist in simulation only; real devices are measured.
+op count as one each; moving data (reshaping, gathering, concatenating, converting) counts as zero. Integer arithmetic counts
+like floating-point. The figures rank ops and describe devices that exist in simulation only; real devices are measured.
 """
 
 from __future__ import annotations
@@ -28,35 +28,22 @@ _MOVES_DATA = frozenset((
 # fmt: on
 
 _PER_OUTPUT_ELEMENT = {
-    "BatchNormInference": 4,
-    "FakeQuantize": 5,
-    "Gelu": 5,
-    "GroupNormalization": 7,
-    "HSigmoid": 4,
-    "HSwish": 5,
-    "HardSigmoid": 4,
-    "Interpolate": 8,
-    "LRN": 4,
-    "LogSoftmax": 5,
-    "MVN": 6,
-    "Mish": 4,
-    "NormalizeL2": 3,
     "PRelu": 2,
-    "RMS": 4,
-    "Sigmoid": 3,
-    "SoftPlus": 3,
-    "SoftSign": 3,
-    "Softmax": 5,
-    "Swish": 4,
+    **dict.fromkeys(("NormalizeL2", "Sigmoid", "SoftPlus", "SoftSign"), 3),
+    **dict.fromkeys(("BatchNormInference", "HSigmoid", "HardSigmoid", "LRN", "Mish", "RMS", "Swish"), 4),
+    **dict.fromkeys(("FakeQuantize", "Gelu", "HSwish", "LogSoftmax", "Softmax"), 5),
+    "MVN": 6,
+    "GroupNormalization": 7,
+    "Interpolate": 8,
 }
-"""Steps per output element; an op that is not listed anywhere takes one."""
+"""Operations per output element; an op that is listed nowhere takes one."""
 
 
 def bounded_shape(shape: Any) -> tuple[int, ...] | None:
-    """Return an OpenVINO ``PartialShape`` as sizes, with the upper bound of each open dimension; None without a bound."""
+    """Return an OpenVINO ``PartialShape`` as sizes, open ones at their upper bounds; None if a bound is missing."""
     if shape.rank.is_dynamic:
         return None
-    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iteration would end by a C++ exception, which takes longer
+    sizes = tuple(shape[i].max_length for i in range(len(shape)))  # iterating ends with a C++ exception, which is slower
     return None if any(size < 0 or size >= _UNBOUNDED for size in sizes) else sizes
 
 
@@ -76,14 +63,14 @@ def bodies(node: Any) -> list[Any]:
 def node_flops(node: Any) -> float:
     """Return the operations of one execution of an OpenVINO node; zero if a shape is unknown.
 
-    A ``Loop`` or ``TensorIterator`` counts its body once per iteration (once if the number is not known), an ``If`` its more
-    expensive branch.
+    A ``Loop`` or ``TensorIterator`` counts its body once per iteration, or once if the number of iterations is unknown. An
+    ``If`` counts its more expensive branch.
     """
     kind = node.get_type_name()
     if kind in _MOVES_DATA:
         return 0.0
-    if kind in _SUBGRAPHS:
-        return _SUBGRAPHS[kind](node)
+    if inner := [sum(map(node_flops, body.get_ordered_ops())) for body in bodies(node)]:
+        return max(inner) if kind == "If" else max(1, node.get_num_iterations()) * inner[0]
     inputs = [bounded_shape(value.get_partial_shape()) for value in node.input_values()]
     output = bounded_shape(node.get_output_partial_shape(0)) if node.get_output_size() else None
     if output is None or None in inputs:
@@ -151,8 +138,7 @@ def _over_input(_: Any, inputs: _Shapes, __: tuple[int, ...]) -> float:
 
 
 _RULES: dict[str, Callable[[Any, _Shapes, tuple[int, ...]], float]] = {
-    "Convolution": _convolution(1, groups=False, transposed=False),
-    "BinaryConvolution": _convolution(1, groups=False, transposed=False),
+    **dict.fromkeys(("Convolution", "BinaryConvolution"), _convolution(1, groups=False, transposed=False)),
     "GroupConvolution": _convolution(1, groups=True, transposed=False),
     "DeformableConvolution": _convolution(2, groups=False, transposed=False),
     "ConvolutionBackpropData": _convolution(1, groups=False, transposed=True),
@@ -161,27 +147,9 @@ _RULES: dict[str, Callable[[Any, _Shapes, tuple[int, ...]], float]] = {
     "Einsum": _einsum,
     "ScaledDotProductAttention": _attention,
     "LSTMSequence": _recurrent(4),
-    "GRUSequence": _recurrent(3),
-    "RNNSequence": _recurrent(3),
-    "LSTMCell": _recurrent(3),
-    "GRUCell": _recurrent(2),
-    "RNNCell": _recurrent(2),
-    "AvgPool": _pooling,
-    "MaxPool": _pooling,
-    "AdaptiveAvgPool": _over_input,
-    "AdaptiveMaxPool": _over_input,
-    "CumSum": _over_input,
-    "TopK": _over_input,
+    **dict.fromkeys(("GRUSequence", "RNNSequence", "LSTMCell"), _recurrent(3)),
+    **dict.fromkeys(("GRUCell", "RNNCell"), _recurrent(2)),
+    **dict.fromkeys(("AvgPool", "MaxPool"), _pooling),
+    **dict.fromkeys(("AdaptiveAvgPool", "AdaptiveMaxPool", "CumSum", "TopK"), _over_input),
     **{f"Reduce{how}": _over_input for how in ("L1", "L2", "LogicalAnd", "LogicalOr", "Max", "Mean", "Min", "Prod", "Sum")},
-}
-
-
-def _body(model: Any) -> float:
-    return sum(node_flops(node) for node in model.get_ordered_ops())
-
-
-_SUBGRAPHS: dict[str, Callable[[Any], float]] = {
-    "If": lambda node: max(_body(body) for body in bodies(node)),
-    "Loop": lambda node: max(1, node.get_num_iterations()) * sum(_body(body) for body in bodies(node)),
-    "TensorIterator": lambda node: max(1, node.get_num_iterations()) * sum(_body(body) for body in bodies(node)),
 }

@@ -1,9 +1,10 @@
-"""Make the task graph of an OpenVINO model."""
+"""Build the task graph of an OpenVINO model."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,11 +23,12 @@ __all__ = [
     "KEEPS_WEIGHT",
     "build_graph",
     "constant_nodes",
-    "constants",
+    "copied",
     "dtype_name",
     "fix_shapes",
     "inseparable_ops",
     "name_nodes",
+    "nodes_of",
     "separate_transposed",
     "single_reader_ops",
     "swaps",
@@ -39,11 +41,11 @@ _NEVER_CONSTANT = frozenset(
     ("Parameter", "Result", "ReadValue", "Assign", "RandomUniform", "Multinomial", "If", "Loop", "TensorIterator")
 )
 _HEAVY = frozenset(("Convolution", "GroupConvolution", "MatMul", "Parameter", "ReadValue", "ScaledDotProductAttention"))
-_LIGHT = 1 << 16  # most bytes of weights of an op that only scales or shifts
+_MAX_LIGHT_BYTES = 1 << 16  # most bytes of weights of an op that only scales or shifts
 ARRANGING = frozenset(("Broadcast", "Concat", "Convert", "Gather", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Kinds of ops between a state and the attention that reads it."""
 KEEPS_WEIGHT = frozenset(("Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-"""Kinds of ops that pass their first input on, if that is a weight."""
+"""Kinds of ops that only rearrange or convert their first input, such as a weight."""
 _NO_TENSOR = frozenset(("Result", "Assign"))
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "boolean": "bool"}
 _GENERATED_NAME = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -58,40 +60,38 @@ def dtype_name(element_type: Any) -> str:
 
 
 def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
-    """Give every node a unique friendly name, which is equal whenever this model is loaded.
+    """Give every node a unique friendly name that is the same each time the model is loaded.
 
-    A converter numbers the nodes that it invents by a counter of the whole process, as in ``MVN_10734``: such names are
-    numbered anew within the model, in topological order.
+    A converter numbers the nodes that it generates with a counter of the whole process, as in ``MVN_10734``. Such names are
+    replaced by names that are numbered within the model, in topological order.
 
     Args:
         model: an ``openvino.Model``; its friendly names are changed.
-        keep: whether a name that looks invented is part of the file and stays.
+        keep: returns whether a name that looks generated is part of the file, and stays.
     """
     nodes = model.get_ordered_ops()
     names: list[str] = [node.get_friendly_name() for node in nodes]
-    made_up = [bool(_GENERATED_NAME.fullmatch(name)) and not keep(name) for name in names]
-    taken = {name for name, fresh in zip(names, made_up, strict=True) if not fresh}
+    generated = [bool(_GENERATED_NAME.fullmatch(name)) and not keep(name) for name in names]
+    reserved = {name for name, is_generated in zip(names, generated, strict=True) if not is_generated}
     used: set[str] = set()
-    counts: dict[str, int] = {}
-    for node, name, fresh in zip(nodes, names, made_up, strict=True):
-        if not fresh and name not in used:
-            used.add(name)
-            continue
-        stem = node.get_type_name() if fresh else name
-        while True:
-            counts[stem] = counts.get(stem, 0) + 1
-            name = f"{stem}_{counts[stem]}"
-            if name not in taken and name not in used:
-                break
+    counts: Counter[str] = Counter()
+    for node, name, is_generated in zip(nodes, names, generated, strict=True):
+        if is_generated or name in used:
+            stem = node.get_type_name() if is_generated else name
+            while True:
+                counts[stem] += 1
+                name = f"{stem}_{counts[stem]}"
+                if name not in reserved and name not in used:
+                    break
+            node.set_friendly_name(name)
         used.add(name)
-        node.set_friendly_name(name)
 
 
 def fix_shapes(model: Any) -> None:
-    """Replace every ``ShapeOf`` whose value is known, so that everything computed from it is constant.
+    """Replace every ``ShapeOf`` of a known shape by a constant, so that everything computed from it is constant.
 
-    The condition of an ``If`` is also known if it depends only on sizes that are not open. Cut off from them, the ``If`` could
-    have either branch, and OpenVINO compiles none whose branches differ in rank.
+    The condition of an ``If`` is replaced as well if it depends only on sizes that are not open. In a segment without these
+    sizes, the ``If`` could take either branch, and OpenVINO compiles no ``If`` whose branches differ in rank.
     """
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ShapeOf" and node.get_input_partial_shape(0).is_static:
@@ -99,63 +99,61 @@ def fix_shapes(model: Any) -> None:
             constant = openvino.op.Constant(node.get_output_element_type(0), openvino.Shape([len(shape)]), shape)
             constant.set_friendly_name(node.get_friendly_name())
             openvino.utils.replace_node(node, constant)
-        elif node.get_type_name() == "If" and (chosen := _known_condition(node.input_value(0))) is not None:
-            node.input(0).replace_source_output(openvino.opset13.constant(chosen).output(0))
+        elif node.get_type_name() == "If" and (condition := _known_condition(node.input_value(0))) is not None:
+            node.input(0).replace_source_output(openvino.opset13.constant(condition).output(0))
 
 
 def _known_condition(value: Any) -> bool | None:
-    """Return the condition of an ``If`` as far as OpenVINO can infer it from shapes; None if it is not known."""
+    """Return the condition of an ``If`` if OpenVINO can infer it from shapes, else None."""
     ops = openvino.opset13
     size = ops.reshape(ops.convert(value, "i64"), ops.constant([1]), special_zero=False)
-    inferred = ops.broadcast(ops.constant(0.0), size).get_output_partial_shape(0)  # it has as many elements as the value says
+    inferred = ops.broadcast(ops.constant(0.0), size).get_output_partial_shape(0)  # the value is its number of elements
     return bool(inferred.to_shape()[0]) if inferred.is_static else None
 
 
 def separate_transposed(model: Any) -> None:
-    """Copy a square weight for ops that read it transposed, if other ops read it as stored, also inside of other ops.
+    """Copy each square weight that some products read transposed and others as stored, for the former.
 
-    OpenVINO's CPU plugin identifies the weights that it has reordered by address and shape, and confuses a square one with its
-    transpose (2026.4).
+    OpenVINO's CPU plugin identifies the weights that it has reordered by address and shape, so it confuses a square weight with
+    its transpose (2026.4). Products in models inside ops count as well.
 
     Args:
         model: an ``openvino.Model``; it is changed.
     """
     readers: dict[int, dict[bool, list[tuple[Any, Any, list[Any]]]]] = {}
-    for node in _products(model):
+    for node in nodes_of(model, "MatMul"):
         source, between = node.input_value(1).get_node(), list[Any]()
         while source.get_type_name() in KEEPS_WEIGHT:
             between.append(source)
             source = source.input_value(0).get_node()
         shape = node.get_input_partial_shape(1)
         if source.get_type_name() == "Constant" and len(shape) > 1 and shape[-1] == shape[-2] and shape[-1] != 1:
-            turns = sum(map(swaps, between)) + bool(node.get_attributes()["transpose_b"])
-            of = readers.setdefault(source.data.ctypes.data, {False: [], True: []})
-            of[turns % 2 == 1].append((node, source, between))
-    for of in readers.values():
-        if of[False] and of[True]:
-            _read_copy(of[True])
-
-
-def _products(model: Any) -> list[Any]:
-    """Return the ``MatMul`` nodes of a model and of the models inside its ops."""
-    nodes = model.get_ordered_ops()
-    own = [node for node in nodes if node.get_type_name() == "MatMul"]
-    return own + [product for node in nodes for body in bodies(node) for product in _products(body)]
+            transposes = sum(map(swaps, between)) + bool(node.get_attributes()["transpose_b"])
+            by_order = readers.setdefault(source.data.ctypes.data, {False: [], True: []})
+            by_order[transposes % 2 == 1].append((node, source, between))
+    for by_order in readers.values():
+        if by_order[False] and by_order[True]:
+            _read_copy(by_order[True])
 
 
 def swaps(node: Any) -> bool:
-    """Return whether a node is a ``Transpose`` that changes the order of dimensions, as far as that is known."""
+    """Return whether a node is a ``Transpose`` that changes, or may change, the order of dimensions."""
     if node.get_type_name() != "Transpose":
         return False
     order = node.input_value(1).get_node()
-    return bool(order.get_type_name() != "Constant" or list(order.get_vector()) != sorted(order.get_vector()))
+    if order.get_type_name() != "Constant":
+        return True
+    axes = [int(axis) for axis in order.get_vector()]
+    return axes != sorted(axes) or not axes  # no axes: their order is reversed
 
 
 def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
-    """Make products read a copy of the memory of their constants, also through copies of the nodes between."""
-    first = next(iter(readers))[1]
-    tensor = openvino.Tensor(first.get_element_type(), first.get_output_shape(0))
-    tensor.data[...] = first.data
+    """Make products read a copy of their weight, through copies of the nodes between weight and product.
+
+    Args:
+        readers: each product with its constant and the nodes between both; all constants are in the same memory.
+    """
+    tensor = copied(next(iter(readers))[1])
     create, copies = openvino.utils.node_factory.NodeFactory("opset13").create, dict[str, Any]()
     for product, constant, between in readers:
         name = constant.get_name()
@@ -164,21 +162,28 @@ def _read_copy(readers: Collection[tuple[Any, Any, list[Any]]]) -> None:
             copies[name].set_friendly_name(f"{constant.get_friendly_name()}/copy")
         value = copies[name].output(0)
         for node in reversed(between):
-            made = create(node.get_type_name(), [value, *node.input_values()[1:]], node.get_attributes())
-            made.set_friendly_name(f"{node.get_friendly_name()}/copy")
-            value = made.output(0)
+            copy = create(node.get_type_name(), [value, *node.input_values()[1:]], node.get_attributes())
+            copy.set_friendly_name(f"{node.get_friendly_name()}/copy")
+            value = copy.output(0)
         product.input(1).replace_source_output(value)
 
 
+def copied(constant: Any) -> Any:
+    """Return a tensor with a copy of a constant's values."""
+    tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+    tensor.data[...] = constant.data
+    return tensor
+
+
 def constant_nodes(model: Any, stand_ins: Collection[str] = ()) -> dict[str, frozenset[str]]:
-    """Return the nodes whose value is fixed: constants, and nodes computed from constants only.
+    """Return the nodes with a constant value: constants, and nodes computed from constants only.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
-        stand_ins: friendly names of nodes that stand for constants.
+        stand_ins: friendly names of parameters that replace constants.
 
     Returns:
-        for each such node, the constants that it is computed from (itself, for a constant), all by friendly name.
+        For each such node, the constants from which it is computed (for a constant, itself), all by friendly name.
     """
     leaves: dict[str, frozenset[str]] = {}
     for node in model.get_ordered_ops():
@@ -197,10 +202,10 @@ def build_graph(
 ) -> OpGraph:
     """Build the task graph of a model.
 
-    Constants, and nodes computed from constants only (weights being decompressed or dequantised), are part of the op that
-    reads them; the graph does not have their bytes yet. Two inputs of an op that are one tensor are one edge. The outputs
-    of every op but ``Result`` and ``Assign`` are tensors, read or not. A tensor whose size depends on the data has its upper
-    bound.
+    Constants, and nodes computed from constants only (the decompression or dequantization of weights), are part of the op that
+    reads them; their bytes are not in the graph yet. Two inputs of an op that are the same tensor are one edge. All outputs of
+    ops other than ``Result`` and ``Assign`` are tensors, even if no op reads them. A tensor whose size depends on the data has
+    its upper bound as size.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -208,7 +213,7 @@ def build_graph(
         sized: the model's nodes with their shapes at each typical size. The graph has the first shapes; operations and bytes
             are means.
         shares: share of the requests that have each typical size.
-        stand_ins: friendly names of nodes that stand for constants.
+        stand_ins: friendly names of parameters that replace constants.
 
     Raises:
         ModelError: the model has no outputs, or a tensor holds strings or has a size without a bound.
@@ -228,22 +233,16 @@ def build_graph(
     edge_tensor: list[int] = []
     for v, node in enumerate(ops):
         kind, name = node.get_type_name(), node.get_friendly_name()
-        moved: set[int] = set()
-        for value in node.input_values():
-            producer = value.get_node().get_friendly_name()
-            if producer in constant:
-                continue
-            tensor = tensors[index[producer], value.get_index()]
-            if tensor not in moved:
-                moved.add(tensor)
-                edges.append((index[producer], v))
-                edge_tensor.append(tensor)
-        at = [point.node(name) for point in sized]
-        flops[v] = sum(share * node_flops(seen) for share, seen in zip(shares, at, strict=True))
+        values = ((value.get_node().get_friendly_name(), value.get_index()) for value in node.input_values())
+        read = dict.fromkeys((index[producer], port) for producer, port in values if producer not in constant)
+        edges += [(u, v) for u, _ in read]
+        edge_tensor += [tensors[source] for source in read]
+        nodes_at = [point.node(name) for point in sized]
+        flops[v] = sum(share * node_flops(sized_node) for share, sized_node in zip(shares, nodes_at, strict=True))
         if kind in _NO_TENSOR:
             continue
         for port, output in enumerate(node.outputs()):
-            each = [_sizes(seen.output(port), name, kind, path) for seen in at]
+            each = [_sizes(sized_node.output(port), name, kind, path) for sized_node in nodes_at]
             tensors[v, port] = len(shapes)
             shapes.append(each[0])
             dtypes.append(dtype_name(output.get_element_type()))
@@ -265,11 +264,11 @@ def build_graph(
     ).verify()
 
 
-def constants(model: Any) -> list[Any]:
-    """Return the ``Constant`` nodes of a model and of the models inside its ops."""
-    nodes = model.get_ops()
-    own = [node for node in nodes if node.get_type_name() == "Constant"]
-    return own + [constant for node in nodes for body in bodies(node) for constant in constants(body)]
+def nodes_of(model: Any, kind: str) -> list[Any]:
+    """Return the nodes of a kind in a model and in the models inside its ops."""
+    nodes = model.get_ordered_ops()
+    own = [node for node in nodes if node.get_type_name() == kind]
+    return own + [inner for node in nodes for body in bodies(node) for inner in nodes_of(body, kind)]
 
 
 def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
@@ -289,7 +288,7 @@ def _sizes(output: Any, name: str, kind: str, path: object) -> tuple[int, ...]:
 
 
 def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[str, ...]:
-    """Return the named ops whose output sizes depend on the data, with only an upper bound known."""
+    """Return the named ops whose output sizes depend on the data, so that only an upper bound is known."""
     return tuple(
         node.get_friendly_name()
         for node in model.get_ordered_ops()
@@ -301,67 +300,57 @@ def upper_bound_ops(model: Any, sized: Sized, names: Collection[str]) -> tuple[s
 def inseparable_ops(model: Any, graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Return sets of ops that must be on one device and in one segment.
 
-    They are ops that share a variable (``ReadValue`` and ``Assign``), with the attention that reads it, which OpenVINO fuses
-    with them; and each op whose output sizes depend on the data, with its readers, since buffers between programs have fixed
-    sizes.
+    Such a set has the ops that share a variable (``ReadValue`` and ``Assign``), and the attention that reads it, which OpenVINO
+    fuses with them. Or it has an op whose output sizes depend on the data, and the readers of the outputs, since buffers
+    between programs have fixed sizes.
 
     Args:
         model: an ``openvino.Model``.
         graph: its task graph.
         bounded: from :func:`upper_bound_ops`.
     """
-    names = graph.names
-    readers: dict[str, list[str]] = {}
+    names, sets = graph.names, dict[str, list[str]]()
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in ("ReadValue", "Assign"):
+            sets.setdefault(f"state {node.get_variable_id()}", []).extend([node.get_friendly_name(), *_attention(node)])
     for u, v in graph.edges.tolist():
         if names[u] in bounded:
-            readers.setdefault(names[u], [names[u]]).append(names[v])
-    return (*_state_sharers(model), *map(tuple, readers.values()))
+            sets.setdefault(f"op {names[u]}", [names[u]]).append(names[v])
+    return tuple(tuple(dict.fromkeys(ops)) for ops in sets.values())
 
 
 def single_reader_ops(graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """Return sets of two or more ops: an op, and ops without weights and products whose results only this set reads.
+    """Return sets of ops that OpenVINO is likely to fuse: an op with all light ops whose results only this set reads.
 
-    These are the parts of a normalization or of a rotary embedding, which OpenVINO fuses when it compiles a model. The sums of
-    the outputs of experts, whose sizes are ``bounded``, are in no set, so that experts can be placed on several devices.
+    Light ops have few weights, and are no products, inputs or states. Sets are the parts of a normalization or of a rotary
+    embedding, for example. The sums of the outputs of experts, whose sizes are ``bounded``, are in no set, so that experts can
+    be placed on several devices. Each set has two or more ops.
     """
-    ends = {v for u, v in graph.edges.tolist() if graph.names[u] in bounded}
-    ends |= {v for u, v in graph.edges.tolist() if u in ends}
-    cone = list(range(len(graph)))
+    sums = {v for u, v in graph.edges.tolist() if graph.names[u] in bounded}
+    sums |= {v for u, v in graph.edges.tolist() if u in sums}
+    root_of = list(range(len(graph)))
     for v in range(len(graph) - 1, -1, -1):
         edges = graph.successors.edge[graph.successors.ptr[v] : graph.successors.ptr[v + 1]]
-        readers = {cone[int(graph.edges[e, 1])] for e in edges}
-        light = graph.param_bytes[v] <= _LIGHT and graph.kinds[v] not in _HEAVY and v not in ends
+        readers = {root_of[int(graph.edges[e, 1])] for e in edges}
+        light = graph.param_bytes[v] <= _MAX_LIGHT_BYTES and graph.kinds[v] not in _HEAVY and v not in sums
         if light and len(readers) == 1:
-            cone[v] = readers.pop()
+            root_of[v] = readers.pop()
     members: dict[int, list[str]] = {}
-    for v, root in enumerate(cone):
+    for v, root in enumerate(root_of):
         members.setdefault(root, []).append(graph.names[v])
     return tuple(tuple(names) for names in members.values() if len(names) > 1)
 
 
-def _state_sharers(model: Any) -> tuple[tuple[str, ...], ...]:
-    by_variable: dict[str, list[str]] = {}
-    for node in model.get_ordered_ops():
-        if node.get_type_name() in ("ReadValue", "Assign"):
-            sharing = by_variable.setdefault(node.get_variable_id(), [])
-            sharing.append(node.get_friendly_name())
-            sharing += _attention(node)
-    return tuple(tuple(dict.fromkeys(names)) for names in by_variable.values())
-
-
 def _attention(read: Any) -> list[str]:
-    """Return the attention that reads a state, and ops that read the state's shape; ops between only rearrange the state."""
+    """Return the attention that reads a state, and ops that read its shape, directly or behind ops that only rearrange it."""
     found: list[str] = []
-    waiting, seen = [read], set[str]()
-    while waiting:
-        for output in waiting.pop().outputs():
-            for reader in (port.get_node() for port in output.get_target_inputs()):
-                kind, name = reader.get_type_name(), reader.get_friendly_name()
-                if name in seen:
-                    continue
-                seen.add(name)
-                if kind in ("ScaledDotProductAttention", "ShapeOf"):
-                    found.append(name)
-                elif kind in ARRANGING:
-                    waiting.append(reader)
+    stack, seen = [read], set[str]()
+    while stack:
+        for reader in [port.get_node() for output in stack.pop().outputs() for port in output.get_target_inputs()]:
+            kind, name = reader.get_type_name(), reader.get_friendly_name()
+            if name not in seen and kind in ("ScaledDotProductAttention", "ShapeOf"):
+                found.append(name)
+            elif name not in seen and kind in ARRANGING:
+                stack.append(reader)
+            seen.add(name)
     return found

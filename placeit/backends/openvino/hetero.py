@@ -1,4 +1,4 @@
-"""Export a placement for use without placeit: an OpenVINO IR with an affinity on every node."""
+"""Export a placement for use without placeit: an OpenVINO IR in which every node has an affinity."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _HETERO_DEVICE = re.compile(r"[A-Z][A-Z0-9_]*(\.\w+)?")
 def export_hetero(
     model: OpenVinoModel, placement: Mapping[str, str], path: str | Path, *, devices: Mapping[str, str] | None = None
 ) -> str:
-    """Write a model as OpenVINO IR whose nodes carry their device, and return the device to compile it for.
+    """Write a model as OpenVINO IR whose nodes have their device as affinity, and return the device to compile it for.
 
-    OpenVINO keeps the affinity of a node in a file as user data, which its ``HETERO`` device ignores: :data:`HOW_TO_RUN` shows
-    the two lines that pass it on. ``HETERO`` refuses a model in which only some nodes have a device, so constants get the
-    device of an op that reads them. It runs its sub-models one after the other: branches on two devices do not overlap as
-    they do in placeit. The file is read back and compared, by name, before it is moved into place.
+    In a file, OpenVINO keeps the affinity of a node as user data, which its ``HETERO`` device ignores. :data:`HOW_TO_RUN` shows
+    how to pass it on. ``HETERO`` refuses a model in which only some nodes have an affinity, so constants get the affinity of
+    an op that reads them. It runs its sub-models one after the other: branches on two devices do not overlap, as they do in
+    placeit. The file is read back and its affinities are compared before it is moved into place.
 
     Args:
         model: the model.
         placement: device name by op name; every op of ``model.graph``.
         path: the ``.xml`` to write; the weights go beside it as ``.bin``.
-        devices: OpenVINO's names of devices, for names that are not OpenVINO's (``{"CPU@0": "CPU"}``).
+        devices: OpenVINO's device name for each name that OpenVINO does not know (``{"CPU@0": "CPU"}``).
 
     Raises:
         PlacementError: the placement does not cover the model, or names an op that does not exist or a device that OpenVINO
@@ -98,7 +98,12 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
 
 
 def _set_affinities(model: Any, affinity: Mapping[str, str]) -> dict[str, str]:
-    """Write the affinity of every node into it; return the affinities by friendly name."""
+    """Set the affinity of every node, and return the affinities by friendly name.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+        affinity: affinities of the nodes that are not constant, by friendly name.
+    """
     constant = constant_nodes(model)
     expected: dict[str, str] = {}
     for node in reversed(model.get_ordered_ops()):

@@ -1,4 +1,4 @@
-"""Shapes of a model's inputs."""
+"""Determine the shapes of a model's inputs from the file and the user's options."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["NO_RULE", "OpenSizesError", "Resolved", "Sizes", "resolve_shapes", "
 openvino = import_openvino()
 
 _SIZES = ((224, 128), (640, 512), (256, 64), (512, 256), (96, 32), (64, 16), (32, 8), (1, 1))
-"""Values to try for dynamic sizes: edges of images, most of which can be halved five times; all other sizes."""
+"""Sizes to try for open dimensions, in pairs: for the edges of images (most can be halved five times), and for the others."""
 _CHANNELS = (1, 3, 4)  # numbers of channels by which a shape counts as an image
 NO_RULE = "No conversion rule found"
 """OpenVINO's text in errors about ops that it does not know."""
-_TRYING_S = 20.0  # seconds after which no more sizes are tried
+_TIMEOUT_S = 20.0  # seconds after which no more sizes are tried
 
 
 class OpenSizesError(ModelError):
-    """A model has inputs with dynamic sizes.
+    """A model has inputs with open sizes that no option gives.
 
     Attributes:
-        partial: ``PartialShape`` of these inputs, by name, as far as known.
+        partial: ``PartialShape`` of these inputs, by name.
         known: ``PartialShape`` of every input, by name.
-        advised: whether the message says what to give.
-        guess: sizes of these inputs with which the model can be read, by name; empty if unknown.
+        advised: whether the message says which option to give.
+        guess: shapes of these inputs with which the model can be read, by name; empty if unknown.
     """
 
     guess: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -47,12 +47,12 @@ class OpenSizesError(ModelError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model's inputs, as far as a user gives them.
+    """Sizes of a model's inputs that a user gives.
 
     Attributes:
         shapes: requested shapes, by input name; a range for a size that stays open.
         batch: the first size of every input that leaves it open; None if not given.
-        samples: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
+        samples: shapes of the inputs that the model is to run on, by name; used for sizes that nothing else gives.
         context: tokens of the longest text of a decoder, for the shapes of its inputs that are not given; None if not given.
     """
 
@@ -69,7 +69,7 @@ class Sizes:
         sample_shapes: Mapping[str, Sequence[int]] | None,
         context: int | None = None,
     ) -> Self:
-        """Return the sizes in the options of a loader. Raises UsageError for a text that is not a range."""
+        """Return the sizes that the options of a loader give. Raises UsageError for a text that is not a range."""
         shapes = {name: tuple(map(parsed_size, shape)) for name, shape in (input_shapes or {}).items()}
         samples = {name: tuple(map(int, shape)) for name, shape in (sample_shapes or {}).items()}
         return cls(shapes, batch, samples, context)
@@ -81,8 +81,8 @@ class Resolved:
 
     Attributes:
         partial: a ``PartialShape`` for each input, by name, with bounds where a size stays open.
-        typical: the shapes for which placements are sought, for each input with open sizes; equally many for each.
-        times: how often each of them occurs, in proportion.
+        typical: the typical shapes of each input with open sizes, by name; the same number for each.
+        times: how often each typical shape occurs, in proportion.
     """
 
     partial: dict[str, Any]
@@ -122,8 +122,8 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
                 raise ModelError(f"{spelled}, has {len(shapes[name])} dimensions where the model has {shape}.")
             resolved[name] = openvino.PartialShape([_dimension(size) for size in shapes[name]])
             if resolved[name].is_dynamic:
-                typical[name], often = _typical(name, shapes[name], samples.get(name))
-                times = _common_times(f"The typical sizes of the input '{name}' and of other inputs", times, often)
+                typical[name], times_here = _typical_shapes(name, shapes[name], samples.get(name))
+                times = _common_times(f"The typical sizes of the input '{name}' and of other inputs", times, times_here)
             continue
         if batch is not None and shape.rank.is_static and len(shape) > 0:
             takes_batch = takes_batch or shape[0].compatible(openvino.Dimension(batch))
@@ -134,25 +134,26 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
                 raise UsageError(f"The input '{name}' has the shape {list(samples[name])}; the model expects {shape}.")
             shape = openvino.PartialShape(list(samples[name]))
         resolved[name] = shape
-    still = {name: shape for name, shape in resolved.items() if shape.is_dynamic and name not in typical}
-    if still:
-        said = ", ".join(f"input '{name}' has the open shape {shape}" for name, shape in still.items())
-        raise OpenSizesError(f"{path}: {said}, and a placement is for one shape", still, resolved)
+    unresolved = {name: shape for name, shape in resolved.items() if shape.is_dynamic and name not in typical}
+    if unresolved:
+        listing = ", ".join(f"input '{name}' has the open shape {shape}" for name, shape in unresolved.items())
+        raise OpenSizesError(f"{path}: {listing}, and a placement is for one shape", unresolved, resolved)
     if batch is not None and not takes_batch and not shapes:
         listing = ", ".join(f"'{name}' {shape}" for name, shape in partial.items())
         raise ModelError(f"{path}: no input takes a batch of {batch} (inputs: {listing}); give shapes with --input-shape.")
-    several = {name: found * (len(times) // len(found)) for name, found in typical.items()}
-    return Resolved(resolved, several, times)
+    return Resolved(resolved, {name: found * (len(times) // len(found)) for name, found in typical.items()}, times)
 
 
 def _dimension(size: int | SizeRange) -> Any:
     return openvino.Dimension(size) if isinstance(size, int) else openvino.Dimension(size.least, size.most)
 
 
-def _typical(
+def _typical_shapes(
     name: str, shape: Sequence[int | SizeRange], sample: Sequence[int] | None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the typical shapes, and how often each occurs; a dimension without typical sizes has the sample's size.
+    """Return the typical shapes of an input, and how often each occurs.
+
+    An open dimension without typical sizes has the size of the sample, or its largest size if there is no sample.
 
     Raises:
         UsageError: the sample is out of range, or several dimensions have different numbers of typical sizes.
@@ -164,17 +165,18 @@ def _typical(
     columns: list[tuple[int, ...]] = []
     times: tuple[int, ...] = (1,)
     for i, size in enumerate(shape):
-        if isinstance(size, int) or not size.typical:
-            known = size if isinstance(size, int) else size.most if sample is None else sample[i]
-            columns.append((known,))
-        else:
+        if isinstance(size, int):
+            columns.append((size,))
+        elif size.typical:
             columns.append(size.typical)
             times = _common_times(f"The sizes [{spelled}] of the input '{name}'", times, size.times)
+        else:
+            columns.append((size.most if sample is None else sample[i],))
     return tuple(zip(*(sizes * (len(times) // len(sizes)) for sizes in columns), strict=True)), times
 
 
 def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how often typical sizes occur, given for two inputs or dimensions. Raises UsageError if these do not agree."""
+    """Merge the frequencies of the typical sizes of two inputs or dimensions. Raises UsageError if they do not agree."""
     if len(one) == 1:
         return other
     if len(other) == 1 or other == one:
@@ -187,25 +189,24 @@ def _common_times(what: str, one: tuple[int, ...], other: tuple[int, ...]) -> tu
 def with_suggestion(
     error: OpenSizesError, load: Callable[[Mapping[str, tuple[int, ...]]], object], explain: Callable[[str], str]
 ) -> ModelError:
-    """Return an error about dynamic sizes with sizes at which the model can be placed, or with the sizes that were tried.
+    """Return an error about open sizes that suggests sizes with which the model can be read.
 
-    An error of ``load`` about ops that OpenVINO does not know is raised, since no sizes help. The result is an OpenSizesError
-    if the model can be read with some sizes.
+    If there are none, it lists the sizes that were tried, and is no OpenSizesError. An error of ``load`` about ops that
+    OpenVINO does not know is raised, since no sizes help.
 
     Args:
         error: the original error.
-        load: reads the model, and makes its task graph, with given sizes of the inputs with open sizes; raises if they do not
-            fit.
-        explain: returns a sentence for an error of ``load``.
+        load: reads the model with shapes of the inputs with open sizes, by name; raises if they do not fit.
+        explain: returns a sentence for the message of an error of ``load``.
     """
-    begin = clock.now()
+    start = clock.now()
     tried: list[dict[str, tuple[int, ...]]] = []
     why = ""
     for image, other in _SIZES:
-        shapes = {name: _filled(shape, image, other) for name, shape in error.partial.items()}
+        shapes = {name: _guessed(shape, image, other) for name, shape in error.partial.items()}
         if shapes in tried:
             continue
-        if tried and clock.now() - begin > _TRYING_S:
+        if tried and clock.now() - start > _TIMEOUT_S:
             break
         tried.append(shapes)
         try:
@@ -219,10 +220,10 @@ def with_suggestion(
             shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
         )
         batch = " (or --batch 1)" if batch_only else ""
-        said = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
-        suggested = OpenSizesError(said, error.partial, error.known)
-        suggested.guess = shapes
-        return suggested
+        message = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
+        suggestion = OpenSizesError(message, error.partial, error.known)
+        suggestion.guess = shapes
+        return suggestion
     return ModelError(
         f"{error}: give all sizes with --input-shape NAME:SIZES. It could be read with none of those that were tried: "
         f"{' or '.join(map(_options, tried))}. With the first of them: {why}"
@@ -234,8 +235,8 @@ def _options(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return f"`{' '.join(map(shlex.join, options))}`"
 
 
-def _filled(shape: Any, image: int, other: int) -> tuple[int, ...]:
-    """Return a shape with its open sizes filled in: one sample, edges of an image, three channels, one size for all others."""
+def _guessed(shape: Any, image: int, other: int) -> tuple[int, ...]:
+    """Return a shape with guesses for open sizes: a batch of 1, images of 3 channels with edges ``image``, else ``other``."""
     if shape.rank.is_dynamic:
         return (1, other)
     sizes = [None if size.is_dynamic else size.get_length() for size in shape]

@@ -1,4 +1,4 @@
-"""OpenVINO IR as files: a program (``.xml``), and its weights beside it (``.bin``)."""
+"""Write OpenVINO IR: a program (``.xml``), and its weights in a second file (``.bin``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ openvino = import_openvino()
 
 
 def write_ir(model: Any, path: Path, check: Callable[[Path, Path], None] | None = None) -> None:
-    """Write an ``openvino.Model`` as IR: either both files or none.
+    """Write an ``openvino.Model`` as IR. If that fails, neither file is written.
 
     Args:
         model: the model.

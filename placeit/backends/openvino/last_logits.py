@@ -1,4 +1,4 @@
-"""Have a decoder compute the logits of the last token alone, instead of the logits of every token of a step."""
+"""Change a decoder to compute only the logits of the last token of a step, instead of the logits of all its tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _AFTER_MATMUL = frozenset(("Add", "Convert", "Divide", "Multiply", "Tanh"))  # a
 
 
 def keep_last_logits(model: Any) -> None:
-    """Select the last token before the product that makes the logits, so that they are ``[batch, 1, vocabulary]``.
+    """Select the last token before the matrix product that computes the logits, which become ``[batch, 1, vocabulary]``.
 
-    Only models with state are changed, which take tokens and return logits of rank 3. If something else than a product makes
-    the logits, the last token is selected behind it.
+    Only models that have state, take tokens and return logits of rank 3 are changed. If another op computes the logits, the
+    last token is selected after it.
 
     Args:
         model: an ``openvino.Model``; it is changed.
@@ -39,7 +39,7 @@ def keep_last_logits(model: Any) -> None:
     shape = outputs[0].get_partial_shape()
     if shape.rank.is_dynamic or len(shape) != 3 or shape[1] == openvino.Dimension(1):
         return
-    reader = _product_before(outputs[0].get_node())
+    reader = _last_product(outputs[0].get_node())
     ops, value = openvino.opset13, reader.input_value(0)
     last = ops.gather(value, ops.constant([-1], openvino.Type.i64), ops.constant(1, openvino.Type.i64), name=LAST)
     last.output(0).set_names({LAST})
@@ -51,28 +51,24 @@ def keep_last_logits(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _product_before(result: Any) -> Any:
-    """Return the product of tokens and weights that makes an output alone; or else the output's ``Result``."""
+def _last_product(result: Any) -> Any:
+    """Return the product of tokens and weights from which an output is computed, or else the output's ``Result``."""
     node = result.input_value(0).get_node()
     while node.get_type_name() in _AFTER_MATMUL and _readers(node) == 1:
-        made = [maker for maker in map(_maker, node.input_values()) if not _constant(maker)]
-        if len(made) != 1:  # such as the sum of the products of a LoRA adapter
+        computed = [value.get_node() for value in node.input_values() if not _is_constant(value.get_node())]
+        if len(computed) != 1:  # such as the sum of the products of a LoRA adapter
             return result
-        node = made[0]
+        node = computed[0]
     if node.get_type_name() != "MatMul" or _readers(node) != 1 or node.get_attributes()["transpose_a"]:
         return result
     tokens, weights = node.get_input_partial_shape(0), node.get_input_partial_shape(1)
     return node if tokens.rank.is_static and len(tokens) == 3 and weights.is_static and len(weights) == 2 else result
 
 
-def _maker(value: Any) -> Any:
-    return value.get_node()
-
-
-def _constant(node: Any) -> bool:
-    return bool(
-        node.get_type_name() == "Constant" or (node.get_type_name() == "Convert" and _constant(_maker(node.input_value(0))))
-    )
+def _is_constant(node: Any) -> bool:
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Constant")
 
 
 def _readers(node: Any) -> int:

@@ -1,9 +1,8 @@
-"""Models that OpenVINO has read, with their task graphs."""
+"""Models that OpenVINO reads, with their task graphs."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.backends import base
 from placeit.backends.base import Arrays, TensorSpec
+from placeit.backends.checking import numpy_can_hold
 from placeit.backends.openvino.alike import function_digest, weight_readers
 from placeit.backends.openvino.flops import bounded_shape
 from placeit.backends.openvino.graph import (
@@ -41,12 +41,12 @@ from placeit.core.telemetry import import_openvino
 from placeit.core.weights import weights_of
 from placeit.devices.kinds import driven_by_openvino, kind_of
 
-__all__ = ["OpenVinoModel", "TensorSpec", "describe", "describe_fused", "relu_chain", "tensor_name"]
+__all__ = ["OpenVinoModel", "describe", "describe_fused", "relu_chain", "tensor_name"]
 
 openvino = import_openvino()
 
-# The first use of this table of types fills it, and releases the GIL while doing so. Two threads that use it first at the same
-# moment, for example to compile segments, wait for each other for ever (OpenVINO 2026.4). So it is filled here.
+# The first use of this table of types fills it, without the GIL. Two threads that use it first at the same time, for example to
+# compile segments, deadlock (OpenVINO 2026.4). So it is filled here.
 openvino.Type.i64.to_dtype()
 
 
@@ -58,8 +58,8 @@ class OpenVinoModel(base.Model):
         ov_model: the ``openvino.Model`` as OpenVINO itself reads it, with unique friendly names, and inputs that are static or
             have bounds. It runs whole, and segments are cut out of it.
         view: the nodes of ``ov_model`` for the ops and tensors of ``graph``.
-        points: typical sizes of the graph, where ``ov_model`` has open sizes.
-        mapped: whether the weights of an ONNX file are mapped into memory, until devices are known.
+        points: typical sizes of the open dimensions of ``ov_model``.
+        mapped: whether the weights are mapped into memory from an ONNX file, until devices are known.
     """
 
     ov_model: Any
@@ -97,20 +97,20 @@ class OpenVinoModel(base.Model):
         """Draw inputs that are valid for the model, by input name.
 
         Inputs whose values an op restricts (rows of a table, positions along an axis, axes, lengths of sequences) are uniform
-        over the allowed values. Other floating-point inputs are standard normal; other 8-bit integers, such as pixels, are
-        uniform; other integers are ones, which is right for an attention mask; other booleans are true.
+        over the allowed values. Of the others, floating-point inputs are standard normal; 8-bit integers, such as pixels, are
+        uniform; other integers are ones, which is right for an attention mask; booleans are true.
         """
         return self._drawn(self._sized[0], np.random.default_rng(seed))
 
     def sample_requests(self, seed: int = 0) -> Sequence[base.Sample]:
-        """Return the requests with which the model is measured: random inputs of each typical size, or the given inputs."""
+        """Return the requests for measurements: random inputs of each typical size, or the given inputs."""
         if self.given is not None:
             return super().sample_requests(seed)
         drawn = (self._drawn(point, np.random.default_rng(seed)) for point in self._sized)
         return [base.Sample(inputs, share) for inputs, share in zip(drawn, self.points.shares, strict=True)]
 
     def inputs_at(self, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, NDArray[np.generic]]:
-        """Draw inputs of some sizes; see :meth:`placeit.backends.base.Model.inputs_at`."""
+        """Draw inputs of given shapes; see :meth:`placeit.backends.base.Model.inputs_at`."""
         point = Typical(tuple(tuple(shapes[spec.name]) if spec.name in shapes else None for spec in self.inputs))
         try:
             return self._drawn(Sized(self.ov_model, point), np.random.default_rng(seed))
@@ -119,7 +119,7 @@ class OpenVinoModel(base.Model):
 
     @cached_property
     def _sized(self) -> list[Sized]:
-        """Nodes of the model at each typical size, for which inputs are drawn whenever an executor is opened."""
+        """Nodes of the model with their shapes at each typical size."""
         return Sized.all(self.ov_model, self.points)
 
     def _drawn(self, sized: Sized, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -133,27 +133,28 @@ class OpenVinoModel(base.Model):
     def contradiction(self, shapes: Sequence[Sequence[int]]) -> str | None:
         """Infer all shapes; see :meth:`placeit.backends.base.Model.contradiction`.
 
-        The length of a state is unknown here, and inputs may have other sizes in each step of a sequence. So shapes are
-        accepted if the pattern of their equal sizes, and of their sizes of 1, is the pattern of earlier shapes that agreed.
+        With state, the inputs may have other sizes in each step of a sequence, and the length of the state is unknown here. So
+        shapes of a model with state are accepted at once if they have the same pattern of equal sizes, and of sizes of 1, as
+        earlier shapes that did not contradict each other.
         """
         has_state, sizes = bool(self.ov_model.get_sinks()), [size for shape in shapes for size in shape]
-        alike = tuple(0 if size == 1 else 1 + sizes.index(size) for size in sizes)
-        if has_state and alike in self._agreeing:
+        pattern = tuple(0 if size == 1 else 1 + sizes.index(size) for size in sizes)
+        if has_state and pattern in self._accepted_patterns:
             return None
         try:
             Sized(self.ov_model, Typical(tuple(map(tuple, shapes)), None if has_state else 0))
         except ModelError as error:
             return str(error).rpartition(": ")[2]
-        self._agreeing.add(alike)
+        self._accepted_patterns.add(pattern)
         return None
 
     @cached_property
-    def _agreeing(self) -> set[tuple[int, ...]]:
+    def _accepted_patterns(self) -> set[tuple[int, ...]]:
         return set()
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """Only the format of OpenVINO; see :meth:`prepared`."""
+        """The format of OpenVINO only."""
         return frozenset({"openvino"})
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:  # noqa: ARG002
@@ -167,10 +168,10 @@ class OpenVinoModel(base.Model):
     def function(self, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> str | None:
         """Return a digest of a part's function; see :meth:`placeit.backends.base.Model.function`.
 
-        Returns None at once for parts that share no weight with another op, or that read a weight which no other op reads.
+        None for parts whose ops share no weight, or that have an op with an exclusive weight.
         """
-        shared, alone = self._weight_readers
-        if shared.isdisjoint(ops) or not alone.isdisjoint(ops):
+        shared, exclusive = self._weight_readers
+        if shared.isdisjoint(ops) or not exclusive.isdisjoint(ops):
             return None
         return function_digest(self.segment("openvino", ops, enter, leave))
 
@@ -198,10 +199,6 @@ class OpenVinoModel(base.Model):
 
         return run
 
-    def chain(self, elements: int, hops: int) -> OpenVinoModel:
-        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        return relu_chain(elements, hops)
-
 
 def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
@@ -214,11 +211,8 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     return replace(describe(model, Path("chain")), uniform=True)
 
 
-_NUMPY_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
-
-
 def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
-    """Return the model of an ``openvino.Model`` with unique friendly names; its nodes become ops.
+    """Return the model of an ``openvino.Model`` with unique friendly names, with an op for each node.
 
     Raises:
         ModelError: a tensor's type or size cannot be handled, or typical sizes do not fit the model.
@@ -229,11 +223,12 @@ def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel
 
 
 def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
-    """Return the model of an ``openvino.Model``, with an op for all nodes that OpenVINO fuses.
+    """Return the model of an ``openvino.Model``, with one op for all nodes that OpenVINO fuses.
+
+    A model with state, or one that OpenVINO's converter has written with all fusions done, has an op for each node.
 
     Args:
-        model: an ``openvino.Model``. If it has state, or OpenVINO's converter has written it with all fusions done, it has an
-            op for each node.
+        model: an ``openvino.Model`` with unique friendly names.
         path: the file that it came from.
         points: typical sizes of its open dimensions.
 
@@ -245,9 +240,9 @@ def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVin
     try:
         copy = fused_copy(model)
     except RuntimeError as error:
-        if "std::bad_alloc" in str(error):  # OpenVINO could not compute the model's constants when compiling it, either
+        if "std::bad_alloc" in str(error):  # compiling the model would fail as well
             raise
-        return describe(model, path, points)  # a fusion fails; OpenVINO can run models without fusions
+        return describe(model, path, points)  # a fusion failed; OpenVINO runs models without it
     name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
     stand_ins = {node.get_friendly_name() for node in copy.weights}
     whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
@@ -273,7 +268,7 @@ def _described(
     outputs = tuple(_spec(mine, theirs, sized) for mine, theirs in zip(model.outputs, viewed.outputs, strict=True))
     for what, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
-            if not _NUMPY_DTYPE.fullmatch(spec.dtype):
+            if not numpy_can_hold(spec.dtype):
                 raise ModelError(
                     f"{path}: {what} '{spec.name}' has type {spec.dtype}, which NumPy arrays cannot hold: convert it to "
                     "another type inside the model."
@@ -306,10 +301,17 @@ def _spec(port: Any, viewed: Any, sized: Sequence[Sized]) -> TensorSpec:
 
 
 def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> TensorSpec:
-    """Return the spec of the first output of a graph's node at the typical sizes; its shape may be open."""
+    """Return the spec of the first output of a node.
+
+    Args:
+        name: its name for callers.
+        node: a node of the model from which the graph was built.
+        open_shape: its shape, with open sizes.
+        sized: the model's nodes at each typical size.
+    """
     op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
-    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # all have one, since the graph was built
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]  # none is left out, since the graph was built
     # a size that depends on the data has the same bound in all runs, unless the bound follows from an open size
     limits = _limits(open_shape) if partial[0].is_static or partial[0] != open_shape else None
     dtype = dtype_name(node.get_output_element_type(0))
@@ -324,7 +326,7 @@ def _limits(partial: Any) -> Limits | None:
 
 
 def _open_tensors(model: Any, view: View, bounded: Collection[str], graph: OpGraph) -> dict[int, Limits]:
-    """Return the limits of the graph's tensors whose sizes differ between runs, except for sizes that depend on the data."""
+    """Return the limits of the graph's tensors with open sizes, except for sizes that depend on the data."""
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
     found: dict[int, Limits] = {}
     for tensor, holders in enumerate(view.holders):
@@ -337,7 +339,7 @@ def _open_tensors(model: Any, view: View, bounded: Collection[str], graph: OpGra
 
 
 def tensor_name(port: Any, node: Any) -> str:
-    """Return the name of an input or output for callers: its node's name if it is one of its names, else its first name."""
+    """Return the name of an input or output for callers: its node's name if the tensor has it, else the tensor's first name."""
     names = port.get_names()
     friendly = node.get_friendly_name()
     return str(friendly if friendly in names or not names else min(names))

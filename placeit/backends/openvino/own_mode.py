@@ -1,4 +1,4 @@
-"""Run a model as OpenVINO does by itself, on one of its devices or over several, to compare placements with."""
+"""Run a whole model in one of OpenVINO's own modes, on one device or several, as a baseline for placements."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from placeit.devices.own_modes import OwnMode
 
 __all__ = ["OwnModeRunner"]
 
-_ROUNDS, _MIN_S = 2, 0.02  # least length of a timing of many requests: runs of each infer request, seconds
+_MIN_ROUNDS, _MIN_S = 2, 0.02  # a timing of many requests has at least: runs of each infer request, and seconds
 _BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties for each of their devices
 
 
 class OwnModeRunner:
     """A whole model in one of OpenVINO's own modes.
 
-    For many requests, as many are in flight as OpenVINO finds best. With several typical sizes, each infer request runs one
-    request of each size, all of one size at the same time. AUTO waits until its device is ready, instead of starting on the
-    CPU.
+    In a mode for many requests, OpenVINO chooses how many are in flight. A model with state, or with several typical sizes,
+    runs in rounds: each infer request runs one request of each size, as a sequence from the initial state. AUTO waits until
+    its device is ready, instead of starting on the CPU.
 
     Args:
         model: the model, which runs on its sample inputs.
@@ -49,18 +49,19 @@ class OwnModeRunner:
             # a GPU's program from the cache has half the requests in flight of a newly compiled one (2026.4)
             compiling = core.compile_model if mode.steady else functools.partial(compile_cached, core)
             self._compiled: Any = compiling(model.ov_model, mode.target, config)
-            self._timed_on = model.sample_requests()
+            self._samples = model.sample_requests()
+            self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
             if mode.steady:
                 self._queue = ov.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
-            if mode.steady and len(self._timed_on) > 1:  # a queue gives the next request of a sequence to any infer request
+            if mode.steady and (self._has_state or len(self._samples) > 1):
+                # a queue gives the next request to any infer request, and resets no state
                 self._requests, self._queue = [self._compiled.create_infer_request() for _ in self._requests], None
             # an output that is an input is in the memory of that input, which is the caller's
             nodes = (result.input_value(0).get_node() for result in model.ov_model.get_results())
-            self._shares = all(node.get_type_name() != "Parameter" for node in nodes)
-            self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
-            self.set_inputs(self._timed_on[0].inputs)
-        self._length = _ROUNDS * len(self._requests)
+            self._share_inputs = all(node.get_type_name() != "Parameter" for node in nodes)
+            self.set_inputs(self._samples[0].inputs)
+        self._runs = _MIN_ROUNDS * len(self._requests)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -72,45 +73,47 @@ class OwnModeRunner:
         return tuple(found.split(",") if isinstance(found, str) else found)
 
     def set_inputs(self, inputs: Arrays) -> None:
-        """Set inputs, by name, for every request; a single request gets them again in each run, as from a caller."""
+        """Set the inputs of all infer requests, by name. A single one gets them again in each run, as from a caller."""
         ov = import_openvino()
-        self._given = {index: np.require(inputs[spec.name], requirements="C") for index, spec in enumerate(self._model.inputs)}
+        self._inputs = {i: np.require(inputs[spec.name], requirements="C") for i, spec in enumerate(self._model.inputs)}
         for request in self._requests:
-            for index in self._given:
-                request.set_input_tensor(index, ov.Tensor(self._given[index]))
+            for index, value in self._inputs.items():
+                request.set_input_tensor(index, ov.Tensor(value))
 
-    def _one_by_one(self) -> float:
-        """Run a request of each typical size, as one sequence, or as many as there are infer requests at the same time.
+    def _time_round(self) -> float:
+        """Run a sequence with a request of each typical size in every infer request, all of them at the same time.
 
         Returns:
             The mean seconds of a request, weighted by the shares of the sizes.
         """
-        counted = 0.0
-        for number, sample in enumerate(self._timed_on):
-            if len(self._timed_on) > 1:
+        mean = 0.0
+        for number, sample in enumerate(self._samples):
+            if len(self._samples) > 1:
                 self.set_inputs(sample.inputs)
-            begin = time.perf_counter()
-            self.run_all(anew=number == 0)
-            counted += sample.share * (time.perf_counter() - begin)
-        return counted / len(self._requests)
+            start = time.perf_counter()
+            self.run_all(reset=number == 0)
+            mean += sample.share * (time.perf_counter() - start)
+        return mean / len(self._requests)
 
-    def run_all(self, *, anew: bool = True) -> None:
-        """Run every request once, all at the same time, each from the model's initial state unless not ``anew``.
+    def run_all(self, *, reset: bool = True) -> None:
+        """Run every infer request once, all at the same time.
+
+        Args:
+            reset: whether to start from the model's initial state; else from the state that the run before has left.
 
         Raises:
             DeviceError: OpenVINO cannot run it.
         """
         with explaining(f"OpenVINO cannot run {self._name}"):
-            for request in self._requests if self._has_state and anew else ():
+            for request in self._requests if self._has_state and reset else ():
                 request.reset_state()
             if self._queue is not None:
                 for _ in self._requests:
                     self._queue.start_async()
                 self._queue.wait_all()
             elif len(self._requests) == 1:
-                self._requests[0].infer(
-                    self._given, share_inputs=self._shares, share_outputs=True
-                )  # the fastest way to call it
+                # the fastest way to call it
+                self._requests[0].infer(self._inputs, share_inputs=self._share_inputs, share_outputs=True)
             else:
                 for request in self._requests:
                     request.start_async()
@@ -118,24 +121,24 @@ class OwnModeRunner:
                     request.wait()
 
     def time(self) -> float:
-        """Return the seconds per request of one run, or of many requests; the mean by shares if there are several sizes.
+        """Return the seconds per request of one run, or of many requests; with several typical sizes, the weighted mean.
 
         Raises:
             DeviceError: OpenVINO cannot run it.
         """
         if self._queue is None:
-            return self._one_by_one()
-        begin = time.perf_counter()
+            return self._time_round()
+        start = time.perf_counter()
         with explaining(f"OpenVINO cannot run {self._name}"):
-            for _ in range(self._length):
+            for _ in range(self._runs):
                 self._queue.start_async()
             self._queue.wait_all()
-        each = (time.perf_counter() - begin) / self._length
-        self._length = len(self._requests) * max(_ROUNDS, math.ceil(_MIN_S / each / len(self._requests)))
+        each = (time.perf_counter() - start) / self._runs
+        self._runs = len(self._requests) * max(_MIN_ROUNDS, math.ceil(_MIN_S / each / len(self._requests)))
         return each
 
     def written(self) -> list[dict[str, NDArray[Any]]]:
-        """Return the outputs of each request by name, in the memory that they are written to."""
+        """Return the outputs of each infer request by name, as views of the memory that they are written to."""
         names = [spec.name for spec in self._model.outputs]
         return [{name: request.get_output_tensor(index).data for index, name in enumerate(names)} for request in self._requests]
 
@@ -158,7 +161,7 @@ def _config(mode: OwnMode, precision: str) -> dict[str, Any]:
 
 
 def _properties(device: Device, precision: str) -> dict[str, Any]:
-    """Return the properties for one device, as far as its plugin has them."""
+    """Return the properties for one device that its plugin supports."""
     wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
     if device.core_set and precision == "f32":
         wanted[DYNAMIC_QUANTIZATION] = 0

@@ -1,10 +1,10 @@
-"""Read ONNX and OpenVINO IR files with OpenVINO."""
+"""Read ONNX files and OpenVINO IR with OpenVINO."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,7 +44,7 @@ openvino = import_openvino()
 
 FAILURES = (
     RuntimeError,
-    # C++ exceptions that the bindings translate, and text that is not UTF-8
+    # translated C++ exceptions, and UnicodeDecodeError for text that is not UTF-8
     ValueError,
     TypeError,
     LookupError,
@@ -58,8 +58,8 @@ FAILURES = (
 )
 """Errors that OpenVINO raises when it reads or converts a model."""
 UNKNOWN_OPS = "OpenVINO does not know the ops "
-"""Beginning of an error that names the ops which keep OpenVINO from reading a model."""
-_LARGE = 1 << 24  # bytes of an ONNX file from which on its weights are mapped
+"""Prefix of an error that names the ops which keep OpenVINO from reading a model."""
+_MIN_MAPPED = 1 << 24  # least bytes of an ONNX file whose weights are mapped into memory
 
 
 def load(
@@ -81,12 +81,12 @@ def load(
         input_shapes: sizes by input name, for inputs that the file leaves open, or to change. A range (``"32..512@128"``, or
             :class:`placeit.core.sizes.SizeRange`) stays open: the model runs with any size in it, and is placed for one.
         batch: the first size of every input, if the file leaves it open.
-        sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that are open otherwise.
-        state: outputs that become the state of inputs, by input; ``"none"`` for no such state. By default these are the caches
-            that exporters call ``past_key_values.0.key`` and ``present.0.key``
-            (:func:`placeit.backends.openvino.state.cache_pairs`), unless a shape is given for them.
-        logits: whether a decoder with state computes the logits of the last token of a step, or of all of them.
-        context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
+        sample_shapes: shapes of the inputs that the model is to run on, by name; used for sizes that nothing else gives.
+        state: outputs that hold the next value of an input, by input: each pair becomes state of the model. ``"none"`` for no
+            such state. By default, pairs are the caches that exporters call ``past_key_values.0.key`` and ``present.0.key``
+            (:func:`placeit.backends.openvino.state.cache_pairs`), except for inputs whose shape is given.
+        logits: tokens of a step for which a decoder with state computes logits: ``last`` or ``all``.
+        context: number of tokens of the longest text of a decoder. It determines the shapes of all its inputs.
 
     Raises:
         UsageError: a sample does not fit an input with open sizes; or an input and an output cannot be one state.
@@ -106,13 +106,12 @@ def read(path: Path, sizes: Sizes, state: StateOption = None, logits: LogitsOpti
         except OpenSizesError as error:
             if error.advised:
                 raise
-            asked = sizes.shapes
 
-            def again(more: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
-                return _read(path, replace(sizes, shapes={**asked, **more}, batch=None, context=None), state, logits)
+            def read_with(shapes: Mapping[str, tuple[int, ...]]) -> OpenVinoModel:
+                return _read(path, replace(sizes, shapes={**sizes.shapes, **shapes}, batch=None, context=None), state, logits)
 
-            raise with_suggestion(error, again, _useful_line) from None
-    trim_memory()  # used to read the file, and for the copy in which ops were fused
+            raise with_suggestion(error, read_with, _useful_line) from None
+    trim_memory()  # of reading the file, and of the copy in which ops were fused
     return found
 
 
@@ -129,41 +128,41 @@ def _read(path: Path, sizes: Sizes, state: StateOption, logits: LogitsOption) ->
     separate_transposed(model)
     share_equal(model)
     name_nodes(model, found.keep)
-    names = ([name for name in port.get_names() if name in typical] for port in model.inputs)
-    shapes = [typical[known[0]] if known else (None,) * len(found.sizes.times) for known in names]
+    fixed = (None,) * len(found.sizes.times)
+    shapes = [next((typical[name] for name in port.get_names() if name in typical), fixed) for port in model.inputs]
     points = [Typical(point) for point in zip(*shapes, strict=True)] or [Typical()]
     if model.get_sinks():
-        points = _one_after_another(model, points)
+        points = _with_state_lengths(model, points)
     described = describe_fused(model, path, Points(tuple(points), found.sizes.times))
     return replace(described, caches=found.caches, logits=logits, mapped=found.mapped)
 
 
-def _one_after_another(model: Any, points: Sequence[Typical]) -> list[Typical]:
-    """Return the typical sizes of a model with state, each with the length of the state after the requests before.
+def _with_state_lengths(model: Any, points: Sequence[Typical]) -> list[Typical]:
+    """Return the typical sizes of a model with state, each with the length that the requests before it leave in the state.
 
     Raises:
         UsageError: one is in the middle of a text, and the typical sizes before it are not the requests before it.
         ModelError: the sizes of one do not fit each other, whatever the state.
     """
-    found, left = list[Typical](), 0
+    found, length = list[Typical](), 0
     for point in points:
-        found.append(Typical(point.inputs, left))
+        found.append(Typical(point.inputs, length))
         try:
-            left = Sized(model, found[-1]).state_after
+            length = Sized(model, found[-1]).state_after
         except ModelError as error:
-            length = _fitting(model, point)
-            if length is None:
+            fitting = _fitting_length(model, point)
+            if fitting is None:
                 raise
             raise UsageError(
-                f"The typical sizes of the inputs belong to a request after {length} steps of a text, and the requests before "
-                f"leave {left}: give typical sizes for the requests before it as well, which need not count. A "
+                f"The typical sizes of the inputs belong to a request after {fitting} steps of a text, and the requests before "
+                f"leave {length}: give typical sizes for the requests before it as well, which need not count. A "
                 "token after 128 others is --input-shape input_ids:1,1..512@128x0/1 --input-shape mask:1,1..512@128/129."
             ) from error
     return found
 
 
-def _fitting(model: Any, point: Typical) -> int | None:
-    """Return a length of the state at which the inputs' sizes fit each other; None if there is no such length."""
+def _fitting_length(model: Any, point: Typical) -> int | None:
+    """Return a length of the state with which the inputs' sizes fit each other; None if there is no such length."""
     sizes = sorted({size for shape in point.inputs for size in shape or ()})
     for length in sorted({0, *(more - less for more in sizes for less in sizes if more > less)}):
         with contextlib.suppress(ModelError):
@@ -178,9 +177,9 @@ class _FromFile:
 
     Attributes:
         model: an ``openvino.Model``.
-        sizes: sizes of its inputs that stay inputs.
-        caches: outputs that become the state of inputs, by input.
-        keep: whether a node's name that looks invented is from the file.
+        sizes: shapes of the inputs that do not become state.
+        caches: outputs that become state, by the input whose next value they hold.
+        keep: returns whether a node's name is from the file, even if it looks generated.
         mapped: whether the weights of an ONNX file are mapped into memory.
     """
 
@@ -192,9 +191,11 @@ class _FromFile:
 
 
 def check_readable(path: Path, *, trust: bool = False) -> None:
-    """Raise FileError or ModelError if a file cannot be read, or is not a model by its first bytes or its other files.
+    """Raise FileError or ModelError if a file, or a file of its weights, cannot be read or is obviously no model.
 
-    ``trust`` is passed to :func:`placeit.backends.onnx_file.check_external_files`.
+    Args:
+        path: the ONNX file or IR.
+        trust: whether links may lead out of the model's folder (:func:`placeit.backends.onnx_file.check_external_files`).
     """
     for file in (path, path.with_suffix(".bin")) if path.suffix.lower() == ".xml" else (path,):
         weights = f", the weights of {path}" if file != path else ""
@@ -216,14 +217,12 @@ def check_readable(path: Path, *, trust: bool = False) -> None:
 
 @contextlib.contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn errors of OpenVINO into a ModelError of one paragraph."""
+    """Convert errors of OpenVINO to a ModelError of one paragraph."""
     try:
         with kept_root_logger():
             yield
-    except MemoryError as error:
-        raise ModelError(f"{path} needs more memory than is available.") from error
-    except FAILURES as error:
-        if "std::bad_alloc" in str(error):
+    except (MemoryError, *FAILURES) as error:
+        if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
             raise ModelError(f"{path} needs more memory than is available.") from error
         raise ModelError(f"Cannot read a model from {path}: {_useful_line(str(error))}") from error
 
@@ -243,7 +242,7 @@ _DAMAGED = "damaged or cut off: compare its size with the original"
 
 
 def _useful_line(message: str) -> str:
-    """Return the line with the cause from a message of nested C++ checks, and name its op."""
+    """Return the line that states the cause in a message of nested C++ checks, after the name of the op."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     unknown = next((line for line in lines if line.startswith(f"-- {NO_RULE}")), None)
     if unknown is not None:  # the first error may be about a Constant that only the unknown op can read
@@ -262,7 +261,11 @@ def _useful_line(message: str) -> str:
 
 def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     weights = path.with_suffix(".bin")
-    _check_weights(path, weights)
+    expected, actual = weights_end(path), weights.stat().st_size
+    if expected not in (None, actual):  # OpenVINO accepts any file that is long enough
+        raise ModelError(
+            f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
+        )
     model = openvino_core().read_model(str(path), str(weights))
     inputs = {tensor_name(port, port.get_node()): port for port in model.inputs}
     outputs = {tensor_name(port, port.get_node()): port for port in model.outputs}
@@ -280,23 +283,14 @@ def _kinds(ports: Mapping[str, Any]) -> Kinds:
 
 
 def _caches(inputs: Kinds, outputs: Kinds, sizes: Sizes, state: StateOption, path: Path) -> dict[str, str]:
-    """Return the pairs of inputs and outputs that become state; by default, without inputs that a user gives sizes for."""
-    given = {*sizes.shapes, *sizes.samples} if state is None else set()
-    return cache_pairs({name: kind for name, kind in inputs.items() if name not in given}, outputs, state, path)
+    """Return the outputs that become state, by input; by default, inputs with sizes from the user are not among these."""
+    excluded = {*sizes.shapes, *sizes.samples} if state is None else set()
+    return cache_pairs({name: kind for name, kind in inputs.items() if name not in excluded}, outputs, state, path)
 
 
 def _resolvable(partial: Mapping[str, Any], caches: Mapping[str, str], sizes: Sizes) -> dict[str, Any]:
-    """Return the shapes of inputs to make static: all but caches, and caches for which the user gives a shape."""
+    """Return the shapes of the inputs that are not caches, and of caches for which the user gives a shape."""
     return {name: shape for name, shape in partial.items() if name not in caches or name in sizes.shapes}
-
-
-def _check_weights(path: Path, weights: Path) -> None:
-    """Compare the size of the weights with the IR's, because a reader would accept any file that is long enough."""
-    expected, actual = weights_end(path), weights.stat().st_size
-    if expected not in (None, actual):
-        raise ModelError(
-            f"{weights} has {actual} bytes where {path} expects {expected}: it is damaged or belongs to another model."
-        )
 
 
 def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
@@ -320,11 +314,11 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
 
 
 _Converted: TypeAlias = tuple[Any, dict[str, Any], Resolved, dict[str, str]]
-"""A model; the shapes of all inputs in the file; the shapes of the inputs that stay inputs; and the caches."""
+"""A model; the shapes of all inputs of the file; the shapes of the inputs that do not become state; and the caches."""
 
 
 def _indirect(path: Path) -> bool:
-    """Return whether OpenVINO does not read a file as it is."""
+    """Return whether OpenVINO cannot read a file directly: it has local functions, say, or links to weights."""
     return unusual_parts(path) or any(file.is_symlink() for file in external_files(path))
 
 
@@ -334,10 +328,10 @@ def _from_source(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -
 
 
 def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted | None:
-    """Convert a large file whose weights OpenVINO then maps into memory, where it would copy them twice; None if it cannot."""
-    if path.stat().st_size < _LARGE or path.is_symlink() or _indirect(path):
+    """Convert a large file with its weights mapped into memory, which saves two copies; None if that is not possible."""
+    if path.stat().st_size < _MIN_MAPPED or path.is_symlink() or _indirect(path):
         return None
-    with contextlib.suppress(*FAILURES, ModelError, FileError, OSError):  # it is read as it is then
+    with contextlib.suppress(*FAILURES, ModelError, FileError, OSError):  # then it is read without mapping
         proto = read_plain(path, in_place=True)
         with front_end_source(proto, links=True) as file:
             return _converted(front_end, front_end.load(file), path, sizes, state)
@@ -346,13 +340,13 @@ def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -
 
 def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted:
     """Convert a model that a front end has loaded."""
+
+    def kinds(places: Iterable[Any]) -> Kinds:
+        return {p.get_names()[0]: (source.get_element_type(p), source.get_partial_shape(p)) for p in places}
+
     places = {place.get_names()[0]: place for place in source.get_inputs()}
-    inputs = {name: (source.get_element_type(place), source.get_partial_shape(place)) for name, place in places.items()}
-    outputs = {
-        place.get_names()[0]: (source.get_element_type(place), source.get_partial_shape(place))
-        for place in source.get_outputs()
-    }
-    caches = _caches(inputs, outputs, sizes, state, path)
+    inputs = kinds(places.values())
+    caches = _caches(inputs, kinds(source.get_outputs()), sizes, state, path)
     partial = {name: shape for name, (_, shape) in inputs.items()}
     wanted = resolve_sizes(path, _resolvable(partial, caches, sizes), sizes, [partial[name] for name in caches])
     for name, shape in wanted.partial.items():
@@ -362,11 +356,11 @@ def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes, state: Sta
 
 
 def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Undo the converter's change of an input that is also an output: it lets the output read a second input.
+    """Let an output that is an input read this input again; the converter gives it a second input instead.
 
     Args:
         model: an ``openvino.Model``; it is changed.
-        inputs: inputs in the file, by name. A second input has the friendly name of the first, but not its tensor name.
+        inputs: inputs of the file, by name. A second input has the friendly name of the first, but not its tensor name.
     """
     first = {name: port for port in model.inputs for name in port.get_names()}
     for twin in model.inputs:
@@ -382,11 +376,11 @@ def _join_twins(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _rename_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Restore the names of inputs which the converter has given outputs' names, as it left out ops without effect.
+    """Restore the names of inputs that have the name of an output, because the converter removed an op without effect.
 
     Args:
         model: an ``openvino.Model``; it is changed.
-        inputs: inputs in the file, by name, with their shapes.
+        inputs: shapes of the inputs of the file, by name.
     """
     known = {name for port in model.inputs for name in port.get_names()}
     lost = [name for name in inputs if name not in known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from placeit.backends.openvino.view import View, ends, foreign, part_behind
+from placeit.backends.openvino.view import View, end_nodes, foreign_inputs, nodes_between
 from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -15,56 +15,35 @@ __all__ = ["channels_last_tensors", "extract"]
 _TO_LAST, _TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 _IMAGE_SOURCES = {"Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"}
 _ELEMENT_WISE = {
-    "Add",
-    "Clamp",
-    "Divide",
-    "Elu",
-    "Gelu",
-    "HSigmoid",
-    "HSwish",
-    "Mish",
-    "Multiply",
-    "PRelu",
-    "Relu",
-    "Sigmoid",
-    "Subtract",
-    "Swish",
-    "Tanh",
+    *("Add", "Clamp", "Divide", "Elu", "Gelu", "HSigmoid", "HSwish", "Mish", "Multiply", "PRelu", "Relu", "Sigmoid"),
+    *("Subtract", "Swish", "Tanh"),
 }
-_IMAGE_KEEPERS = _ELEMENT_WISE | {
-    "AvgPool",
-    "BatchNormInference",
-    "Concat",
-    "FakeQuantize",
-    "Interpolate",
-    "LRN",
-    "MaxPool",
-    "Pad",
+_KEEPS_IMAGE = _ELEMENT_WISE | {
+    *("AvgPool", "BatchNormInference", "Concat", "FakeQuantize", "Interpolate", "LRN", "MaxPool", "Pad"),
 }
 
 
 def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
     """Return the tensors that should cross a segment's border in channels-last layout.
 
-    Inside, the CPU plugin keeps images channels-last, while plain tensors at a border are channels-first, so that each cut
+    Inside a segment, the CPU plugin keeps images channels-last. Tensors at a border are channels-first by default, so each cut
     would need a layout conversion on both sides. An image is the output of a convolution, or of element-wise ops, pooling and
     concatenation on images.
 
-    Sums of several images, and images that only such sums read, stay plain: the plugin fuses a sum into the convolution before
-    it, and would then convert the result to channels-last by its slow reference code (7 ms where a plain border takes 1 ms, for
-    256 channels of 56 x 56 in OpenVINO 2026.4).
+    Sums of several images, and images that only such sums read, stay channels-first. The plugin fuses a sum into the
+    convolution before it, and would convert the result to channels-last by its slow reference code (7 ms where a channels-first
+    border takes 1 ms, for 256 channels of 56 x 56 in OpenVINO 2026.4).
     """
-    image, of_several = [False] * len(graph), [False] * len(graph)
+    is_image, is_sum = [False] * len(graph), [False] * len(graph)
     for v, kind in enumerate(graph.kinds):
-        makers = [u for u, _ in _reads(graph, v)]
-        image[v] = kind in _IMAGE_SOURCES or (kind in _IMAGE_KEEPERS and any(image[u] for u in makers))
-        if kind in _ELEMENT_WISE:
-            of_several[v] = len(makers) > 1 or any(of_several[u] for u in makers)
-    elsewhere = {int(t) for (_, v), t in zip(graph.edges, graph.edge_tensor, strict=True) if not of_several[v]}
+        producers = [u for u, _ in _reads(graph, v)]
+        is_image[v] = kind in _IMAGE_SOURCES or (kind in _KEEPS_IMAGE and any(is_image[u] for u in producers))
+        is_sum[v] = kind in _ELEMENT_WISE and (len(producers) > 1 or any(is_sum[u] for u in producers))
+    read_by_others = {int(t) for (_, v), t in zip(graph.edges, graph.edge_tensor, strict=True) if not is_sum[v]}
     return frozenset(
         t
         for t, op in enumerate(graph.tensor_op.tolist())
-        if image[op] and not of_several[op] and t in elsewhere and len(graph.tensor_shapes[t]) == 4
+        if is_image[op] and not is_sum[op] and t in read_by_others and len(graph.tensor_shapes[t]) == 4
     )
 
 
@@ -80,7 +59,7 @@ def extract(
     outputs: Sequence[int],
     channels_last: frozenset[int] = frozenset(),
 ) -> Any:
-    """Return ``ops`` of a model as a separate model. Its weights are in the memory of the whole model's weights.
+    """Return some ops of a model as a separate model, whose weights are in the memory of the whole model's weights.
 
     Args:
         model: the whole model; it is not changed.
@@ -94,8 +73,8 @@ def extract(
         channels_last: rank-4 tensors that cross the border as ``[N, H, W, C]``.
 
     Raises:
-        DeviceError: the model has no such tensor, or the part reads something else as well. Both occur only if ops are
-            separated that :func:`placeit.backends.openvino.view.inseparable` names together.
+        DeviceError: the model has no such tensor, or the part reads other tensors as well. Both occur only if ops are
+            separated that are in one set of :func:`placeit.backends.openvino.view.inseparable`.
     """
     ov = import_openvino()
     copy = model.clone()
@@ -103,11 +82,10 @@ def extract(
     for tensor in (*inputs, *outputs):
         if not view.holders[tensor]:
             raise _inseparable(graph, int(graph.tensor_op[tensor]))
-    own = [nodes[name] for name in map(ends(view, nodes).get, (graph.names[v] for v in ops)) if name is not None]
-    last_ones = [*own, *(nodes[view.holders[tensor][0][0]] for tensor in outputs)]
-    given = [holder for tensor in inputs for holder in view.holders[tensor]]
-    part = part_behind(last_ones, given)
-    if foreign(part, nodes, {node.get_friendly_name() for node in own}):
+    own = [nodes[name] for name in map(end_nodes(view, nodes).get, (graph.names[v] for v in ops)) if name is not None]
+    last = [*own, *(nodes[view.holders[tensor][0][0]] for tensor in outputs)]
+    part = nodes_between([holder for tensor in inputs for holder in view.holders[tensor]], last)
+    if foreign_inputs(part, nodes, {node.get_friendly_name() for node in own}):
         raise _inseparable(graph, ops[0])
 
     def output_of(tensor: int) -> Any:
@@ -119,46 +97,46 @@ def extract(
         return [i for value in holding for i in value.get_target_inputs() if i.get_node().get_friendly_name() in part]
 
     parameters: list[Any] = []
-    last: dict[int, Any] = {}
+    converted: dict[int, Any] = {}  # values of tensors in channels-last layout
     for tensor in inputs:
         shape, dtype = output_of(tensor).get_partial_shape(), output_of(tensor).get_element_type()
         if tensor in channels_last:
             shape = ov.PartialShape([shape[i] for i in _TO_LAST])
-            parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
-            last[tensor] = parameter.output(0)
+        parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
+        parameters.append(parameter)
+        if tensor in channels_last:
+            converted[tensor] = parameter.output(0)
         else:
-            parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
             for reader in readers(tensor):
                 reader.replace_source_output(parameter.output(0))
-        parameters.append(parameter)
     leaving = {tensor: output_of(tensor) for tensor in outputs}
     for v in ops:
-        rewritten = _concat_last(graph, view, v, outputs, channels_last, last, output_of)
-        if rewritten is not None:
-            tensor, last[tensor] = rewritten
-    for tensor, value in last.items():
+        concatenated = _concat_last(graph, view, v, outputs, channels_last, converted, output_of)
+        if concatenated is not None:
+            tensor, converted[tensor] = concatenated
+    for tensor, value in converted.items():
         # one Transpose per consumer: the plugin folds a Transpose away only if it has no other reader
         for reader in readers(tensor):
             reader.replace_source_output(_transpose(value, _TO_FIRST))
     results = []
     for tensor, value in leaving.items():
-        if tensor in last:
-            value = last[tensor]
+        if tensor in converted:
+            value = converted[tensor]
         elif tensor in channels_last:
             value = _transpose(value, _TO_LAST)
         results.append(ov.opset13.result(value, name=f"leaves {tensor}"))
-    own_of_kind: dict[str, list[Any]] = {"Parameter": parameters, "Result": results, "Assign": []}
+    sinks: list[Any] = []
     for node in own:
-        own_of_kind[node.get_type_name()].append(node)
-    made = ov.Model(results, own_of_kind["Assign"], parameters, "segment")
-    made.validate_nodes_and_infer_types()  # a size that follows from a value is open where the value comes from outside
+        {"Parameter": parameters, "Result": results, "Assign": sinks}[node.get_type_name()].append(node)
+    segment = ov.Model(results, sinks, parameters, "segment")
+    segment.validate_nodes_and_infer_types()  # a size that follows from a value is open where the value comes from outside
     if model.has_rt_info(_OPTIONS):
-        made.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
-    for i, node in enumerate(made.get_ordered_ops()):
-        # names that OpenVINO invents differ each time, and compiled models on disk are found by names as well
+        segment.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
+    for i, node in enumerate(segment.get_ordered_ops()):
+        # generated names differ each time, and the cache of compiled models depends on names
         if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
             node.set_friendly_name(f"border {i}")
-    return made
+    return segment
 
 
 def _inseparable(graph: OpGraph, op: int) -> DeviceError:
@@ -174,28 +152,32 @@ def _concat_last(
     op: int,
     outputs: Sequence[int],
     channels_last: frozenset[int],
-    last: Mapping[int, Any],
+    converted: Mapping[int, Any],
     output_of: Callable[[int], Any],
 ) -> tuple[int, Any] | None:
-    """Write a concatenation of channels at a border along the last axis, so that it needs no layout conversion."""
+    """Return the tensor of a concatenation of channels at a border, and its value computed in channels-last layout.
+
+    So it needs no layout conversion. None if the op is no such concatenation.
+    """
     ov = import_openvino()
     if graph.kinds[op] != "Concat":
         return None
-    made = [t for t, maker in enumerate(graph.tensor_op.tolist()) if maker == op and t in channels_last and view.holders[t]]
-    if not made:
+    tensor = next((t for t in channels_last if graph.tensor_op[t] == op and view.holders[t]), None)
+    if tensor is None:
         return None
-    node = output_of(made[0]).get_node()
+    node = output_of(tensor).get_node()
     if node.get_type_name() != "Concat" or node.get_axis() % 4 != 1:
         return None
     number = {holder: t for _, t in _reads(graph, op) for holder in view.holders[t]}
     read = [number.get((value.get_node().get_friendly_name(), value.get_index())) for value in node.input_values()]
-    if None in read or not (made[0] in outputs or any(t in last for t in read)):
+    if None in read or not (tensor in outputs or any(t in converted for t in read)):
         return None
-    values = [last[t] if t in last else _transpose(output_of(t), _TO_LAST) for t in read if t is not None]
-    return made[0], ov.opset13.concat(values, 3).output(0)
+    values = [converted[t] if t in converted else _transpose(output_of(t), _TO_LAST) for t in read if t is not None]
+    return tensor, ov.opset13.concat(values, 3).output(0)
 
 
 def _reads(graph: OpGraph, op: int) -> list[tuple[int, int]]:
+    """Return the producer and the number of each tensor that an op reads."""
     edges = graph.predecessors.edge[graph.predecessors.ptr[op] : graph.predecessors.ptr[op + 1]]
     return [(int(graph.edges[e, 0]), int(graph.edge_tensor[e])) for e in edges]
 

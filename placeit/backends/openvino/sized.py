@@ -1,4 +1,4 @@
-"""Shapes of a model with open sizes, or with state that grows, at the sizes for which placements are sought."""
+"""Infer the shapes of a model with open sizes, or with state that grows, at its typical sizes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Typical:
 
     Attributes:
         inputs: the shape of each input, in the model's order; None for an input without open sizes.
-        state: length of the model's state along its open dimension, after the requests before; None if unknown, so that shapes
-            that depend on it stay open.
+        state: length of the model's state along its open dimension when a request starts; None if unknown, so that shapes that
+            depend on it stay open.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...] = ()
@@ -38,7 +38,7 @@ class Points:
     """Typical sizes for which one placement is sought.
 
     Attributes:
-        typical: the sizes. The shapes of the task graph are the shapes at the first; operations and bytes are means.
+        typical: the sizes. The task graph has the shapes at the first; operations and bytes are means.
         times: how often each of them occurs, in proportion.
     """
 
@@ -47,7 +47,7 @@ class Points:
 
     @property
     def shares(self) -> list[float]:
-        """How often each of them occurs, as a share of all."""
+        """Share of the requests that have each of the sizes."""
         return [often / sum(self.times) for often in self.times]
 
 
@@ -74,12 +74,11 @@ class Sized:
             self._nodes: Mapping[str, Any] = {node.get_friendly_name(): node for node in model.get_ops()}
             return
         try:
-            self._nodes, self._model, after = _nodes_of(model, typical.inputs, typical.state)
+            self._nodes, self._model, length = _inferred(model, typical.inputs, typical.state)
         except RuntimeError as error:
-            raise ModelError(
-                f"The typical sizes of the inputs do not fit each other: {str(error).strip().splitlines()[-1]}"
-            ) from error
-        self.state_after = typical.state or 0 if after is None else after
+            reason = str(error).strip().splitlines()[-1]
+            raise ModelError(f"The typical sizes of the inputs do not fit each other: {reason}") from error
+        self.state_after = typical.state or 0 if length is None else length
 
     @classmethod
     def all(cls, model: Any, points: Points) -> list[Self]:
@@ -95,10 +94,10 @@ class Sized:
         return self._nodes[name].get_output_partial_shape(port)
 
 
-def _nodes_of(
+def _inferred(
     model: Any, inputs: Sequence[tuple[int, ...] | None], length: int | None
 ) -> tuple[dict[str, Any], Any, int | None]:
-    """Infer all shapes in a copy, in which state of a known length is read from parameters. Raises RuntimeError.
+    """Infer all shapes of a model in a copy, in which parameters replace state of a known length. Raises RuntimeError.
 
     Returns:
         The nodes by name; the copy; and the length of the state after a run, None if that is unknown.
@@ -122,41 +121,44 @@ def _nodes_of(
             for reader in node.output(0).get_target_inputs():
                 reader.replace_source_output(stand_in.output(0))
             stand_ins.append((name, stand_in))
-    kept = [openvino.opset13.result(nodes[name].output(0)) for name, _ in stand_ins]  # so that no node is lost
-    copy.add_results(kept)
+    # results keep the replaced nodes in the model
+    copy.add_results([openvino.opset13.result(nodes[name].output(0)) for name, _ in stand_ins])
     copy.add_parameters([stand_in for _, stand_in in stand_ins])
     copy.validate_nodes_and_infer_types()
     for node in nodes.values():
         if node.get_type_name() == "ScaledDotProductAttention" and node.get_input_size() > 3:
             keys, mask = node.get_input_partial_shape(1), node.get_input_partial_shape(3)
             if keys.is_static and mask.is_static and len(mask) > 0 and mask.to_shape()[-1] not in (1, keys.to_shape()[-2]):
-                # a single key would be broadcast, which no attention kernel does
+                # shape inference would broadcast a single key, which no attention kernel does
                 raise RuntimeError("Attention mask is not as long as the keys.")
     return nodes | dict(stand_ins), copy, _length_after(copy, written)
 
 
 def _length_after(model: Any, before: Mapping[str, Any]) -> int | None:
-    """Return the length that a state is written with along the dimension that grows; None if no state grows.
+    """Return the length with which a state is written along the dimension that grows; None if no state grows.
 
     Args:
-        model: has all shapes inferred.
-        before: the shapes in which states are written, by variable, while the length that they are read with is open.
+        model: the model with all shapes inferred.
+        before: shapes of the written states, by variable, that were inferred while the length of the state was open.
     """
     for write in model.get_sinks():
-        written, known = write.get_input_partial_shape(0), before[write.get_variable_id()]
-        for axis, size in enumerate(known if known.rank.is_static else ()):
+        written, unsized = write.get_input_partial_shape(0), before[write.get_variable_id()]
+        for axis, size in enumerate(unsized if unsized.rank.is_static else ()):
             if size.is_dynamic and written[axis].is_static:
                 return int(written[axis].get_length())
     return None
 
 
 def _fixed(read: Any, written: Any, length: int) -> Any:
-    """Return the shape of a state; dimensions that are open in the read and in the written shape have the given length."""
+    """Return the shape of a state in which dimensions that are open in both its shapes have the given length.
+
+    Args:
+        read: shape with which the state is read.
+        written: shape with which it is written; None if it is not.
+        length: the length.
+    """
     if read.rank.is_dynamic:
         raise RuntimeError("a state has any number of dimensions")
-    known = list(written) if written is not None and written.rank == read.rank else [openvino.Dimension()] * len(read)
-    sizes = [
-        size.get_length() if size.is_static else other.get_length() if other.is_static else length
-        for size, other in zip(read, known, strict=True)
-    ]
-    return openvino.PartialShape(sizes)
+    others = written if written is not None and written.rank == read.rank else read
+    sizes = (size if size.is_static else other for size, other in zip(read, others, strict=True))
+    return openvino.PartialShape([size.get_length() if size.is_static else length for size in sizes])

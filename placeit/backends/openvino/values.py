@@ -14,7 +14,7 @@ __all__ = ["allowed_values"]
 
 
 def _axis(node: Any, port: int) -> int | None:
-    """Return the value of an input if it is a constant number."""
+    """Return the value of an input if it is a constant number, else None."""
     maker = node.input_value(port).get_node()
     return int(np.ravel(maker.get_data())[0]) if maker.get_type_name() == "Constant" else None
 
@@ -23,19 +23,18 @@ def _shape(node: Any, port: int = 0) -> tuple[int, ...]:
     return bounded_shape(node.get_input_partial_shape(port)) or ()
 
 
-def _index_into(node: Any, axis: int | None, apart: int | None = None) -> ValueRange | None:
-    """Return the positions along an axis of a node's first input; the positions that all axes have, if the axis is unknown."""
+def _index_into(node: Any, axis: int | None, distinct_axis: int | None = None) -> ValueRange | None:
+    """Return the positions along an axis of a node's first input; if the axis is unknown, the positions that all axes have."""
     shape = _shape(node)
-    if axis is not None and -len(shape) <= axis < len(shape):
-        return ValueRange(0, shape[axis], None if apart is None else axis % len(shape))
-    return ValueRange(0, min(shape), apart) if shape else None
+    size = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else min(shape, default=0)
+    return ValueRange(0, size, None if distinct_axis is None else distinct_axis % len(shape)) if shape else None
 
 
-def _indices_into(node: Any, skipped: int = 0, apart: int | None = None) -> ValueRange | None:
-    """Return the positions in a node's first input that its second input may hold: rows with a number for each axis."""
+def _indices_into(node: Any, skipped: int = 0, distinct_axis: int | None = None) -> ValueRange | None:
+    """Return the positions in a node's first input that its second input may hold, as rows with an index for each axis."""
     rows, shape = _shape(node, 1), _shape(node)
     sizes = shape[skipped : skipped + rows[-1]] if rows else ()
-    return ValueRange(0, min(sizes), apart) if sizes else None
+    return ValueRange(0, min(sizes), distinct_axis) if sizes else None
 
 
 def _axes(node: Any) -> ValueRange | None:
@@ -48,84 +47,56 @@ def _lengths(node: Any, axis: int) -> ValueRange | None:
     return ValueRange(1, shape[axis] + 1) if len(shape) > axis >= -len(shape) else None
 
 
-def _everything(node: Any) -> ValueRange | None:
-    """Return the largest size of a node's first input, as an end that includes everything."""
+def _slice_end(node: Any) -> ValueRange | None:
+    """Return the largest size of a node's first input, which as the end of a slice includes everything."""
     largest = max(_shape(node), default=0)
     return ValueRange(largest, largest + 1)
 
 
+_ROWS_OF_TABLES = (
+    *(("EmbeddingBagOffsets", 1), ("EmbeddingBagOffsetsSum", 1), ("EmbeddingBagPacked", 1), ("EmbeddingBagPackedSum", 1)),
+    *(("EmbeddingSegmentsSum", 1), ("ROIAlign", 2), ("ROIAlignRotated", 2)),
+)
+_OFFSETS = (
+    *(("EmbeddingBagOffsets", 2), ("EmbeddingBagOffsetsSum", 2), ("EmbeddingSegmentsSum", 2)),
+    *(("Slice", 1), ("StridedSlice", 1)),
+)
+_STEPS = (("RNNSequence", 2), ("GRUSequence", 2), ("LSTMSequence", 3), ("CTCGreedyDecoderSeqLen", 1))
 _READERS: dict[tuple[str, int], Callable[[Any], ValueRange | None]] = {
     ("Gather", 1): lambda node: _index_into(node, _axis(node, 2)),
-    ("Gather", 2): _axes,
     ("GatherElements", 1): lambda node: _index_into(node, node.get_attributes()["axis"]),
     ("GatherND", 1): lambda node: _indices_into(node, node.get_attributes()["batch_dims"]),
     ("ScatterUpdate", 1): lambda node: _index_into(node, _axis(node, 3), 0),
-    ("ScatterUpdate", 3): _axes,
-    ("ScatterElementsUpdate", 1): lambda node: _index_into(node, _axis(node, 3), 0),
-    ("ScatterElementsUpdate", 3): _axes,
+    ("ScatterElementsUpdate", 1): lambda node: _index_into(node, axis := _axis(node, 3), axis or 0),
     ("ScatterNDUpdate", 1): lambda node: _indices_into(node, 0, 0),
+    **dict.fromkeys((("Gather", 2), ("ScatterUpdate", 3), ("ScatterElementsUpdate", 3), ("CumSum", 1), ("Roll", 2)), _axes),
+    **dict.fromkeys(_ROWS_OF_TABLES, lambda node: _index_into(node, 0)),
+    **dict.fromkeys(_OFFSETS, lambda _: ValueRange(0, 1)),
     ("OneHot", 0): lambda node: None if (depth := _axis(node, 1)) is None else ValueRange(0, depth),
-    ("EmbeddingBagOffsets", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagOffsets", 2): lambda _: ValueRange(0, 1),
-    ("EmbeddingBagOffsetsSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagOffsetsSum", 2): lambda _: ValueRange(0, 1),
-    ("EmbeddingBagPacked", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingBagPackedSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingSegmentsSum", 1): lambda node: _index_into(node, 0),
-    ("EmbeddingSegmentsSum", 2): lambda _: ValueRange(0, 1),
-    ("CumSum", 1): _axes,
-    ("Roll", 2): _axes,
-    ("ROIAlign", 2): lambda node: _index_into(node, 0),
-    ("ROIAlignRotated", 2): lambda node: _index_into(node, 0),
     ("ReverseSequence", 1): lambda node: _lengths(node, node.get_attributes()["seq_axis"]),
-    ("RNNSequence", 2): lambda node: _lengths(node, 1),
-    ("GRUSequence", 2): lambda node: _lengths(node, 1),
-    ("LSTMSequence", 3): lambda node: _lengths(node, 1),
-    ("CTCGreedyDecoderSeqLen", 1): lambda node: _lengths(node, 1),
+    **dict.fromkeys(_STEPS, lambda node: _lengths(node, 1)),
     ("TopK", 1): lambda node: _lengths(node, node.get_attributes()["axis"]),
-    ("Slice", 1): lambda _: ValueRange(0, 1),
-    ("Slice", 2): _everything,
-    ("Slice", 3): lambda _: ValueRange(1, 2),
+    **dict.fromkeys((("Slice", 2), ("StridedSlice", 2)), _slice_end),
+    **dict.fromkeys((("Slice", 3), ("StridedSlice", 3)), lambda _: ValueRange(1, 2)),
     ("Slice", 4): _axes,
-    ("StridedSlice", 1): lambda _: ValueRange(0, 1),
-    ("StridedSlice", 2): _everything,
-    ("StridedSlice", 3): lambda _: ValueRange(1, 2),
 }
-"""Ranges of the inputs of OpenVINO's ops, by kind of op and input number.
+"""Functions that return the range of an input of an op, by kind of op and input number.
 
-Inputs that determine an output's size are missing if they make it unbounded, since such models cannot be placed."""
+Inputs that would make the size of an output unbounded are missing, since such models cannot be placed."""
 
 _ELEMENT_WISE = frozenset(("Clamp", "Convert", "Identity", "Maximum", "Minimum"))
 _MOVES_FIRST = frozenset(
     (
-        "BatchToSpace",
-        "Broadcast",
-        "DepthToSpace",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Pad",
-        "Reshape",
-        "ReverseSequence",
-        "Roll",
-        "ShuffleChannels",
-        "Slice",
-        "SpaceToBatch",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "StridedSlice",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "VariadicSplit",
+        *("BatchToSpace", "Broadcast", "DepthToSpace", "Gather", "GatherElements", "GatherND", "Pad", "Reshape"),
+        *("ReverseSequence", "Roll", "ShuffleChannels", "Slice", "SpaceToBatch", "SpaceToDepth", "Split", "Squeeze"),
+        *("StridedSlice", "Tile", "Transpose", "Unsqueeze", "VariadicSplit"),
     )
 )
 _SCATTERS = frozenset(("ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdate"))
 
 
 def _passes(kind: str, port: int) -> bool:
-    """Return whether an op's output has the values of one of its inputs, at other positions or in another type."""
+    """Return whether an op's output consists of the values of one of its inputs, at other positions or in another type."""
     return (
         kind in _ELEMENT_WISE
         or kind == "Concat"
@@ -138,15 +109,15 @@ def _passes(kind: str, port: int) -> bool:
 def allowed_values(parameter: Any) -> ValueRange | None:
     """Return the values that all readers of an input allow; None if unknown.
 
-    Readers of ops that only convert or move values are included.
+    Ops that only convert or move values are followed to their readers.
 
     Args:
         parameter: a ``Parameter`` of an ``openvino.Model``.
     """
     found: list[ValueRange] = []
-    waiting, seen = [(parameter.output(0), True)], set()
-    while waiting:
-        output, in_place = waiting.pop()
+    stack, seen = [(parameter.output(0), True)], set()
+    while stack:
+        output, in_place = stack.pop()
         for port in output.get_target_inputs():
             node, kind, number = port.get_node(), port.get_node().get_type_name(), port.get_index()
             reader = _READERS.get((kind, number))
@@ -155,5 +126,5 @@ def allowed_values(parameter: Any) -> ValueRange | None:
                 found.append(allowed if in_place else ValueRange(allowed.low, allowed.end))
             if reader is None and _passes(kind, number) and node.get_friendly_name() not in seen:
                 seen.add(node.get_friendly_name())
-                waiting += [(made, in_place and kind in _ELEMENT_WISE) for made in node.outputs()]
+                stack += [(out, in_place and kind in _ELEMENT_WISE) for out in node.outputs()]
     return common(found)

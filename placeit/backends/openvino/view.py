@@ -1,4 +1,4 @@
-"""Map a task graph to its model: OpenVINO's fusions merge nodes into ops of the graph, and the model stays unchanged."""
+"""Map the ops of a task graph to the nodes of its model: an op stands for all nodes that OpenVINO's fusions merge."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from placeit.core.telemetry import import_openvino
 __all__ = [
     "Holder",
     "View",
-    "ends",
+    "connected",
+    "end_nodes",
     "exact_view",
-    "foreign",
+    "foreign_inputs",
     "fuse_in_place",
     "fused_copy",
     "inseparable",
     "match",
-    "part_behind",
+    "nodes_between",
 ]
 
 openvino = import_openvino()
@@ -30,7 +31,7 @@ openvino = import_openvino()
 Holder = tuple[str, int]
 """An output of a node: the node's friendly name, and the number of the output."""
 
-_SMALL = 1 << 16  # most bytes of a constant whose value fusions may use: numbers, axes, one value per channel
+_MAX_VISIBLE = 1 << 16  # most bytes of a constant whose value fusions may use: numbers, axes, one value per channel
 _ENDS = frozenset(("Parameter", "Result", "Assign"))
 
 
@@ -39,25 +40,23 @@ class View:
     """The nodes of an ``openvino.Model`` for the ops and tensors of its task graph.
 
     Attributes:
-        holders: for each tensor of the graph, the outputs with its value, in topological order; empty if the model has no such
-            tensor, because several ops of the graph stand for the same nodes.
-        op_of: the op that each node is part of, by friendly names, without constants.
+        holders: for each tensor of the graph, the outputs of nodes that have its value, in topological order; empty if the
+            model has no such tensor, because several ops of the graph stand for the same nodes.
+        op_of: name of the op that each node is part of, by the node's friendly name; without constants.
     """
 
     holders: tuple[tuple[Holder, ...], ...]
     op_of: Mapping[str, str]
 
     def ops_named(self, nodes: str) -> list[str]:
-        """Return the ops in OpenVINO's list of nodes, which separates names by commas; names may have commas, too."""
-        pieces, found, at = nodes.split(","), dict[str, None](), 0
-        while at < len(pieces):
-            for end in range(len(pieces), at, -1):
-                op = self.op_of.get(",".join(pieces[at:end]))
-                if op is not None:
-                    found[op] = None
-                    at = end - 1
-                    break
-            at += 1
+        """Return the ops in OpenVINO's list of nodes, which is separated by commas; names may contain commas as well."""
+        pieces, found, start = nodes.split(","), dict[str, None](), 0
+        while start < len(pieces):
+            ends = range(len(pieces), start, -1)
+            end = next((end for end in ends if ",".join(pieces[start:end]) in self.op_of), None)
+            if end is not None:
+                found[self.op_of[",".join(pieces[start:end])]] = None
+            start = end or start + 1
         return list(found)
 
 
@@ -69,12 +68,13 @@ def exact_view(graph: OpGraph) -> View:
 
 @dataclass(frozen=True)
 class FusedCopy:
-    """A copy of a model without its weights, after the fusions at the end of OpenVINO's conversion.
+    """A copy of a model without its weights, after the fusions with which OpenVINO's conversion ends.
 
     Attributes:
         model: the ``openvino.Model``.
-        weights: its parameters that stand for weights.
-        marks: outputs of the original model, by names that tensors have in the copy, and that fusions pass on.
+        weights: its parameters that replace weights.
+        marks: outputs of nodes of the original model, by unique names that were given to the tensors of the copy before the
+            fusions, which keep them.
     """
 
     model: Any
@@ -83,7 +83,7 @@ class FusedCopy:
 
 
 def fused_copy(model: Any) -> FusedCopy:
-    """Return a fused copy of a model. Its weights are parameters, so no fusion computes new ones from them.
+    """Return a fused copy of a model. Parameters replace its weights, so that no fusion computes new weights.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names and without state.
@@ -96,9 +96,9 @@ def fused_copy(model: Any) -> FusedCopy:
 
 
 def fuse_in_place(model: Any) -> None:
-    """Apply the same fusions to a model itself, without changing its weights.
+    """Apply the fusions of :func:`fused_copy` to a model itself, without changing its weights.
 
-    Names of tensors that a fusion passes on to a tensor of another shape or type are removed.
+    A name that a fusion passes on to a tensor of another shape or type is removed.
     """
     hidden, named = _hide_weights(model), _named(model)
     _fuse(model)
@@ -127,15 +127,15 @@ def _fuse(model: Any) -> None:
         fuse(model, cf=False)
 
 
-# The next functions are separate because fusions do not change nodes with other readers, and a node that Python still holds has
-# one.
+# The next functions are separate, so that no variable refers to a node during fusions: such a node would not be fused.
 
 
 def _mark(copy: Any) -> dict[str, Holder]:
+    """Give each output of a node that is no constant a unique name; return the outputs by these names."""
     nodes = copy.get_ordered_ops()
-    known = {name for node in nodes for output in node.outputs() for name in output.get_names()}
+    names = {name for node in nodes for output in node.outputs() for name in output.get_names()}
     prefix = "placeit"
-    while any(name.startswith(prefix) for name in known):
+    while any(name.startswith(prefix) for name in names):
         prefix += "'"
     marks: dict[str, Holder] = {}
     for node in nodes:
@@ -148,10 +148,10 @@ def _mark(copy: Any) -> dict[str, Holder]:
 
 
 def _hide_weights(model: Any) -> list[tuple[Any, Any]]:
-    """Replace weights by parameters; return both."""
+    """Replace the weights of a model by parameters. Returns pairs of parameter and weight."""
     weights: list[tuple[Any, Any]] = []
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Constant" and node.get_byte_size() > _SMALL:
+        if node.get_type_name() == "Constant" and node.get_byte_size() > _MAX_VISIBLE:
             stand_in = openvino.op.Parameter(node.get_output_element_type(0), node.get_output_partial_shape(0))
             for reader in node.output(0).get_target_inputs():
                 reader.replace_source_output(stand_in.output(0))
@@ -161,39 +161,38 @@ def _hide_weights(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _add_constants_first(model: Any, stand_ins: Collection[str]) -> None:
-    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do if they know both."""
+    """Rewrite (x + a) + b as x + (a + b) for constants a and b, as OpenVINO's fusions do if they know the values."""
     constant = constant_nodes(model, stand_ins)
 
     def split(node: Any) -> tuple[Any, Any] | None:
-        """Return the constant input and the other one; None unless exactly one input is constant."""
-        ports = sorted(node.inputs(), key=lambda port: port.get_source_output().get_node().get_friendly_name() not in constant)
-        fixed = [port.get_source_output().get_node().get_friendly_name() in constant for port in ports]
-        return (ports[0], ports[1]) if fixed == [True, False] else None
+        """Return the constant and the other input of an addition; None for other nodes, or unless exactly one is constant."""
+        ports = {port.get_source_output().get_node().get_friendly_name() in constant: port for port in node.inputs()}
+        return (ports[True], ports[False]) if len(ports) == 2 and node.get_type_name() == "Add" else None
 
     for node in model.get_ordered_ops():
         outer = split(node)
-        if node.get_type_name() != "Add" or outer is None:
+        if outer is None:
             continue
         inner = outer[1].get_source_output()
         parts = split(inner.get_node())
-        if inner.get_node().get_type_name() == "Add" and parts is not None and len(inner.get_target_inputs()) == 1:
+        if parts is not None and len(inner.get_target_inputs()) == 1:
             total = openvino.opset13.add(parts[0].get_source_output(), outer[0].get_source_output())
             outer[1].replace_source_output(parts[1].get_source_output())
             outer[0].replace_source_output(total.output(0))
 
 
 def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGraph) -> View:
-    """Return the nodes of a model that the ops of its fused copy stand for.
+    """Return the nodes of a model for which the ops of its fused copy stand.
 
     Args:
         model: the ``openvino.Model``.
-        whole: nodes of the model at typical sizes.
+        whole: nodes of the model at its first typical sizes.
         copy: the fused copy; its friendly names are unique.
-        fused: nodes of the copy at typical sizes.
+        fused: nodes of the copy at these sizes.
         graph: the task graph of the copy.
     """
     nodes = model.get_ordered_ops()
-    place = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
+    position = {node.get_friendly_name(): i for i, node in enumerate(nodes)}
     names = {node.get_friendly_name(): node for node in copy.model.get_ops()}
     holders: list[tuple[Holder, ...]] = []
     op_of: dict[str, str] = {}
@@ -201,81 +200,76 @@ def match(model: Any, whole: Sized, copy: FusedCopy, fused: Sized, graph: OpGrap
     for op, port in zip(graph.tensor_op.tolist(), graph.tensor_port.tolist(), strict=True):
         output = names[graph.names[op]].output(port)
         shape, kind = fused.shape(graph.names[op], port), output.get_element_type()
+        marked = {copy.marks[name] for name in output.get_names() if name in copy.marks} - taken
         found: list[Holder] = []
-        for holder in (copy.marks[name] for name in output.get_names() if name in copy.marks):
-            theirs = nodes[place[holder[0]]].output(holder[1])
-            same = shape.is_static and whole.shape(*holder) == shape and theirs.get_element_type() == kind
-            if same and holder not in taken:
-                found.append(holder)
+        for owner, number in sorted(marked, key=lambda holder: (position[holder[0]], holder[1])):
+            same = shape.is_static and whole.shape(owner, number) == shape
+            if same and nodes[position[owner]].get_output_element_type(number) == kind:
+                found.append((owner, number))
         taken.update(found)
-        found.sort(key=lambda holder: (place[holder[0]], holder[1]))
         holders.append(tuple(found))
         op_of |= dict.fromkeys((owner for owner, _ in found), graph.names[op])
-    for mine, theirs in zip(model.get_results(), copy.model.get_results(), strict=True):
-        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
-    for mine, theirs in zip(model.get_parameters(), copy.model.get_parameters(), strict=False):
-        op_of[mine.get_friendly_name()] = theirs.get_friendly_name()
+    ends = zip(model.get_results(), copy.model.get_results(), strict=True)
+    parameters = zip(model.get_parameters(), copy.model.get_parameters(), strict=False)  # the copy's weights follow
+    op_of |= {mine.get_friendly_name(): theirs.get_friendly_name() for mine, theirs in (*ends, *parameters)}
     constant = constant_nodes(model)
     for node in reversed(nodes):
         name = node.get_friendly_name()
         if name not in op_of and name not in constant:
             readers = (port.get_node().get_friendly_name() for output in node.outputs() for port in output.get_target_inputs())
-            owner = min((reader for reader in readers if reader in op_of), key=place.__getitem__, default=None)
-            if owner is not None:
-                op_of[name] = op_of[owner]
+            first = min((reader for reader in readers if reader in op_of), key=position.__getitem__, default=None)
+            if first is not None:
+                op_of[name] = op_of[first]
     return View(tuple(holders), op_of)
 
 
 def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...], ...]:
     """Return sets of ops that can only be cut out together, since the model has no tensor between them."""
-    parts = _Parts(len(graph))
-    for (u, v), tensor in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True):
-        if not view.holders[tensor]:
-            parts.join(u, v)
+    edges = zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)
+    pairs = [(u, v) for (u, v), tensor in edges if not view.holders[tensor]]
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
-    end = ends(view, nodes)
+    end = end_nodes(view, nodes)
     while True:
-        joined = False
-        for part in parts.all():
+        before, parts = len(pairs), connected(len(graph), pairs)
+        for part in parts:
             inside = set(part)
             enter = [e for v in part for e in _edges(graph.predecessors, v) if int(graph.edges[e, 0]) not in inside]
             leave = [e for v in part for e in _edges(graph.successors, v) if int(graph.edges[e, 1]) not in inside]
-            given = [holder for e in enter for holder in view.holders[int(graph.edge_tensor[e])]]
             own = [nodes[end[graph.names[v]]] for v in part if graph.kinds[v] in _ENDS]
-            begins = [nodes[view.holders[int(graph.edge_tensor[e])][0][0]] for e in leave]
-            outside = foreign(part_behind([*own, *begins], given), nodes, {node.get_friendly_name() for node in own})
+            last = [*own, *(nodes[view.holders[int(graph.edge_tensor[e])][0][0]] for e in leave)]
+            between = nodes_between([holder for e in enter for holder in view.holders[int(graph.edge_tensor[e])]], last)
+            outside = foreign_inputs(between, nodes, {node.get_friendly_name() for node in own})
             if outside:  # the computation here depends on nodes that are not in the graph
-                before = {int(graph.edges[e, 0]) for e in enter} or {graph.index[view.op_of[name]] for name in outside}
-                for u in before:
-                    parts.join(u, part[0])
-                joined = True
-        if not joined:
-            return tuple(tuple(graph.names[v] for v in part) for part in parts.all() if len(part) > 1)
+                producers = {int(graph.edges[e, 0]) for e in enter} or {graph.index[view.op_of[name]] for name in outside}
+                pairs += [(u, part[0]) for u in producers]
+        if len(pairs) == before:
+            return tuple(tuple(graph.names[v] for v in part) for part in parts if len(part) > 1)
 
 
-def part_behind(last: Iterable[Any], given: Iterable[Holder]) -> set[str]:
-    """Return all nodes on paths from given outputs to some nodes, by friendly name, including constants."""
-    stop, seen = set(given), set()
-    waiting = list(last)
-    while waiting:
-        node = waiting.pop()
-        name = node.get_friendly_name()
-        if name not in seen:
-            seen.add(name)
-            for value in node.input_values():
-                maker = value.get_node()
-                if (maker.get_friendly_name(), value.get_index()) not in stop:
-                    waiting.append(maker)
+def nodes_between(first: Iterable[Holder], last: Iterable[Any]) -> set[str]:
+    """Return the friendly names of the nodes that are needed to compute some nodes from given outputs.
+
+    Args:
+        first: outputs whose values are given.
+        last: the nodes to compute; they are among the result, and so are constants.
+    """
+    given, seen, stack = set(first), set[str](), list(last)
+    while stack:
+        node = stack.pop()
+        if node.get_friendly_name() not in seen:
+            seen.add(node.get_friendly_name())
+            sources = ((value.get_node(), value.get_index()) for value in node.input_values())
+            stack += [source for source, port in sources if (source.get_friendly_name(), port) not in given]
     return seen
 
 
-def ends(view: View, nodes: Mapping[str, Any]) -> dict[str, str]:
-    """Return the node of each op that is an input or output of the model or writes its state, by friendly name."""
+def end_nodes(view: View, nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the nodes that are inputs or outputs of the model or write its state: friendly names, by op name."""
     return {op: name for name, op in view.op_of.items() if nodes[name].get_type_name() in _ENDS}
 
 
-def foreign(names: Iterable[str], nodes: Mapping[str, Any], own: Collection[str]) -> list[str]:
-    """Return the model inputs among nodes that do not belong to the part itself."""
+def foreign_inputs(names: Iterable[str], nodes: Mapping[str, Any], own: Collection[str]) -> list[str]:
+    """Return the names of nodes that are inputs of the model but are not in ``own``."""
     return [name for name in names if nodes[name].get_type_name() == "Parameter" and name not in own]
 
 
@@ -284,22 +278,23 @@ def _edges(adjacency: Csr, op: int) -> list[int]:
     return edges
 
 
-class _Parts:
-    """A partition of numbers whose parts can be joined."""
+def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Return the connected components of the numbers below ``count``, each ascending, ordered by their first numbers.
 
-    def __init__(self, count: int) -> None:
-        self._root = list(range(count))
+    Args:
+        count: how many numbers there are.
+        pairs: numbers that are in one component.
+    """
+    parent = list(range(count))
 
-    def _find(self, v: int) -> int:
-        while self._root[v] != v:
-            self._root[v] = v = self._root[self._root[v]]
+    def root(v: int) -> int:
+        while parent[v] != v:
+            parent[v] = v = parent[parent[v]]
         return v
 
-    def join(self, u: int, v: int) -> None:
-        self._root[self._find(u)] = self._find(v)
-
-    def all(self) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
-        for v in range(len(self._root)):
-            found.setdefault(self._find(v), []).append(v)
-        return list(found.values())
+    for u, v in pairs:
+        parent[root(u)] = root(v)
+    components: dict[int, list[int]] = {}
+    for v in range(count):
+        components.setdefault(root(v), []).append(v)
+    return list(components.values())

@@ -1,4 +1,4 @@
-"""Weights of OpenVINO models: which ops read which, and one copy in memory of equal ones."""
+"""Weights of OpenVINO models: their readers, and copies that share memory or own it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from placeit.backends.openvino.flops import bodies
-from placeit.backends.openvino.graph import KEEPS_WEIGHT, constant_nodes, constants, swaps
+from placeit.backends.openvino.graph import KEEPS_WEIGHT, constant_nodes, copied, nodes_of, swaps
 from placeit.backends.openvino.view import View
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
@@ -17,13 +17,13 @@ __all__ = ["LARGE", "distinct", "has_address", "own_weights", "read_by_ops", "sh
 openvino = import_openvino()
 
 LARGE = 1 << 16
-"""Least bytes of a weight that is identified by its address, not by its constant."""
+"""Least bytes of a weight that is identified by its address; smaller ones are identified by their constant."""
 
 
 def read_by_ops(model: Any, graph: OpGraph, view: View) -> list[dict[Hashable, float]]:
-    """Return the bytes of the weights that each op reads, also in the models inside of it, by a key of each weight.
+    """Return the bytes of the weights that each op reads, including models inside the op, by a key of each weight.
 
-    Constants whose values are in the same memory are one weight, because OpenVINO keeps them once.
+    Constants whose values are in the same memory are one weight, because OpenVINO stores it once.
 
     Args:
         model: an ``openvino.Model`` with unique friendly names.
@@ -42,13 +42,19 @@ def read_by_ops(model: Any, graph: OpGraph, view: View) -> list[dict[Hashable, f
         weights = found[graph.index[op]]
         weights.update((key[leaf], nodes[leaf].get_byte_size()) for leaf in read if leaf in key)
         for body in bodies(node):
-            weights.update((_key(constant), constant.get_byte_size()) for constant in constants(body))
+            weights.update((_key(constant), constant.get_byte_size()) for constant in nodes_of(body, "Constant"))
     return found
 
 
 def distinct(model: Any) -> list[Any]:
     """Return the ``Constant`` nodes of a model and of the models inside its ops, one for each weight."""
-    return list({_key(constant): constant for constant in constants(model)}.values())
+    return list({_key(constant): constant for constant in nodes_of(model, "Constant")}.values())
+
+
+def _large(model: Any) -> list[Any]:
+    """Return the ``Constant`` nodes of a model, and of the models inside its ops, that are large weights."""
+    found = nodes_of(model, "Constant")
+    return [constant for constant in found if constant.get_byte_size() >= LARGE and has_address(constant)]
 
 
 def _key(constant: Any) -> Hashable:
@@ -63,52 +69,50 @@ def has_address(constant: Any) -> bool:
 
 
 def share_equal(model: Any) -> None:
-    """Let weights be in memory once that are equal and read in the same way, if the model has models inside its ops.
+    """Store equal weights that are read in the same way once, if the model has models inside its ops.
 
-    The converter copies a weight of an ONNX file into each branch of an ``If`` that reads it. Constants that are in the same
-    memory take it once, and compiled once: OpenVINO's CPU plugin finds a weight that it has reordered by its address and shape.
-    It confuses a matrix with its transpose, so weights that are read in another way are in memory once each.
+    The converter copies a weight of an ONNX file into each branch of an ``If`` that reads it. Constants in the same memory take
+    it once, also when they are compiled: OpenVINO's CPU plugin identifies a weight that it has reordered by address and shape.
+    It confuses a matrix with its transpose, so weights that are read in different ways are stored once for each way.
 
     Args:
         model: an ``openvino.Model``; it is changed.
     """
-    if not any(True for node in model.get_ops() for _ in bodies(node)):
+    if not any(map(bodies, model.get_ops())):
         return
     equal: dict[Hashable, list[Any]] = {}
-    for constant in constants(model):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
-            digest = hashlib.sha256(constant.data.data).digest()
-            equal.setdefault((about, digest), []).append(constant)
+    for constant in _large(model):
+        about = str(constant.get_element_type()), str(constant.get_output_shape(0)), frozenset(_uses(constant))
+        digest = hashlib.sha256(constant.data.data).digest()
+        equal.setdefault((about, digest), []).append(constant)
     while equal:
         _, same = equal.popitem()
-        if len({constant.data.ctypes.data for constant in same}) == 1:
-            continue
-        tensor = openvino.Tensor(same[0].get_element_type(), same[0].get_output_shape(0))
-        tensor.data[...] = same[0].data
-        for constant in same:
-            _replace(constant, openvino.op.Constant(tensor))
+        if len({constant.data.ctypes.data for constant in same}) > 1:
+            tensor = copied(same[0])
+            for constant in same:
+                _replace(constant, openvino.op.Constant(tensor))
 
 
 def own_weights(model: Any) -> None:
-    """Copy the large weights of a model, which is changed, from a file that is mapped into memory, and may change."""
+    """Copy the large weights of a model out of a file that is mapped into memory, since the file may change.
+
+    Args:
+        model: an ``openvino.Model``; it is changed.
+    """
     copies: dict[Hashable, Any] = {}
-    for constant in constants(model):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            key = _key(constant), str(constant.get_element_type()), str(constant.get_output_shape(0))
-            if key not in copies:
-                copies[key] = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
-                copies[key].data[...] = constant.data
-            _replace(constant, openvino.op.Constant(copies[key]))
+    for constant in _large(model):
+        key = _key(constant), str(constant.get_element_type()), str(constant.get_output_shape(0))
+        if key not in copies:
+            copies[key] = copied(constant)
+        _replace(constant, openvino.op.Constant(copies[key]))
 
 
 def without_weights(model: Any) -> Any:
-    """Return a copy of a model whose large weights have no values: their memory is never written, so the system gives none."""
+    """Return a copy of a model whose large weights have no values: their memory is never written, so it is never allocated."""
     copy = model.clone()
-    for constant in constants(copy):
-        if constant.get_byte_size() >= LARGE and has_address(constant):
-            tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
-            _replace(constant, openvino.op.Constant(tensor))
+    for constant in _large(copy):
+        tensor = openvino.Tensor(constant.get_element_type(), constant.get_output_shape(0))
+        _replace(constant, openvino.op.Constant(tensor))
     return copy
 
 
@@ -119,12 +123,12 @@ def _replace(constant: Any, other: Any) -> None:
         reader.replace_source_output(other.output(0))
 
 
-def _uses(node: Any, *, turned: bool = False) -> Iterator[tuple[str, int, bool]]:
-    """Yield how the value of a node is read: kind of op, number of its input, and whether it is read transposed."""
-    for reader in node.output(0).get_target_inputs():
-        by, port = reader.get_node(), reader.get_index()
-        kind = by.get_type_name()
+def _uses(node: Any, *, transposed: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Yield the kind of each op that reads the value of a node, its input number, and whether it reads the value transposed."""
+    for port in node.output(0).get_target_inputs():
+        reader, number = port.get_node(), port.get_index()
+        kind = reader.get_type_name()
         if kind in KEEPS_WEIGHT:
-            yield from _uses(by, turned=turned != swaps(by))
+            yield from _uses(reader, transposed=transposed != swaps(reader))
         else:
-            yield kind, port, turned != (kind == "MatMul" and by.get_attributes()[f"transpose_{'ab'[port]}"])
+            yield kind, number, transposed != (kind == "MatMul" and reader.get_attributes()[f"transpose_{'ab'[number]}"])
