@@ -181,7 +181,9 @@ async def _infer(service: Service, call: Call, request: Request, body: memoryvie
     inputs, head = asked.inputs, asked.head
     if asked.borrowed:
         inputs = {**inputs, **await service.apart(service.regions.tensors, asked.borrowed, brief=True)}
-    outputs = await service.run(call, inputs, head.timeout_s, functools.partial(on_leave, request.scope), head.sequence, head.priority)
+    outputs = await service.run(
+        call, inputs, head.timeout_s, functools.partial(on_leave, request.scope), head.sequence, head.priority
+    )
     write = functools.partial(written, call.model, asked, outputs, service.regions)
     text, tail = await service.by_size(function=write, **work(head.outputs, outputs))
     if tail:

@@ -21,7 +21,8 @@ class Waiting:
     """The waiting requests of a server, in order, for each sequence and for all requests of no sequence.
 
     Adding or removing a request takes constant time; a deadline takes time logarithmic in the number of deadlines, and a
-    priority takes time linear in the number of requests that it goes before. The caller holds a lock. Futures may end on any thread, without the lock.
+    priority takes time linear in the number of requests that it goes before. The caller holds a lock, except that futures may
+    end on any thread without it.
 
     Args:
         given_up: called when the future of a waiting request has ended, on the thread that has ended it.
