@@ -37,12 +37,15 @@ def onnx_file(folder: Path, transposed: tuple[bool, ...]) -> Path:
     return saved(folder, nodes)
 
 
-def ir(folder: Path, transposed: tuple[bool, ...], *, half: bool = False) -> Path:
+def ir(folder: Path, transposed: tuple[bool, ...], *, half: bool = False, reversing: bool = False) -> Path:
     x = ops.parameter([1, WIDTH], ov.Type.f32, name="x")
     x.output(0).get_tensor().set_names({"x"})
     value = x
     for flag in transposed:
-        value = ops.tanh(ops.matmul(value, ops.constant(WEIGHT), False, flag))  # written once, as all have equal values
+        weight = ops.constant(WEIGHT)  # written once, as all have equal values
+        if flag and reversing:
+            weight = ops.transpose(weight, ops.constant(np.array([], np.int64)))  # no order: the dimensions are reversed
+        value = ops.tanh(ops.matmul(value, weight, False, flag and not reversing))
     path = folder / "model.xml"
     ov.save_model(ov.Model([ops.result(value)], [x], "tied"), path, compress_to_fp16=half)
     return path
@@ -50,6 +53,10 @@ def ir(folder: Path, transposed: tuple[bool, ...], *, half: bool = False) -> Pat
 
 def half_ir(folder: Path, transposed: tuple[bool, ...]) -> Path:
     return ir(folder, transposed, half=True)
+
+
+def reversing_ir(folder: Path, transposed: tuple[bool, ...]) -> Path:
+    return ir(folder, transposed, reversing=True)
 
 
 def with_a_node_that_transposes(folder: Path, transposed: tuple[bool, ...]) -> Path:
@@ -63,7 +70,7 @@ def with_a_node_that_transposes(folder: Path, transposed: tuple[bool, ...]) -> P
 
 
 @pytest.mark.parametrize("transposed", PATTERNS)
-@pytest.mark.parametrize("write", [onnx_file, with_a_node_that_transposes, ir, half_ir])
+@pytest.mark.parametrize("write", [onnx_file, with_a_node_that_transposes, ir, half_ir, reversing_ir])
 def test_a_weight_and_its_transpose_are_not_confused(write: object, transposed: tuple[bool, ...], tmp_path: Path) -> None:
     model = load(write(tmp_path, transposed))  # type: ignore[operator]
     inputs = model.random_inputs()
