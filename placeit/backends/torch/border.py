@@ -1,4 +1,4 @@
-"""Types at the border of a PyTorch program: NumPy lacks bfloat16, so such inputs and outputs are float32 for callers."""
+"""Element types of inputs and outputs of a PyTorch program: bfloat16, which NumPy lacks, is float32 for callers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["as_array", "convert_border"]
 
 
 def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
-    """Return a tensor as an array: of the same memory if that is possible, and as float32 if the tensor is bfloat16."""
+    """Return a tensor as an array, in the same memory if possible. A bfloat16 tensor is converted to float32."""
     array: NDArray[np.generic] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy(force=True)
     return array
 
 
 def convert_border(program: ExportedProgram) -> None:
-    """Change a program so that its inputs and outputs of type bfloat16 are float32, and are converted inside."""
+    """Change bfloat16 inputs and outputs of a program to float32, and convert them inside the program."""
     graph, signature = program.graph, program.graph_signature
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for node, spec in zip(graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):

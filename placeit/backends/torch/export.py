@@ -76,7 +76,7 @@ class _NotConvertedError(Exception):
 def _conversion_error(
     model: Model, form: str, error: _NotConvertedError, other: str, suffix: str, convert: Callable[[], object]
 ) -> ModelError:
-    """Return the error of a model that cannot be written. ``convert`` tries whether the other format works, which it says."""
+    """Return the error for a model that cannot be written. It says whether the other format works, which ``convert`` tries."""
     try:
         convert()
     except _NotConvertedError as second:
@@ -104,7 +104,7 @@ def _export_onnx(model: Model, target: str) -> None:
 
 
 def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-    """Cut a part out of a PyTorch model as an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
+    """Convert a part of a PyTorch model to an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
 
     Raises:
         ModelError: OpenVINO has no op for a part of the program, which the message names; or sizes are open.
@@ -125,7 +125,7 @@ def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int],
 
 
 def convertible_ops(model: Model) -> frozenset[str]:
-    """Return the names of the ops of a PyTorch model that OpenVINO's converter knows, with the inputs and outputs."""
+    """Return the names of the ops that OpenVINO's converter knows, and of the inputs and outputs."""
     graph = model.graph
     with contextlib.suppress(_NotConvertedError):
         _converted(model)

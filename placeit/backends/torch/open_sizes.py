@@ -58,7 +58,7 @@ def sizes_read(node: Node) -> Iterator[Node]:
 
 
 class OpenSizes:
-    """Sizes of inputs that a user gives, some of them ranges.
+    """Shapes that a user gives for inputs, with ranges for open sizes.
 
     Args:
         shapes: shapes by input name, as for :func:`placeit.backends.load`.
@@ -112,7 +112,7 @@ class OpenSizes:
         return args, named, dynamic
 
     def _example(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the example of an input at sizes that PyTorch keeps open: it makes constants of sizes 1, even in a range."""
+        """Return the example of an input at sizes that PyTorch keeps open. It treats the size 1 as a constant."""
         shape = self.shapes[name]
         if len(shape) != tensor.dim():
             raise ModelError(

@@ -87,7 +87,7 @@ class _PrecisionRewriter:
 
 
 def _like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor without data; fake tensors cannot be converted while another thread converts some."""
+    """Return a tensor without data. Two threads cannot convert fake tensors at the same time."""
     return torch.empty(tuple(value.shape), dtype=dtype, device="meta")
 
 

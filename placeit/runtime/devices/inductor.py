@@ -90,7 +90,7 @@ class InductorInstance(TorchInstance):
         return None if self._movable_inputs else self._compiled.entry
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
         super().bind(index, buffer)
         is_fixed = not isinstance(buffer, TorchBuffer) or buffer.fixed_memory
         if is_fixed and self._inputs[index].tensor.is_contiguous():

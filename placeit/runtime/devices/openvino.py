@@ -69,8 +69,8 @@ class OpenVinoProgram:
         """Return its kernels and their times; empty if it was compiled without counters."""
         return [] if isinstance(self.compiled, NativeModel) else counted_kernels(self.compiled)
 
-    def mend(self) -> None:
-        """Run on zeros of the minimum or typical sizes in a separate request, to repair the program after a failed run.
+    def recover(self) -> None:
+        """Run on zeros of the minimum or typical sizes in a separate request, so that the program works after a failed run.
 
         After a failed run, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful run,
         until a request with other sizes has run.
@@ -185,7 +185,7 @@ class OpenVinoInstance(_RequestInstance):
             self._infer(self.request)
         except RuntimeError:
             if self.program.is_open:
-                self.program.mend()
+                self.program.recover()
             raise
 
     def keep_state(self, *, keep: bool) -> None:

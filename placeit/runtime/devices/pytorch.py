@@ -141,7 +141,7 @@ class TorchInstance:
         self._movable: dict[int, Buffer] = {}  # bound buffers of other types whose memory may change between runs
 
     def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on. Raises DeviceError if it does not fit."""
+        """Read input ``index`` from ``buffer`` in every later run. Raises DeviceError if it does not fit."""
         spec = self._inputs[index].spec
         source = buffer if isinstance(buffer, TorchBuffer) else TorchBuffer(spec, torch.from_numpy(buffer.array()))
         self._movable.pop(index, None)
