@@ -123,7 +123,7 @@ def tell_worth(seconds: NDArray[np.float64], deadline: float, budget: float) -> 
             budget,
             max(0.0, deadline - clock.now()),
         )
-    return enough or not len(finite)
+    return enough
 
 
 def _may_stop(state: SearchState) -> bool:

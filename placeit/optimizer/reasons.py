@@ -80,14 +80,14 @@ def chosen_of(
         if single is not None:
             return single, "the search was interrupted before the decision, so the single device is chosen"
         return order[0], "the search was interrupted; this is the best so far"
-    if single is None:
-        ability = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
+    if single is None or decision.single is None:
+        unable = "may, by the pins, run the model whole" if search.session.pins else "can run the model whole"
         if search.problem.feasible.all(axis=0).any():
-            ability = "has memory for the whole model"
-        return (
-            decision.winner,
-            f"it was measured to be {objective.best}; no single device {ability}{_of_replicas(decision.winner)}",
-        )
+            unable = "has memory for the whole model"
+        if single is not None:  # there was no time to compile it
+            unable = "was measured"
+        why = f"it was measured to be {objective.best}; no single device {unable}{_of_replicas(decision.winner)}"
+        return decision.winner, why
     if decision.winner.placer != "single":
         ratio = decision.ratio
         assert ratio is not None  # noqa: S101

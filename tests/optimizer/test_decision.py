@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from benchmarks.decision import FASTER, NOT_FASTER, Case, Machine, search_of, summary
 from placeit.core import clock
 from placeit.optimizer.deciding import confirm, decided, selected
+from placeit.optimizer.decision import Decision
 from placeit.optimizer.measuring import measure
+from placeit.optimizer.reasons import chosen_of
 
 
 def name_of(case: Case) -> str:
@@ -125,3 +129,20 @@ def test_runs_that_vary_much_get_more_rounds_if_a_gain_is_likely() -> None:
         rounds.append(len(single.measured.samples))
     assert rounds[0] == rounds[2] == 26
     assert rounds[1] > 40
+
+
+def test_a_split_is_the_answer_where_no_single_device_was_measured() -> None:
+    split, single = (
+        SimpleNamespace(name=name, placer=placer, failed=None, measured=measured, replicas=())
+        for name, placer, measured in (("heft", "heft", 1.0), ("inductor:CPU", "single", None))
+    )
+    search: Any = SimpleNamespace(
+        objective=SimpleNamespace(best="the fastest"),
+        session=SimpleNamespace(model=SimpleNamespace(path="m"), cluster=SimpleNamespace(executable=True), pins={}),
+        problem=SimpleNamespace(device_names=("a", "b"), feasible=np.ones((1, 2), bool)),
+        unplanned={},
+    )
+    order: Any = [split, single]
+    chosen, why = chosen_of(search, Decision(order[0]), order, order[1])
+    assert chosen is split
+    assert why == "it was measured to be the fastest; no single device was measured"
