@@ -1,8 +1,8 @@
 """Decoder-only transformers with random weights, for text generation in tests, examples and benchmarks.
 
 A decoder has the usual names of exported models: the inputs ``input_ids``, ``attention_mask`` and ``position_ids``, and the
-output ``logits``. The keys and values of earlier tokens are variables of the model (``ReadValue`` and ``Assign``), as exported by
-optimum-intel, or inputs ``past_key_values.0.key`` and outputs ``present.0.key``.
+output ``logits``. The keys and values of earlier tokens are variables of the model (``ReadValue`` and ``Assign``), as in exports
+by optimum-intel, or inputs ``past_key_values.0.key`` and outputs ``present.0.key``.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def build_decoder(
         decoder: its architecture.
         cache: ``state`` for variables of the model; ``inputs`` for inputs and outputs.
         beam_idx: whether a stateful model has the input ``beam_idx`` of optimum-intel for beam search; otherwise it is [0].
-        weights: type of the weights of embeddings and linear layers. With int4, embedding tables, and linear layers whose number
-            of inputs is not a multiple of 32, are int8, as in NNCF.
+        weights: type of the weights of embeddings and linear layers. With int4, embedding tables, and linear layers whose
+            number of inputs is not a multiple of 32, are int8, as in NNCF.
         seed: seed of the weights.
     """
     made = _OpenVinoWriter(weights, stateful=cache == "state", beam_idx=beam_idx)

@@ -7,8 +7,8 @@ here; ``placeit generate-text`` has tokenizers and sampling. Other models are Op
 optimum-intel, or ONNX files with caches (``past_key_values.0.key``, ``present.0.key``).
 
 ``--measure`` selects what is optimized: ``token`` (each further token), ``first`` (the first token, after a prompt), ``text``
-(both, weighted by the number of tokens) or ``many`` (further tokens of many texts at once). The placement respects the memory of
-devices in a cluster file (examples/cluster.yaml). The tokens are compared with the uncut model's in plain OpenVINO.
+(both, weighted by the number of tokens) or ``many`` (further tokens of many texts at once). The placement respects the memory
+of devices in a cluster file (examples/cluster.yaml). The tokens are compared with the uncut model's in plain OpenVINO.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what to optimize for (default: token)",
     )
     parser.add_argument("--budget", type=float, default=60, help="time limit of the search, in seconds (default: 60)")
-    parser.add_argument("--halves", action="store_true", help="place half of the groups on each of two devices, without a search")
+    parser.add_argument("--halves", action="store_true", help="place half of the groups on each of two devices; no search")
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
