@@ -1,8 +1,8 @@
 """Decoder-only transformers with random weights, for text generation in tests, examples and benchmarks.
 
 A decoder has the usual names of exported models: the inputs ``input_ids``, ``attention_mask`` and ``position_ids``, and the
-output ``logits``. The keys and values of earlier tokens are variables of the model (``ReadValue`` and ``Assign``), as written by
-optimum-intel, or inputs ``past_key_values.0.key`` and outputs ``present.0.key``.
+output ``logits``. The keys and values of earlier tokens are variables of the model (``ReadValue`` and ``Assign``), as written
+by optimum-intel, or inputs ``past_key_values.0.key`` and outputs ``present.0.key``.
 """
 
 from __future__ import annotations
