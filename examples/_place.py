@@ -28,9 +28,9 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     options.add_argument(
         "--devices",
         default=str(Path(__file__).with_name("cluster.yaml")),
-        help="names (CPU@0,GPU.0) or a cluster file (default: two emulated boards, examples/cluster.yaml)",
+        help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, examples/cluster.yaml)",
     )
-    options.add_argument("--policy", default="doppler", help="agent to train on runs: doppler or hsdag (default: doppler)")
+    options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
     options.add_argument("--budget", type=float, default=150, help="seconds of the search, including training (default: 150)")
     options.add_argument("--runs", type=int, default=20, help="rounds of the race at the end (default: 20)")
     options.add_argument("--placer", action="append", help="placer to run, repeatable; default: several")
