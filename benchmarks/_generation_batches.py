@@ -14,7 +14,7 @@ from benchmarks._generation_devices import balanced, continued, reference
 from benchmarks._generation_rivals import PRECISION, Files, greedy, in_segments, session_of
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
-from examples.generate_text import EVERY, step_inputs
+from examples.generate_text import INPUTS, step_inputs
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
@@ -160,7 +160,7 @@ def _plain(files: Files) -> Callable[[int, Sequence[Sequence[int]]], list[list[i
         request.reset_state()
         new, past, found = np.array(prompts[: len(prompts) // shares]), 0, []
         for _ in range(_TOKENS):
-            inputs, past = step_inputs(EVERY, new, past), past + new.shape[1]
+            inputs, past = step_inputs(INPUTS, new, past), past + new.shape[1]
             new = request.infer(inputs)["logits"][:, -1].argmax(-1)[:, None]
             found.append(new)
         return np.hstack(found).tolist()

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks._generation_rivals import NAMES, Files, in_segments, plain_steps, session_of
 from benchmarks._harness import Args, Report
 from benchmarks._models import progress, settled_race, two_cores
-from examples.generate_text import EVERY, generate, step_inputs
+from examples.generate_text import INPUTS, generate, step_inputs
 from placeit.core.errors import PlaceitError
 from placeit.core.placement import Placement
 from placeit.core.telemetry import import_openvino
@@ -201,7 +201,7 @@ def continued(sequence: OpenSequence, prompt: Sequence[int], tokens: int) -> Fut
     found, done = list[int](), Future[list[int]]()
 
     def step(new: Sequence[int], past: int) -> None:
-        answer = sequence.submit(step_inputs(EVERY, new, past))
+        answer = sequence.submit(step_inputs(INPUTS, new, past))
         answer.add_done_callback(lambda ended: go_on(ended, past + len(new)))
 
     def go_on(ended: Future[Any], past: int) -> None:

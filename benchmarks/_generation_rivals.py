@@ -20,7 +20,7 @@ from benchmarks._child import peak_memory
 from benchmarks._models import two_cores
 from benchmarks._plain import bound_thread, openvino_options
 from examples.decoder import Decoder, write_decoder
-from examples.generate_text import EVERY, shapes, step_inputs
+from examples.generate_text import INPUTS, shapes, step_inputs
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
 from placeit.core.sizes import SizeRange
@@ -53,7 +53,7 @@ __all__ = [
     "write_files",
 ]
 
-NAMES = EVERY[:3]
+NAMES = INPUTS[:3]
 """Inputs of the decoders in this module."""
 ONE_CORE, ALL_CORES = "OpenVINO, one core", "OpenVINO, all cores"
 ONE_DEVICE, SPLIT = "placeit, one device", "placeit, two devices"
@@ -87,7 +87,7 @@ class Files:
     @property
     def for_texts(self) -> Files:
         """The same decoder with the input of beam search, whose steps of several texts can be joined."""
-        return replace(self, stateful=self.stateful.parent / "genai" / "openvino_model.xml", names=EVERY)
+        return replace(self, stateful=self.stateful.parent / "genai" / "openvino_model.xml", names=INPUTS)
 
     @property
     def weight_bytes(self) -> int:
@@ -211,7 +211,7 @@ def session_of(
     """
     half = tokens // 2
     sizes = shapes(names, prompt + half, tokens - half, "token")
-    if names == EVERY:
+    if names == INPUTS:
         sizes = {name: (SizeRange(1, _MAX_TEXTS, (1,)), *shape[1:]) for name, shape in sizes.items()}
     constraints = Constraints(memory=memory or {})
     return Session(model, devices, inputs=Inputs(shapes=sizes), constraints=constraints, cache=None)

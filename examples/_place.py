@@ -1,4 +1,4 @@
-"""What the examples of single models share: options, a search in which a policy learns, a race of the results, and a trace."""
+"""Shared code of the examples with one model: options, a search that trains a policy, a race of the results, and traces."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of every example."""
+    """Return an argument parser with the options of these examples."""
     options = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
         "--devices",
@@ -43,11 +43,11 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
         "of which the faster one has too little memory for the whole model)",
     )
     options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
-    options.add_argument("--budget", type=float, default=150, help="seconds of the search, with learning (default: 150)")
+    options.add_argument("--budget", type=float, default=150, help="seconds of the search, including training (default: 150)")
     options.add_argument("--runs", type=int, default=20, help="rounds of the race at the end (default: 20)")
-    options.add_argument("--placer", action="append", help="placer to ask, repeatable; several without it")
+    options.add_argument("--placer", action="append", help="placer to run, repeatable; default: several")
     options.add_argument("--folder", type=Path, default=Path(f"{prog}-placed"), help=f"for results (default: {prog}-placed)")
-    options.add_argument("--resume", action="store_true", help="go on from the policy and the measurements in the folder")
+    options.add_argument("--resume", action="store_true", help="continue with the policy and the measurements in the folder")
     options.add_argument("--seed", type=int, default=0)
     return options
 
@@ -67,7 +67,7 @@ def boards(model: Path, folder: Path) -> str:
 
 
 def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], options: argparse.Namespace) -> RunReport:
-    """Find the fastest placement of a model by measuring, with a policy that learns; race the ways to find one; run it."""
+    """Search for the fastest placement and train a policy, race the placements of search and policies, and run the fastest."""
     options.folder.mkdir(parents=True, exist_ok=True)
     journal = options.folder / "search.jsonl"
     if not options.resume:
@@ -100,25 +100,25 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
 
 
 def _learned(found: Optimized) -> dict[str, Placement]:
-    """Print what the policy learned, and return its best measured placement by name; empty if it measured none."""
+    """Print how the policy learned, and return its best measured placement by name; empty if it measured none."""
     part = next(part for part in found.spending if part.what.startswith("policy"))
     print(f"{part.what}: {part.seconds:.0f} s; {part.note or found.unplanned[0].failed}")
     curve = found.curves.get(part.what, ())
     if curve:
         print(f"measured times while learning, {max(curve) * 1e3:.4g} to {min(curve) * 1e3:.4g} ms: {_bars(curve)}")
-    own = [one for one in found.candidates if one.placer == part.what and one.measured is not None]
-    return {part.what: min(own, key=lambda one: one.measured.median).placement} if own else {}
+    measured = [one for one in found.candidates if one.placer == part.what and one.measured is not None]
+    return {part.what: min(measured, key=lambda one: one.measured.median).placement} if measured else {}
 
 
 def _searched(found: Optimized) -> Placement:
-    """Return the best measured placement that no policy has found."""
-    other = [one for one in found.candidates if not one.placer.startswith("policy") and one.measured is not None]
-    splits = [one for one in other if one.placer != "single"]
-    return min(splits or other, key=lambda one: one.measured.median).placement
+    """Return the best measured placement that was found without a policy."""
+    measured = [one for one in found.candidates if not one.placer.startswith("policy") and one.measured is not None]
+    splits = [one for one in measured if one.placer != "single"]
+    return min(splits or measured, key=lambda one: one.measured.median).placement
 
 
 def _zero_shot(session: Session, seed: int) -> dict[str, Placement]:
-    """Return the placements of HEFT and of the policy that ships with placeit, which has never seen this model."""
+    """Return the placements of HEFT and of the shipped policy, which was not trained on this model."""
     segmenter = session.segmenter
     problem = segmenter.problem()
     cost = SimulatedCost(problem)
@@ -133,14 +133,14 @@ def _trace(session: Session, name: str, placement: Placement, folder: Path) -> N
     print(f"{name}: output error {text.error(report.output_error)}; trace: {path}")
 
 
-def _bars(values: Sequence[float], most: int = 60) -> str:
-    """Draw values as bars, from zero to the greatest: one for each, or for several in a row their median."""
-    parts = [float(np.median(part)) for part in np.array_split(np.asarray(values), min(len(values), most))]
+def _bars(values: Sequence[float], width: int = 60) -> str:
+    """Draw values as at most ``width`` bars, each the median of consecutive values, scaled from zero to the maximum."""
+    parts = [float(np.median(part)) for part in np.array_split(np.asarray(values), min(len(values), width))]
     return "".join(BARS[round(part / max(parts) * (len(BARS) - 1))] for part in parts)
 
 
 def _show(compared: Comparison) -> None:
-    """Print every single device, and the placements of search, HEFT and policies, as one race measured them."""
+    """Print the results of a race of single devices and of the placements of search, HEFT and policies."""
     print(file=sys.stderr)
     single = next((one.name for one in compared.candidates if one.name in compared.singles), "")
     print(f"{'':16} {'measured':>11}  {f'speed-up over {single}':26}  output error")

@@ -1,7 +1,7 @@
-"""Place BERT-base on two unequal boards with a policy that learns from runs, and embed sentences; takes four minutes.
+"""Place BERT-base on two emulated boards, train a policy on measured runs, and embed sentences; takes four minutes.
 
 GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
-beside search, HEFT and the single devices, and the fastest is the answer. Needs placeit with the extras learn and report.
+with a search, HEFT and the single devices; the fastest is the answer. Needs placeit with the extras learn and report.
 
 python -m examples.bert_base
 python -m examples.bert_base --resume --budget 60
@@ -20,10 +20,10 @@ from placeit import PlaceitError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    known = parser("bert_base", __doc__)
-    known.add_argument("--batch", type=int, default=1, help="sentences in one inference (default: 1)")
-    known.add_argument("--seq", type=int, default=128, help="tokens in a sentence (default: 128)")
-    options = known.parse_args(arguments)
+    options_parser = parser("bert_base", __doc__)
+    options_parser.add_argument("--batch", type=int, default=1, help="sentences in one inference (default: 1)")
+    options_parser.add_argument("--seq", type=int, default=128, help="tokens in a sentence (default: 128)")
+    options = options_parser.parse_args(arguments)
     shape = (options.batch, options.seq)
     sentences = {
         "input_ids": np.random.default_rng(options.seed).integers(1000, 30_000, shape),

@@ -1,9 +1,8 @@
-"""Decoder-only transformers with random weights, for the text generation of tests, examples and benchmarks.
+"""Decoder-only transformers with random weights, for text generation in tests, examples and benchmarks.
 
-A decoder has the inputs and outputs that exporters give such models: ``input_ids``, ``attention_mask`` and ``position_ids``
-in, ``logits`` out. It keeps the keys and values of earlier tokens, as optimum-intel writes it, in variables of the model
-(``ReadValue`` and ``Assign``), or it takes them as inputs ``past_key_values.0.key`` and returns them as outputs
-``present.0.key``.
+A decoder has the usual names of exported models: the inputs ``input_ids``, ``attention_mask`` and ``position_ids``, and the
+output ``logits``. The keys and values of earlier tokens are variables of the model (``ReadValue`` and ``Assign``), as written
+by optimum-intel, or inputs ``past_key_values.0.key`` and outputs ``present.0.key``.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Weights: TypeAlias = Literal["float32", "float16", "int8", "int4"]
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
-_EMBEDDING_SCALE = 0.02  # small beside what the layers add, so that the next token is not the last one again
-_QUERY_SCALE = 3.0  # attention that prefers some tokens to others, though its weights are random
-_GROUP = 32  # weights with one scale, for int4
+_EMBEDDING_SCALE = 0.02  # small compared with the outputs of layers, so that the model does not repeat its last token
+_QUERY_SCALE = 3.0  # large enough for attention to prefer some tokens, although weights are random
+_GROUP = 32  # number of int4 weights that share a scale
 _HIDDEN_BY_MASK = float(np.finfo(np.float32).min)
 _TO_THE_END = 2**31 - 1
 _OPSET = 20
@@ -46,10 +45,10 @@ class Decoder:
         layers: number of layers, each with an attention and a feed-forward network.
         width: size of the embedding of a token.
         heads: attention heads; they divide the width.
-        kv_heads: heads of keys and values, each read by as many attention heads; None for as many as ``heads``.
+        kv_heads: heads of keys and values, which groups of attention heads share; None for as many as ``heads``.
         hidden: size of the hidden layer of the feed-forward networks.
         vocabulary: number of tokens.
-        positions: the most tokens of a text; learned positions only.
+        positions: maximum number of tokens of a text; learned positions only.
     """
 
     style: Literal["llama", "gpt2"] = "llama"
@@ -87,7 +86,7 @@ class Decoder:
 
 
 TINY = Decoder(layers=2, width=32, heads=4, kv_heads=2, hidden=64, vocabulary=256, positions=256)
-"""A decoder that is built and run in milliseconds."""
+"""A decoder that takes milliseconds to build and run."""
 
 
 def build_decoder(
@@ -98,14 +97,14 @@ def build_decoder(
     weights: Weights = "float32",
     seed: int = 0,
 ) -> Any:
-    """Build a decoder as an ``openvino.Model``, for one text, or with ``beam_idx`` or caches as inputs for any number.
+    """Build a decoder as an ``openvino.Model``: for one text or, with ``beam_idx`` or caches as inputs, any number of texts.
 
     Args:
         decoder: its architecture.
         cache: ``state`` for variables of the model; ``inputs`` for inputs and outputs.
-        beam_idx: whether a stateful model has the input ``beam_idx`` that optimum-intel adds for beam search; else it is [0].
-        weights: type of the weights of embeddings and linear layers. As NNCF compresses them, tables of embeddings, and linear
-            layers whose inputs are no multiple of 32, stay int8 where the others are int4.
+        beam_idx: whether a stateful model has the input ``beam_idx`` of optimum-intel for beam search; otherwise it is [0].
+        weights: type of the weights of embeddings and linear layers. With int4, embedding tables, and linear layers whose
+            number of inputs is not a multiple of 32, are int8, as in NNCF.
         seed: seed of the weights.
     """
     made = _OpenVinoWriter(weights, stateful=cache == "state", beam_idx=beam_idx)
@@ -127,7 +126,7 @@ def write_decoder(
     Args:
         decoder: its architecture.
         path: file to write.
-        cache: see :func:`build_decoder`; None for what the format usually has: ``state`` in IR, ``inputs`` in ONNX.
+        cache: see :func:`build_decoder`; None for ``state`` in IR and ``inputs`` in ONNX.
         beam_idx: see :func:`build_decoder`.
         weights: type of the weights of embeddings and linear layers; ``float32`` in ONNX.
         seed: seed of the weights.
@@ -157,7 +156,7 @@ def write_decoder(
 
 
 class _Writer(Protocol):
-    """Writes a model, op by op; ops have the names and arguments that ONNX gives them.
+    """Writes a model op by op, with the op names and arguments of ONNX.
 
     Attributes:
         batch: number of texts in a step; -1 for any number.
@@ -170,7 +169,7 @@ class _Writer(Protocol):
     def constant(self, value: Any, dtype: Any = np.int64) -> Any: ...
 
     def weight(self, name: str, value: NDArray[np.float32], *, table: bool = False) -> Any:
-        """Return a weight matrix; if ``table``, its rows are looked up."""
+        """Return a weight matrix, or with ``table`` an embedding table."""
 
     def linear(self, name: str, x: Any, weight: Any) -> Any:
         """Multiply by the transpose of a matrix."""
@@ -281,7 +280,7 @@ def _write(decoder: Decoder, made: _Writer, seed: int) -> None:
 
 
 def _causal(made: _Writer, ids: Any, mask: Any) -> Any:
-    """Write the mask that is added to the scores of attention, float32[1, 1, tokens, tokens with the earlier ones]."""
+    """Write the mask that is added to attention scores: ``float32[1, 1, new tokens, all tokens]``."""
     new, all_ = (made.op("Gather", made.op("Shape", value), made.constant(1), axis=0) for value in (ids, mask))
     zero, one = made.constant(0), made.constant(1)
     rows = made.op("Unsqueeze", made.op("Range", made.op("Sub", all_, new), all_, one), made.constant([1]))
@@ -292,7 +291,7 @@ def _causal(made: _Writer, ids: Any, mask: Any) -> Any:
 
 
 class _OpenVinoWriter:
-    """Writes an ``openvino.Model``, as the converter from PyTorch and optimum-intel write such models."""
+    """Writes an ``openvino.Model``, like models by the PyTorch converter and by optimum-intel."""
 
     def __init__(self, weights: Weights, *, stateful: bool, beam_idx: bool) -> None:
         self._ov = import_openvino()
@@ -397,7 +396,7 @@ class _OpenVinoWriter:
         return ops.gather(read, self._beam, self.constant(0))
 
     def _empty(self, shape: Sequence[int]) -> Any:
-        """Return an empty cache; if any number of texts is in a step, it has a row for each text of the step."""
+        """Return an empty cache, with a row for each text of a step unless the model is for one text."""
         ops, sizes = self._ops, np.array([max(size, 0) for size in shape])
         if self.batch == 1:
             return ops.constant(np.zeros((1, *sizes), np.float32))

@@ -1,15 +1,14 @@
-"""Generate text with a decoder whose layers, with their caches, are on several devices; takes two minutes.
+"""Generate text with a decoder whose layers and caches are placed on several devices; takes two minutes.
 
 python -m examples.generate_text --devices CPU@0,CPU@1 --tokens 64 --texts 4
 
-Without a model, it is one of 12 layers and 109 million parameters with random weights, so the text means nothing: tokens are
-numbers here (``placeit generate-text`` has tokenizers and sampling). A model of yours is an OpenVINO IR with state, as
-optimum-intel writes it, or an ONNX file with caches (``past_key_values.0.key``, ``present.0.key``).
+The default model has 12 layers and 109 million parameters with random weights, so its text is meaningless. Tokens are numbers
+here; ``placeit generate-text`` has tokenizers and sampling. Other models are OpenVINO IR with state, as exported by
+optimum-intel, or ONNX files with caches (``past_key_values.0.key``, ``present.0.key``).
 
-The placement is the fastest one for ``--measure token`` (each further token), ``first`` (the first token, after a prompt),
-``text`` (both, in the proportion of prompt and tokens) or ``many`` (further tokens of many texts at once). No device gets more
-than fits into its memory, as the cluster file gives it (examples/cluster.yaml). The tokens are compared with the tokens of the
-uncut model in plain OpenVINO.
+``--measure`` selects what is optimized: ``token`` (each further token), ``first`` (the first token, after a prompt), ``text``
+(both, weighted by the number of tokens) or ``many`` (further tokens of many texts at once). The placement respects the memory
+of devices in a cluster file (examples/cluster.yaml). The tokens are compared with the uncut model's in plain OpenVINO.
 """
 
 import argparse
@@ -31,23 +30,29 @@ from placeit.core.sizes import SizeRange
 from placeit.core.units import percentage
 from placeit.devices.openvino import explaining, openvino_core
 
-EVERY = ("input_ids", "attention_mask", "position_ids", "beam_idx")
+INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 Arrays = Mapping[str, NDArray[np.generic]]
 Step = Callable[[dict[str, NDArray[np.generic]]], Arrays]
 
 
 def step_inputs(names: Sequence[str], tokens: ArrayLike, past: int) -> dict[str, NDArray[np.generic]]:
-    """Return the inputs for some tokens of a text, or of several texts as rows, after ``past`` others in each."""
+    """Return the inputs for a step.
+
+    Args:
+        names: names of the model's inputs.
+        tokens: new tokens of a text, or of several texts as rows.
+        past: number of earlier tokens of each text.
+    """
     new = np.atleast_2d(tokens)
     texts, end = len(new), past + new.shape[1]
-    places, order = np.tile(np.arange(past, end), (texts, 1)), np.arange(texts, dtype=np.int32)
-    every = zip(EVERY, (new, np.ones((texts, end), np.int64), places, order), strict=True)
-    return {name: value for name, value in every if name in names}
+    positions, beams = np.tile(np.arange(past, end), (texts, 1)), np.arange(texts, dtype=np.int32)
+    values = (new, np.ones((texts, end), np.int64), positions, beams)
+    return {name: value for name, value in zip(INPUTS, values, strict=True) if name in names}
 
 
 def generate(step: Step, names: Sequence[str], prompt: Sequence[int], tokens: int) -> tuple[list[int], list[float]]:
-    """Continue a prompt by the most likely tokens; return them, and the seconds that each took."""
-    found: list[int] = []
+    """Continue a prompt by the most likely tokens; return them and the seconds of each."""
+    generated: list[int] = []
     seconds: list[float] = []
     new, past = list(prompt), 0
     for _ in range(tokens):
@@ -56,20 +61,20 @@ def generate(step: Step, names: Sequence[str], prompt: Sequence[int], tokens: in
         seconds.append(time.perf_counter() - begin)
         past += len(new)
         new = [int(logits[0, -1].argmax())]
-        found += new
-    return found, seconds
+        generated += new
+    return generated, seconds
 
 
 def shapes(names: Sequence[str], prompt: int, tokens: int, measure: str) -> dict[str, tuple[int | SizeRange, ...]]:
-    """Return the sizes of the inputs: at most a whole text, typically a prompt, or one token after it."""
-    most, times = prompt + tokens, {"first": (1, 0), "text": (1, tokens)}.get(measure, (0, 1))
-    new, all_ = SizeRange(1, most, (prompt, 1), times), SizeRange(1, most, (prompt, prompt + 1), times)
-    return {name: shape for name, shape in zip(EVERY, ((1, new), (1, all_), (1, new), (1,)), strict=True) if name in names}
+    """Return the ranges of the input sizes, with a prompt and one token after it as typical sizes."""
+    longest, times = prompt + tokens, {"first": (1, 0), "text": (1, tokens)}.get(measure, (0, 1))
+    new, total = SizeRange(1, longest, (prompt, 1), times), SizeRange(1, longest, (prompt, prompt + 1), times)
+    return {name: shape for name, shape in zip(INPUTS, ((1, new), (1, total), (1, new), (1,)), strict=True) if name in names}
 
 
 def uncut(model: Any) -> Step:
-    """Compile a whole model with plain OpenVINO, on all cores."""
-    import openvino  # noqa: TID251 (as a program without placeit does)
+    """Compile the whole model with plain OpenVINO, on all cores."""
+    import openvino  # noqa: TID251 (like a program without placeit)
 
     compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     request, logits = compiled.create_infer_request(), compiled.output("logits")
@@ -77,18 +82,18 @@ def uncut(model: Any) -> Step:
 
 
 def halves(session: Session) -> Placement:
-    """Put the first half of the groups on the first device, and the others on the second one, each as one segment."""
+    """Place the first half of the groups on the first device and the others on the second one, each as one segment."""
     second = np.arange(len(session.grouping.groups)) * 2 // len(session.grouping.groups)
     placed = session.placement(second)
     return replace(placed, segments=second[session.grouping.group_of].astype(np.int32))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Place a decoder, and have it continue some prompts at once; returns the exit code."""
+    """Place a decoder and continue some prompts concurrently. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, help="a stateful IR, or ONNX with caches; without it, one is made")
+    parser.add_argument("model", nargs="?", type=Path, help="a stateful IR, or ONNX with caches; default: a generated model")
     parser.add_argument("--devices", default="CPU@0,CPU@1", help="names, or a cluster file (default: CPU@0,CPU@1)")
-    parser.add_argument("--layers", type=int, default=12, help="layers of the model that is made (default: 12)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the generated model (default: 12)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt (default: 64)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate after each prompt (default: 64)")
     parser.add_argument("--texts", type=int, default=1, help="prompts to continue at once (default: 1)")
@@ -99,12 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what to optimize for (default: token)",
     )
     parser.add_argument("--budget", type=float, default=60, help="time limit of the search, in seconds (default: 60)")
-    parser.add_argument("--halves", action="store_true", help="put half of the groups on each of two devices, without a search")
+    parser.add_argument("--halves", action="store_true", help="place half of the groups on each of two devices; no search")
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            made = options.model or write_decoder(Decoder(layers=options.layers), Path(folder) / "decoder.xml")
-            return _generate(made, options)
+            model = options.model or write_decoder(Decoder(layers=options.layers), Path(folder) / "decoder.xml")
+            return _generate(model, options)
     except PlaceitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -145,7 +150,7 @@ def inputs_of(model: Path) -> list[str]:
     """Return the names of a decoder's inputs that are not caches."""
     with explaining(f"{model} cannot be read"):
         names = {name for port in openvino_core().read_model(model).inputs for name in port.get_names()}
-    return [name for name in EVERY if name in names]
+    return [name for name in INPUTS if name in names]
 
 
 def _show(what: str, seconds: Sequence[Sequence[float]]) -> None:

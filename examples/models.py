@@ -1,8 +1,7 @@
 """ResNet-50, Inception-V3 and BERT-base, built from their published architectures with random weights.
 
-The weights are drawn from a seed; what matters for placement (ops, shapes, bytes, time) does not depend on their values,
-with one exception: a batch normalisation, layer normalisation or bias left at its initial value is folded away by a model
-converter, so those are randomised too.
+Ops, shapes, bytes and times do not depend on the values of weights, with one exception: model converters remove batch
+normalisations, layer normalisations and biases with their initial values, so those are random too.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = [
 
 
 class _ConvNorm(nn.Module):
-    """Convolution without bias and batch normalisation; ReLU unless told otherwise."""
+    """Convolution without bias, batch normalisation and, by default, ReLU."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class ResNet50(nn.Module):
     """ResNet-50 for 224 x 224 images: ``float32[N, 3, 224, 224] -> float32[N, 1000]``.
 
     Source: He et al., "Deep Residual Learning for Image Recognition", 2016, Table 1. Differs from the paper: a stage's
-    stride is on its 3x3 convolution, as every published set of weights has it.
+    stride is on its 3x3 convolution, as in all published weights.
     """
 
     def __init__(self) -> None:
@@ -303,7 +302,7 @@ MODELS: Mapping[str, _Recipe] = {
     "inception_v3": _Recipe(InceptionV3, _image(299), ("scores",)),
     "bert_base": _Recipe(BertBase, _tokens, ("last_hidden_state", "pooler_output")),
 }
-"""The models that :func:`build_model` and :func:`export_model` know, by name."""
+"""The models of :func:`build_model` and :func:`export_model`, by name."""
 
 
 def _recipe(name: str) -> _Recipe:
@@ -313,7 +312,7 @@ def _recipe(name: str) -> _Recipe:
 
 
 def randomise(module: nn.Module) -> None:
-    """Draw every weight, so that activations keep their scale and no bias or scale is an identity."""
+    """Initialise all weights randomly, so that activations keep their scale and no bias or scale is an identity."""
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if isinstance(part, nn.Embedding):
@@ -339,7 +338,7 @@ def calibrate(module: nn.Module, inputs: Iterable[Any]) -> None:
 def build_model(name: str, *, seed: int = 0) -> nn.Module:
     """Build a model in evaluation mode with weights drawn from ``seed``.
 
-    The caller's random state is not touched.
+    The caller's random state does not change.
 
     Args:
         name: a key of :data:`MODELS`.
@@ -358,7 +357,7 @@ def build_model(name: str, *, seed: int = 0) -> nn.Module:
 
 
 def example_inputs(name: str, *, batch: int = 1, seq: int = 128) -> dict[str, Tensor]:
-    """Draw inputs of a model, by name.
+    """Return random inputs of a model, by name.
 
     Args:
         name: a key of :data:`MODELS`.
@@ -403,18 +402,18 @@ def write_onnx(
     """Write a module as ONNX (opset 17) and return the path.
 
     Args:
-        module: in evaluation mode.
+        module: a module in evaluation mode.
         path: file to write.
-        inputs: examples of the arguments, in their order, by the names that the file gives them.
+        inputs: example arguments in order, by their names in the file.
         outputs: names of the outputs.
-        axes: dimensions that the file leaves open: a name by number, by input or output.
+        axes: names of dynamic dimensions, by their index, by the name of the input or output.
 
     Raises:
         FileError: the file cannot be written.
     """
     path = Path(path)
     with replacing(path) as temporary, warnings.catch_warnings():
-        # the exporter that writes the graphs the papers count is the older one, and says so
+        # the papers count the ops of the older exporter, which warns that it is deprecated
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.onnx")
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*legacy TorchScript-based ONNX export.*")
         torch.onnx.export(

@@ -1,13 +1,13 @@
-"""Serve a placed workload on the nodes of a Ray cluster by Ray Serve; runs until Ctrl-C.
+"""Serve a placed workload on the nodes of a Ray cluster with Ray Serve; runs until Ctrl-C.
 
     pip install 'placeit[ray]' 'ray[serve]'
     placeit optimize workload.yaml --ray-address 10.0.0.1:6379 -d edge1/CPU@0-3,edge2/CPU@0-3
     python -m examples.ray_serve workload.placed.yaml --ray-address 10.0.0.1:6379
 
-Ray Serve starts a replica, which opens all models of the workload on the devices of their placements. Its placement group is
-made of these devices: for each node, a bundle with as many CPUs as they have cores there, and a GPU for each NVIDIA GPU. So Ray
-gives this hardware to nothing else, and starts the replica anew, on the same nodes, when its devices are lost. The files have
-to exist on the first node, under the same paths. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/NAME.
+Ray Serve starts one replica, which opens all models of the workload on the devices of their placements. Its placement group
+has a bundle for each node, with one CPU for each core of these devices and one GPU for each NVIDIA GPU. So Ray reserves this
+hardware, and restarts the replica on the same nodes when its devices are lost. The files must exist on the first node, under
+the same paths. Requests are JSON, ``{"x": [[...]]}``, at http://127.0.0.1:8000/NAME.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from placeit.workload.options import open_entry
 
 
 def placement_group(devices: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a Ray Serve deployment that reserve devices: a bundle for each node, and which node that is.
+    """Return the options of a Ray Serve deployment that reserve devices: one bundle for each node, and the node's label.
 
-    A whole CPU, whose cores only its node knows, counts as one CPU. Ray counts no GPUs but NVIDIA's.
+    A whole CPU, whose number of cores is known only on its node, counts as one CPU. Ray counts only NVIDIA GPUs.
     """
     nodes: dict[str, tuple[set[int], set[str]]] = {}
     for address in parse_devices(devices):
@@ -55,8 +55,8 @@ class Plan:
     """A Ray Serve replica that answers requests with the models of a placed workload.
 
     Args:
-        file: the placed workload.
-        address: of the Ray cluster.
+        file: path of the placed workload.
+        address: address of the Ray cluster.
     """
 
     def __init__(self, file: str, address: str) -> None:
@@ -73,21 +73,21 @@ class Plan:
             self.close = stack.pop_all().close
 
     def check_health(self) -> None:
-        """Have Ray replace this replica when a model cannot run here any more."""
+        """Raise RuntimeError if the devices of a model are lost, so that Ray replaces this replica."""
         for name, server in self.servers.items():
             if not server.able:
                 raise RuntimeError(f"the devices of {name} are lost")
 
     async def __call__(self, request: Request) -> dict[str, Any]:
-        """Answer a request."""
+        """Run the model named by the path of a request, and return its outputs as lists."""
         name = request.url.path.strip("/")
         types = {spec.name: spec.dtype for spec in self.sessions[name].model.inputs}
-        given = {key: np.array(value, types.get(key)) for key, value in (await request.json()).items()}
-        outputs = await asyncio.wrap_future(self.servers[name].submit(given, wait=False))
+        inputs = {key: np.array(value, types.get(key)) for key, value in (await request.json()).items()}
+        outputs = await asyncio.wrap_future(self.servers[name].submit(inputs, wait=False))
         return {key: value.tolist() for key, value in outputs.items()}
 
     def __del__(self) -> None:
-        """Finish the requests that were accepted."""
+        """Finish accepted requests and close the models."""
         self.close()
 
 

@@ -1,10 +1,10 @@
-"""Read text with a detector, a classifier and a recogniser, as pictures come in; takes a minute.
+"""Read text in a stream of images with a detector, a classifier and a recogniser; takes a minute.
 
 python -m examples.read_text --devices CPU@0,CPU@1 --rate 5 --pictures 20
 
-The detector finds lines of text in a picture, the classifier says of each line whether it is upside down, and the recogniser
-reads it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. Each model runs on
-the devices with which all three together read the most pictures, judging by its times for some pictures on each device.
+The detector finds lines of text in a picture, the classifier decides whether each line is upside down, and the recogniser reads
+it. A picture may have any number of lines. The models come with the package ``rapidocr-onnxruntime``. They are placed so that
+all three together read the most pictures per second, by the measured times of each model on each device.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WORDS = ("DEVICE", "STREAM", "QUEUE", "MODEL")
 
 
 def texts_of(number: int) -> list[str]:
-    """Return the lines of a picture: none to three."""
+    """Return the lines of text of a picture: zero to three."""
     return [f"{WORDS[(number + i) % 4]}{number}" for i in range(number % 4)]
 
 
@@ -53,38 +53,39 @@ def draw_page(lines: Sequence[str]) -> np.ndarray:
 
 
 def network_input(picture: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a picture as the input of a network: ``float32[1, 3, H, W]``, from -1 to 1."""
     return {"x": np.ascontiguousarray((picture.astype(np.float32) / 127.5 - 1).transpose(2, 0, 1)[None])}
 
 
 def fitted(line: np.ndarray, width: int) -> np.ndarray:
-    """Scale a line to a height of 48, and fill it up to a width."""
-    wide = min(width, max(1, round(line.shape[1] * HEIGHT / line.shape[0])))
-    made = np.full((HEIGHT, width, 3), 127, np.uint8)
-    made[:, :wide] = cv2.resize(line, (wide, HEIGHT))
-    return made
+    """Scale a line to a height of 48 pixels, and pad it to a width."""
+    scaled = min(width, max(1, round(line.shape[1] * HEIGHT / line.shape[0])))
+    padded = np.full((HEIGHT, width, 3), 127, np.uint8)
+    padded[:, :scaled] = cv2.resize(line, (scaled, HEIGHT))
+    return padded
 
 
 def cut_lines(page: np.ndarray, outputs: Sequence[Outputs]) -> list[np.ndarray]:
-    """Cut out the lines that the detector has found in a picture, from top to bottom."""
+    """Crop the lines that the detector has found in a picture, from top to bottom."""
     ((probability,),) = (next(iter(values.values()))[0] for values in outputs)
     contours, _ = cv2.findContours((probability > TEXT).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     lines = []
     for x, y, w, h in sorted(map(cv2.boundingRect, contours), key=lambda box: box[1]):
         if w < 8 or h < 8 or probability[y : y + h, x : x + w].mean() < BOX:
             continue
-        room = round(0.45 * h)  # the detector finds only the middle of a line
-        lines.append(page[max(0, y - room) : y + h + room, max(0, x - room) : x + w + room])
+        margin = round(0.45 * h)  # the detector finds only the middle of a line
+        lines.append(page[max(0, y - margin) : y + h + margin, max(0, x - margin) : x + w + margin])
     return lines
 
 
 def turned(lines: list[np.ndarray], outputs: Sequence[Outputs]) -> list[np.ndarray]:
-    """Turn the lines that the classifier says are upside down."""
+    """Rotate the lines that are upside down according to the classifier."""
     upside_down = [next(iter(values.values()))[0, 1] > UPSIDE_DOWN for values in outputs]
     return [line[::-1, ::-1] if turn else line for line, turn in zip(lines, upside_down, strict=True)]
 
 
 def reading(characters: Sequence[str], outputs: Sequence[Outputs]) -> list[str]:
-    """Return the recogniser's text: its best guess at each position, without repetitions and blanks."""
+    """Decode the recogniser's outputs: the most likely character at each position, without repetitions and blanks."""
     texts = []
     for values in outputs:
         best = [number for number, _ in itertools.groupby(next(iter(values.values()))[0].argmax(1).tolist())]

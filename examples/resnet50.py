@@ -1,7 +1,7 @@
-"""Place ResNet-50 on two unequal boards with a policy that learns from runs, and classify images; takes four minutes.
+"""Place ResNet-50 on two emulated boards, train a policy on measured runs, and classify images; takes four minutes.
 
 GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
-beside search, HEFT and the single devices, and the fastest is the answer. Needs placeit with the extras learn and report.
+with a search, HEFT and the single devices; the fastest is the answer. Needs placeit with the extras learn and report.
 
 python -m examples.resnet50
 python -m examples.resnet50 --resume --budget 60
@@ -20,9 +20,9 @@ from placeit import PlaceitError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    known = parser("resnet50", __doc__)
-    known.add_argument("--batch", type=int, default=1, help="images in one inference (default: 1)")
-    options = known.parse_args(arguments)
+    options_parser = parser("resnet50", __doc__)
+    options_parser.add_argument("--batch", type=int, default=1, help="images in one inference (default: 1)")
+    options = options_parser.parse_args(arguments)
     images = np.random.default_rng(options.seed).normal(size=(options.batch, 3, 224, 224)).astype(np.float32)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Draw a trace in the terminal, in a second: a row for each device and link, with letters for the ops that it ran.
+"""Draw a trace in the terminal: one row for each device and link, with a letter for each segment and transfer.
 
 placeit run model.onnx --placement placement.json --trace trace.json
 python -m examples.timeline trace.json
@@ -13,11 +13,11 @@ from string import ascii_letters
 from typing import Any
 
 _WIDTH = 76  # columns of the time axis
-_MAX_CHARACTERS = 60  # characters of an op's name in the legend
+_MAX_CHARACTERS = 60  # characters of a name in the legend
 
 
 def timeline(events: list[dict[str, Any]], width: int = _WIDTH) -> str:
-    """Draw the events of a trace in the Chrome trace event format, as ``placeit run --trace`` writes it."""
+    """Draw the events of a trace in the Chrome trace event format, as written by ``placeit run --trace``."""
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = [event for event in events if event["ph"] == "X"]
     end = max(span["ts"] + span["dur"] for span in spans)
@@ -37,7 +37,7 @@ def timeline(events: list[dict[str, Any]], width: int = _WIDTH) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, help="file that placeit run --trace has written")
+    parser.add_argument("trace", type=Path, help="file written by placeit run --trace")
     print(timeline(json.loads(parser.parse_args().trace.read_text(encoding="utf-8"))["traceEvents"]))
 
 
