@@ -465,9 +465,9 @@ class State(enum.Enum):
 class Submission:
     """A request of a queue."""
 
-    def __init__(self, inputs: Sequence[object], outputs: Sequence[object], deadline: float) -> None:
+    def __init__(self, inputs: Sequence[object], outputs: Sequence[object], deadline: float, priority: int = 0) -> None:
         """
-        'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged.
+        'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged. 'priority': requests of a lower number begin first.
         """
 
     @property

@@ -35,7 +35,7 @@ class Waiting:
     def __init__(self, given_up: Callable[[], object], outcomes: Counter[str]) -> None:
         self._given_up, self._outcomes = given_up, outcomes
         self._requests: dict[Line | None, OrderedDict[Pending, None]] = {}  # by sequence; None: of no sequence
-        self._count = 0
+        self._count = self._max_priority = 0
         self._deadlines: list[tuple[float, int, Pending]] = []  # a heap; some of the requests may have left
         self._numbers = itertools.count()
         self._ended: deque[Pending] = deque()  # requests whose futures ended while they waited
@@ -68,11 +68,9 @@ class Waiting:
         if request.deadline < math.inf:
             heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         self._put(request)
-        if request.line is None:
-            others = self._requests[None]
-            after = [*takewhile(lambda one: one is request or one.priority > request.priority, reversed(others))]
-            for one in reversed(after[1:]):
-                others.move_to_end(one)
+        if request.line is None and request.priority < self._max_priority:
+            self._advance(request)
+        self._max_priority = max(self._max_priority, request.priority)
 
     def add_first(self, request: Pending) -> None:
         """Add a request that had begun at the front, and remove its deadline."""
@@ -114,6 +112,13 @@ class Waiting:
 
     def __contains__(self, request: Pending) -> bool:
         return request in self._requests.get(request.line, ())
+
+    def _advance(self, request: Pending) -> None:
+        """Move a request of no sequence before those whose number of priority is higher."""
+        others = self._requests[None]
+        behind = [*takewhile(lambda one: one.priority > request.priority, itertools.islice(reversed(others), 1, None))]
+        for one in reversed(behind):
+            others.move_to_end(one)
 
     def _put(self, request: Pending) -> None:
         if request not in self:
