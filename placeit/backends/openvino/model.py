@@ -199,6 +199,10 @@ class OpenVinoModel(base.Model):
 
         return run
 
+    def chain(self, elements: int, hops: int) -> OpenVinoModel:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
+
 
 def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
