@@ -107,8 +107,7 @@ class Model(ABC):
             may separate them.
         rounding: relative rounding step of ops that round to a few bits, by name: the largest step over the largest value.
         given: arrays to run it on, by name; None for random inputs.
-        uniform: whether all its ops compute the same function, so that one program serves all parts of a size. The chains that
-            measure the costs of segments and links are such models.
+        uniform: whether all its ops compute the same function (:meth:`chain`), so that one program serves all parts of a size.
         refused: pairs of a device and an op, by name, that the device reports to support and does not compile.
         placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
     """
@@ -324,6 +323,15 @@ class Model(ABC):
 
         Raises:
             DeviceError: the framework cannot run the model.
+        """
+
+    @abstractmethod
+    def chain(self, elements: int, hops: int) -> Model:
+        """Return a chain of element-wise ops in this model's format, to measure the costs of segments and links.
+
+        Args:
+            elements: float32 elements of each tensor of the chain.
+            hops: number of ops.
         """
 
 

@@ -128,14 +128,17 @@ def _any_chain(cluster: Cluster) -> tuple[Cluster, Callable[[int, int], Model]]:
         from placeit.backends.openvino.model import relu_chain
 
         return cluster, relu_chain
+    model: Model
     pairs = zip(cluster.devices, formats, strict=True)
     if any("onnx" in taken or ("openvino" in taken and not device.core_set) for device, taken in pairs):
         from placeit.backends.onnx.joined import relu_chain as onnx_chain
 
-        return drive(cluster, onnx_chain(1, 1)), onnx_chain
-    from placeit.backends.torch.model import relu_chain as torch_chain
+        model = onnx_chain(1, 1)
+    else:
+        from placeit.backends.torch.model import relu_chain as torch_chain
 
-    return drive(cluster, torch_chain(1, 1)), torch_chain
+        model = torch_chain(1, 1)
+    return drive(cluster, model), model.chain
 
 
 @dataclass(frozen=True)

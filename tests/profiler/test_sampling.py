@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placeit.backends.openvino.model import OpenVinoModel, relu_chain
+from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.devices import kinds
@@ -126,7 +126,7 @@ def test_a_device_that_compiles_slowly_compiles_the_whole_model_and_a_few_single
 
 
 def test_equal_parts_of_a_chain_are_compiled_once() -> None:
-    model = relu_chain(16, 12)
+    model = MODEL.chain(16, 12)
     cluster = Cluster((Device("CPU", address=Address("CPU")),))
     grouping = Grouping.singletons(model.graph)
     with Runtime(model, grouping, cluster) as runtime:

@@ -21,7 +21,7 @@ from placeit.backends.onnx_external import OnnxFile
 from placeit.backends.openvino.graph import separate_transposed
 from placeit.core.address import Address
 from placeit.core.cluster import Device
-from placeit.core.errors import DeviceError, first_line
+from placeit.core.errors import DeviceError, UsageError, first_line
 from placeit.core.files import temporary_folder
 from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
@@ -199,6 +199,12 @@ class BundleModel(Model):
                 if v in ops:
                     outputs[ends[graph.names[v]]] = values[t].transpose(0, 3, 1, 2) if t in self.channels_last else values[t]
         return outputs
+
+    def chain(self, elements: int, hops: int) -> Model:  # noqa: ARG002
+        """Raise UsageError: costs cannot be measured with a model that is already cut."""
+        raise UsageError(
+            f"{self.path} is a bundle, whose segments are cut: profile and optimize the model that it was built from."
+        )
 
 
 def open_bundle(path: Path) -> BundleModel:

@@ -73,6 +73,10 @@ class JoinedModel(OpenVinoModel):
         """Yield the ops that can be cut out as ONNX; see :meth:`placeit.backends.base.OnnxKinds.onnx_kinds`."""
         return self.parts.kinds()
 
+    def chain(self, elements: int, hops: int) -> OpenVinoModel:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``, for both runtimes."""
+        return relu_chain(elements, hops)
+
 
 J = TypeVar("J", bound=JoinedModel)
 

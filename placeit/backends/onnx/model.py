@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Format, Model, TensorSpec
+from placeit.backends.onnx.joined import relu_chain
 from placeit.backends.onnx.parts import OnnxParts, reads
 from placeit.backends.onnx.sessions import ort_reference
 from placeit.backends.onnx.tensors import WEIGHTS, sizes_of, tensor_bytes
@@ -111,6 +112,10 @@ class OnnxFileModel(Model):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the whole model in ONNX Runtime. Raises DeviceError."""
         return ort_reference(self.proto, self.inputs, {spec.name: spec.name for spec in self.outputs}, self.path)
+
+    def chain(self, elements: int, hops: int) -> Model:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -111,3 +111,9 @@ class WholeOnnxModel(Model):
     def reference(self, device: Device | None, precision: str) -> Callable[[Arrays], dict[str, NDArray[np.generic]]]:  # noqa: ARG002
         """Return a function that runs the file in ONNX Runtime. Raises DeviceError."""
         return ort_reference(str(self.path), self.inputs, self.names, self.path)
+
+    def chain(self, elements: int, hops: int) -> Model:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        from placeit.backends.onnx.joined import relu_chain
+
+        return relu_chain(elements, hops)

@@ -199,6 +199,10 @@ class OpenVinoModel(base.Model):
 
         return run
 
+    def chain(self, elements: int, hops: int) -> OpenVinoModel:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return relu_chain(elements, hops)
+
 
 def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
@@ -311,9 +315,8 @@ def _tensor(name: str, node: Any, open_shape: Any, sized: Sequence[Sized]) -> Te
     """
     op = node.get_friendly_name()
     partial = [point.shape(op, 0) for point in sized]
-    shapes = [
-        shape for shape in map(bounded_shape, partial) if shape is not None
-    ]  # none is left out, since the graph was built
+    # the graph was built, so all have bounds
+    shapes = [shape for shape in map(bounded_shape, partial) if shape is not None]
     # a size that depends on the data has the same bound in all runs, unless the bound follows from an open size
     limits = _limits(open_shape) if partial[0].is_static or partial[0] != open_shape else None
     dtype = dtype_name(node.get_output_element_type(0))

@@ -228,6 +228,10 @@ class TorchModel(base.Model):
         """Return a module that is called like the original module; see :class:`placeit.backends.base.IsCalled`."""
         return PlacedModule(self.program, self.module, run, tuple(spec.name for spec in self.outputs), pickled)
 
+    def chain(self, elements: int, hops: int) -> TorchModel:
+        """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
+        return replace(relu_chain(elements, hops), mixed=self.mixed)
+
 
 def relu_chain(elements: int, hops: int) -> TorchModel:
     """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
