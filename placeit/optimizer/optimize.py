@@ -127,7 +127,8 @@ def decide(
 def _learn_from(search: Search, cost: MeasuredCost) -> None:
     """Value the candidates by a measured cost, and enter the best splits that it has measured."""
     cost.deadline = search.deadline
-    cost(np.stack([one.groups for one in search.candidates if search.is_placed(one)]))
+    if rows := [one.groups for one in search.candidates if search.is_placed(one)]:
+        cost(np.stack(rows))
     by_devices = {one.devices.tobytes(): one for one in cost.known if one.cost is not None}
     splits = [one for one in by_devices.values() if (one.devices != one.devices[0]).any() and search.find(one.devices) is None]
     best = sorted(splits, key=lambda one: one.cost or 0.0)[:_MAX_KNOWN]
