@@ -243,8 +243,8 @@ def _under_load(
     """Run a target with several requests in flight."""
     from placeit.workbench.options import Traffic
 
-    chosen = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
-    traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **chosen)
+    given = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
+    traffic = Traffic(arrivals=(load.arrivals or Arrivals.CONSTANT).value, seed=load.seed, **given)
     with load.page() as page, target.open() as (session, chosen):
         with terminal.progress() as progress:
             profile_if_needed(session, chosen, progress)

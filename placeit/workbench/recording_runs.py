@@ -162,7 +162,7 @@ def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recor
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
     return Recording(
-        bytes_made=datetime.now(UTC).isoformat(timespec="seconds"),
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(devices.values()),
         environment=_environment(),
         model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
