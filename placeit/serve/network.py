@@ -22,6 +22,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from placeit.core.errors import ExecutionError, UsageError
+from placeit.core.memory import own_use, trim_memory
 from placeit.core.threads import Gate, Job, Worker
 from placeit.report.metrics import registry_of
 from placeit.serve.arriving import Room
@@ -39,6 +40,7 @@ __all__ = ["NetworkServer", "Options"]
 _KEEP_ALIVE_S = 75  # seconds; longer than clients keep an idle connection
 _BACKLOG = 2048
 _ACCEPTS = 16  # most connections that are accepted between two rounds of the event loop
+_TRIM_S, _TRIM_BYTES = 30.0, 32 << 20  # seconds between two looks at memory, and growth at which free memory is returned
 _OTHER_FILES = 256  # most open files of a process besides connections
 _CONNECTIONS = 1024  # of each protocol, if files allow; each takes 8 kB (HTTP) or 17 kB (gRPC) while nothing is sent
 _ROOM_BYTES = 16 << 20  # of requests and their answers, if the largest request does not take more
@@ -240,6 +242,8 @@ class NetworkServer:
             await _until(self._http.up, http)
             self._loop = asyncio.get_running_loop()
             self._up.open()
+            trimming = asyncio.ensure_future(_trim())
+            stack.callback(trimming.cancel)
             if self._repository is not None:
                 watching = asyncio.ensure_future(self._repository.serve(self._service))
                 stack.callback(watching.cancel)
@@ -249,6 +253,20 @@ class NetworkServer:
 
 def _labels(model: ServedModel) -> dict[str, str]:
     return {"model": model.name, "version": model.version}
+
+
+async def _trim() -> None:
+    """Return free memory to the system when there is much more than before: a burst of requests leaves a lot of it."""
+    base = own_use().bytes
+    while True:
+        await asyncio.sleep(_TRIM_S)
+        before = own_use().bytes
+        if before > base + _TRIM_BYTES:
+            await asyncio.to_thread(trim_memory)
+            after = own_use().bytes
+            base = min(base, after) if before - after > _TRIM_BYTES // 4 else after  # what stays is in use
+        else:
+            base = min(base, before)
 
 
 class _Planned:

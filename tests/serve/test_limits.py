@@ -310,6 +310,16 @@ def test_what_is_sent_takes_no_more_memory_than_its_room(network: Callable[..., 
         until(lambda: call(made, INFER, GOOD + " " * 40_000)[0] == 200)
 
 
+def test_free_memory_is_returned_to_the_system(network: Callable[..., NetworkServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where some memory in between is in use."""
+    monkeypatch.setattr("placeit.serve.network._TRIM_S", 0.05)
+    network()
+    kept = [np.ones(20_000, np.uint8) for _ in range(5000)]
+    used = own_use().bytes
+    del kept[1::2], kept[1::2], kept[1::2]
+    until(lambda: own_use().bytes < used - 50e6)
+
+
 def test_very_many_calls_at_once_are_answered_all(network: Callable[..., NetworkServer]) -> None:
     """Although the server has not begun the first of them when the last one comes."""
     made, go_on = network(), threading.Event()
