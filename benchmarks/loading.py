@@ -25,7 +25,7 @@ from benchmarks._harness import Args, Report, main
 from benchmarks._loading_models import KINDS, write_model
 from benchmarks._models import settled_race
 from benchmarks._plain import Plain, openvino_alone
-from placeit.backends.openvino.graph import constants
+from placeit.backends.openvino.graph import nodes_of
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.reader import load
 from placeit.core.memory import own_use, trim_memory
@@ -104,7 +104,7 @@ def _go(way: str, path: Path) -> dict[str, float]:
 
 
 def _constants_mb(model: Any) -> float:
-    return sum({node.data.ctypes.data: node.get_byte_size() for node in constants(model)}.values()) * 1e-6
+    return sum({node.data.ctypes.data: node.get_byte_size() for node in nodes_of(model, "Constant")}.values()) * 1e-6
 
 
 def _sizes(constants_mb: float, before: float, read_s: float) -> dict[str, float]:

@@ -17,7 +17,7 @@ from placeit import Placement, Session
 from placeit.backends import load
 from placeit.backends.base import Model
 from placeit.backends.openvino import reader
-from placeit.backends.openvino.graph import constants
+from placeit.backends.openvino.graph import nodes_of
 from placeit.core.errors import ModelError, UsageError
 from placeit.planning.coarsen import coarsen
 
@@ -118,7 +118,7 @@ MODELS = {
 
 def constant_bytes(*models: openvino.Model) -> int:
     """Bytes of all constants, those that lie in the same memory once."""
-    found = {node.data.ctypes.data: node.get_byte_size() for model in models for node in constants(model)}
+    found = {node.data.ctypes.data: node.get_byte_size() for model in models for node in nodes_of(model, "Constant")}
     return sum(found.values())
 
 

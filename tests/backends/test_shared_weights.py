@@ -17,7 +17,7 @@ from placeit import Constraints, Session
 from placeit.backends.onnx.load import load
 from placeit.backends.onnx.reading import read_onnx
 from placeit.backends.openvino import reader
-from placeit.backends.openvino.graph import constants
+from placeit.backends.openvino.graph import nodes_of
 from placeit.backends.openvino.inputs import Sizes
 from placeit.core.errors import InfeasibleError, ModelError
 from placeit.core.placement import Placement
@@ -112,7 +112,7 @@ def test_ops_of_one_graph_or_branch_may_read_a_weight_in_two_ways(tmp_path, firs
 
 def test_a_weight_that_branches_and_other_ops_read_is_in_memory_once(tmp_path):
     model = load(merged_decoder(tmp_path))
-    large = [constant for constant in constants(model.ov_model) if constant.get_byte_size() == BYTES]
+    large = [constant for constant in nodes_of(model.ov_model, "Constant") if constant.get_byte_size() == BYTES]
     assert len(large) == 3
     assert len({constant.data.ctypes.data for constant in large}) == 1
     assert model.statistics()["parameter_bytes"] < 1.1 * BYTES
@@ -179,7 +179,7 @@ def test_a_model_for_onnx_runtime_alone_has_no_weights_in_memory(tmp_path):
         whole = session.model.segment("onnx", range(len(session.model.graph)), [], [])
         assert whole.ByteSize() < BYTES / 2
         assert session.model.formats == {"onnx"}
-        large = [constant for constant in constants(session.model.ov_model) if constant.get_byte_size() == BYTES]
+        large = [constant for constant in nodes_of(session.model.ov_model, "Constant") if constant.get_byte_size() == BYTES]
         assert large
         assert not any(np.array_equal(constant.data, WEIGHT) for constant in large)
         inputs = session.model.random_inputs(3)
