@@ -245,13 +245,9 @@ def test_convolutions_on_gpus_do_not_round_to_tf32_and_others_do_as_before(monke
         def device_count():
             return 1
 
-    class NoReports:
-        def close(self):
-            pass
-
     monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     before = torch.backends.cudnn.allow_tf32
-    accelerator = open_torch(devices("cuda:0"), NoReports())
+    accelerator = open_torch(devices("cuda:0"))
     assert torch.backends.cudnn.allow_tf32 is False
     accelerator.close()
     assert torch.backends.cudnn.allow_tf32 is before

@@ -78,7 +78,7 @@ def test_inference_that_fails_is_a_device_error_and_no_hang(monkeypatch: pytest.
     def fails(*_: object) -> None:
         raise RuntimeError("Check failed\nout of memory")
 
-    monkeypatch.setattr("placeit.runtime.devices.counters._repeat", fails)
+    monkeypatch.setattr("placeit.runtime.devices.counters._run_after", fails)
     with pytest.raises(DeviceError, match=r"run on a: .*out of memory"):
         kernels(inception_like())
 

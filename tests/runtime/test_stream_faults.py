@@ -20,7 +20,6 @@ from placeit.devices.host import allowed_cores
 from placeit.runtime.accelerators import torch_library
 from placeit.runtime.accelerators.executor import StreamExecutor
 from placeit.runtime.accelerators.module_program import ModuleProgram
-from placeit.runtime.accelerators.reports import ThreadReports
 from placeit.runtime.accelerators.torch_library import open_torch
 from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.devices.accelerator import Inbox
@@ -490,13 +489,13 @@ class Gpus:
 def test_rounding_is_forbidden_until_the_last_accelerator_closes_and_then_as_before(monkeypatch, wanted, order):
     monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", wanted)
-    opened = [open_torch(devices("cuda:0"), ThreadReports()) for _ in range(3)]
+    opened = [open_torch(devices("cuda:0")) for _ in range(3)]
     for number in order:
         assert torch.backends.cudnn.allow_tf32 is False
         opened[number].close()
         opened[number].close()
     assert torch.backends.cudnn.allow_tf32 is wanted
-    one = open_torch(devices("cuda:0"), ThreadReports())
+    one = open_torch(devices("cuda:0"))
     opened[0].close()  # once more, while another is open
     assert torch.backends.cudnn.allow_tf32 is False
     one.close()
@@ -506,9 +505,9 @@ def test_rounding_is_forbidden_until_the_last_accelerator_closes_and_then_as_bef
 def test_what_the_user_allows_meanwhile_holds_in_the_end(monkeypatch):
     monkeypatch.setattr(torch_library, "_module", lambda kind: Gpus)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    first = open_torch(devices("cuda:0"), ThreadReports())
+    first = open_torch(devices("cuda:0"))
     torch.backends.cudnn.allow_tf32 = True
-    second = open_torch(devices("cuda:0"), ThreadReports())
+    second = open_torch(devices("cuda:0"))
     assert torch.backends.cudnn.allow_tf32 is False
     first.close()
     second.close()
@@ -527,7 +526,7 @@ def test_rounding_is_forbidden_by_whatever_name_of_pytorchs_it_was_allowed(monke
     for layer, precision in zip(layers, (conv, rnn), strict=True):
         layer.fp32_precision = precision
     before = [layer.fp32_precision for layer in layers]
-    accelerator = open_torch(devices("cuda:0"), ThreadReports())
+    accelerator = open_torch(devices("cuda:0"))
     assert [layer.fp32_precision for layer in layers] == ["ieee", "ieee"]
     assert torch.backends.cudnn.allow_tf32 is False  # it can be read: PyTorch itself does, in torch.backends.cudnn.flags
     accelerator.close()
