@@ -255,9 +255,10 @@ class SessionOptions(GroupOptions):
         from placeit.session import Session
         from placeit.workbench.options import Constraints
 
+        devices = self.reach() if cluster is None else cluster
         return Session(
             self.load_with_inputs(),
-            self.reach() if cluster is None else cluster,
+            devices,
             precision=self.precision.value,
             constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),
