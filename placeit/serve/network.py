@@ -256,17 +256,12 @@ def _labels(model: ServedModel) -> dict[str, str]:
 
 
 async def _trim() -> None:
-    """Return free memory to the system when there is much more than before: a burst of requests leaves a lot of it."""
+    """Return free memory to the system while there is more in use than at first: bursts of requests leave a lot of it."""
     base = own_use().bytes
     while True:
         await asyncio.sleep(_TRIM_S)
-        before = own_use().bytes
-        if before > base + _TRIM_BYTES:
+        if own_use().bytes > base + _TRIM_BYTES:
             await asyncio.to_thread(trim_memory)
-            after = own_use().bytes
-            base = min(base, after) if before - after > _TRIM_BYTES // 4 else after  # what stays is in use
-        else:
-            base = min(base, before)
 
 
 class _Planned:
