@@ -125,7 +125,7 @@ def test_requests_in_flight_and_replicas_are_recorded(session: Session, tmp_path
 
 
 def test_a_long_run_keeps_its_last_requests(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from placeit.profiler import recording as module
+    from placeit.workbench import recording_runs as module
 
     report = session.run(split(session), traffic=Traffic(requests=40))
     monkeypatch.setattr(module, "MAX_SPANS", 50)

@@ -1,4 +1,4 @@
-"""The table of commands, built-in ones and those of plug-ins (entry points ``placeit.commands``), imported on first use."""
+"""The table of commands, built-in ones and plug-ins (entry points ``placeit.commands``), imported on first use."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def reach_nodes(
 ) -> str | Sequence[str] | None:
     """Connect to the Ray cluster whose nodes the devices are on; do nothing if no device is on a node.
 
-    Without an address, connect to the cluster that ``placeit cluster up`` has started. If there is none and ``start`` is true,
-    start a cluster that ends with this process.
+    Without an address, connect to the cluster that ``placeit cluster up`` has started. If no such cluster runs and ``start`` is
+    true, start a cluster that ends with this process.
 
     Returns:
         The devices. If an address is given without devices, they are all whole devices that OpenVINO finds on the nodes.
