@@ -57,7 +57,8 @@ void bind_request_queue(nb::module_& module) {
                  return std::make_shared<Submission>(Tensors{memory(inputs, false), memory(outputs, true)}, deadline, priority);
              }),
              "inputs"_a, "outputs"_a, "deadline"_a, "priority"_a = 0,
-             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged. 'priority': requests "
+             "'inputs' and 'outputs': contiguous arrays, to be kept by the caller until it is acknowledged. 'priority': "
+             "requests "
              "of a lower number begin first.")
         .def_prop_ro("state", [](const Submission& one) { return one.state.load(); })
         .def_prop_ro("acknowledged", [](const Submission& one) { return one.acknowledged.load(); })
