@@ -39,8 +39,8 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
         "--devices",
-        help="names (CPU@0,GPU.0) or a cluster file (default: two unequal emulated boards, those of examples/cluster.yaml, "
-        "of which the faster one has too little memory for the whole model)",
+        help="names (CPU@0,GPU.0) or a cluster file (default: the two emulated boards of examples/cluster.yaml, but the "
+        "faster one has too little memory for the whole model)",
     )
     options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
     options.add_argument("--budget", type=float, default=150, help="seconds of the search, including training (default: 150)")

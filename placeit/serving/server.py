@@ -123,7 +123,7 @@ class Server(Replacing, Watched):
             arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
             on: where outputs are returned: NumPy arrays on the ``host``, or, for outputs that a GPU computes and if streams
                 drive all devices, arrays on the ``device``.
-            priority: of the requests that wait, those of the lowest number begin first.
+            priority: requests with a lower number start before others that wait.
 
         Raises:
             UsageError: an input is missing, unknown, or has another shape or type than the model wants; a time is not positive.

@@ -63,7 +63,7 @@ class Waiting:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
-        """Add a request behind all others, or before those of no sequence whose number of priority is higher."""
+        """Add a request behind all others, or before the requests without a sequence whose priority number is higher."""
         request.future.add_done_callback(lambda _: self._note(request))
         if request.deadline < math.inf:
             heappush(self._deadlines, (request.deadline, next(self._numbers), request))
