@@ -79,6 +79,7 @@ class DevicePool:
         devices: the open devices, in the cluster's order; empty if there are streams.
         transports: the open links, by (source, destination).
         streams: streams that drive all devices; None if the host decides when each segment starts.
+        is_shared: whether other pools of the process use these devices, and their segments take turns.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -104,14 +105,14 @@ class DevicePool:
         self._returns, self._reopened = Counter[str](), Counter[str]()
         self._failed: dict[str, _Failed] = {}
         self._opens_devices = False
-        self._lock, self._reopening, self._closed, self._is_shared = threading.Lock(), threading.Lock(), False, False
+        self._lock, self._reopening, self._closed, self.is_shared = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
-            (self.devices, self.transports), self._is_shared = shared, True
+            (self.devices, self.transports), self.is_shared = shared, True
         elif devices is None:
             (self.devices, self.transports), self._opens_devices = _open(cluster, precision, expected), True
         else:
@@ -130,7 +131,7 @@ class DevicePool:
             stack.callback(self._end_reopening)
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
-            if not self._is_shared:
+            if not self.is_shared:
                 _close(stack, (self.devices, self.transports))
 
     def check_open(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,20 @@ from placeit.serving.load_run import Served, keep_busy, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.choosing import Choice
+from placeit.workload.choosing import Choice, Predictor
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
 
-__all__ = ["measure_choices", "measure_slowdowns"]
+__all__ = ["measure_choices", "measure_slowdowns", "measure_waits"]
 
 _PAIR_TURNS = 3  # turns in which a pair of models is measured alone and together
 _PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn; more if fewer than 5 requests would fit
 _TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget allows and there would be too few requests
 _REQUESTS = (5, 100)  # least (if the budget allows) and most requests of the model with the lowest rate in a turn
 _MAX_REQUESTS = 20_000  # requests of a model in a turn
+_LIGHT = 0.3  # largest share of its time that a device works for a model whose waits are measured
+_ALONE = (20, 100)  # least requests from which waits are known, and requests that are sent for them if the device has the time
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests in seconds, whether its server kept up, and the requests per second that it served."""
@@ -154,6 +157,48 @@ def measure_slowdowns(
         if progress is not None:
             progress("measuring how models slow each other", len(found) / len(pairs))
     return found
+
+
+def measure_waits(
+    sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
+) -> list[NDArray[np.float64]]:
+    """Measure how much longer requests to each model alone, at a light load, take than in a simulation.
+
+    The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
+    what else the machine does.
+
+    Args:
+        sessions: the session of each model.
+        workload: the models.
+        options: the options of each model, of which the first one is measured.
+        until: when to end, by :func:`placeit.core.clock.now`.
+        seed: seed of the arrivals.
+
+    Returns:
+        The differences of the percentiles 50, 95 and 99, ``float64[3]`` seconds, at least 0; 0 for a model that there is no
+        time to measure.
+
+    Raises:
+        ExecutionError: a request failed.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    waits, rng = [np.zeros(3) for _ in workload], np.random.default_rng(seed)
+    for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
+        seconds = (until - clock.now()) / (len(workload) - k)
+        if seconds * _LIGHT < _ALONE[0] * own.seconds:
+            continue
+        rate = min(_LIGHT / own.seconds, max(entry.rate or math.inf, _ALONE[1] / seconds))
+        alone = Workload((replace(entry, rate=rate, in_flight=None),))
+        with sessions[k].serve(own.placement) as server:
+            turn = _turn(alone, [server], [sessions[k].model.sample_inputs()], seconds, rng)
+        if turn is None:
+            raise KeyboardInterrupt
+        ((latencies, *_),) = turn
+        found = OperatingPoint.of(rate, [(latencies + own.transfer_s, True)], entry.limited)
+        (simulated,) = Predictor(alone, [[own]], {}, seed)((0,))
+        differences = found.p50 - simulated.p50, found.p95 - simulated.p95, found.p99 - simulated.p99
+        waits[k] = np.maximum(differences, 0.0)
+    return waits
 
 
 def _turn(
