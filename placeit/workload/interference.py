@@ -121,11 +121,12 @@ def pairs_by_load(
 ) -> list[tuple[Place, Place]]:
     """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
 
-    First come a pair of devices without a common core, and one with common cores, for each pair of different models; then each
-    model beside a replica of itself, and then further pairs of devices.
+    First come the fastest devices without a common core, and the fastest with common cores, for each pair of different models;
+    then each model beside a replica of itself, and then further pairs of devices.
 
     Args:
-        busy: share of its time that each device works for a model; pairs with the largest products come first.
+        busy: share of its time that each device works for a model; of several pairs of models, the ones with the largest
+            products come first.
         machines: the machine of each device, by name.
         overlapping: pairs of names of devices with common hardware (:class:`Interference`).
     """
@@ -138,10 +139,10 @@ def pairs_by_load(
         for one, other in itertools.combinations(sorted(busy), 2)
         if one[1] != other[1] and machines[one[1]] == machines[other[1]] and not (one[0] == other[0] and overlap(one, other))
     ]
-    able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
+    able.sort(key=lambda pair: busy[pair[0]] * busy[pair[1]])
     counts, order = Counter[tuple[str, str, bool]](), []
     for one, other in able:
         kind = one[0], other[0], overlap(one, other)
         counts[kind] += 1
-        order.append((counts[kind], one[0] == other[0]))
+        order.append((counts[kind], one[0] == other[0], -busy[one] * busy[other]))
     return [able[k] for k in sorted(range(len(able)), key=order.__getitem__)]

@@ -61,7 +61,7 @@ def test_pairs_of_much_loaded_models_are_measured_first_and_each_before_one_is_r
     machines = {"a": "", "b": "", "board": "edge"}
     found = pairs_by_load(busy, machines)
     assert found[:4] == [
-        (("m0", "a"), ("m1", "b")),
+        (("m0", "b"), ("m1", "a")),
         (("m0", "b"), ("m2", "a")),
         (("m1", "b"), ("m2", "a")),
         (("m0", "a"), ("m0", "b")),
