@@ -215,14 +215,18 @@ def _model(
     stack: contextlib.ExitStack,
     progress: Progress | None,
     priority: int = 0,
+    only: Sequence[str] = (),
 ) -> tuple[ServedModel, Session]:
-    """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
+    """Open a model with a placement, or whole on a device, and serve it until the stack is closed.
+
+    The model may use ``only`` some devices; empty for all. Whole devices beside the cluster go by these.
+    """
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
     from placeit.backends.openvino.inputs import OpenSizesError
     from placeit.serve.served_model import ServedModel
 
     path, name = _named(given)
-    what = to_run(CheckedOptions(path, **more), placement, rematch)
+    what = to_run(CheckedOptions(path, **more), placement, rematch, only)
     try:
         session, chosen = stack.enter_context(what.open())
     except OpenSizesError as error:
@@ -247,15 +251,13 @@ def _model(
 
 def _planned(source: Planned, name: str, more: Mapping[str, Any], running: RunOptions, progress: Progress | None) -> Opened:
     """Open a model of a placed workload, and serve it."""
-    from placeit.devices.clusterfile import names_file
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
     with contextlib.ExitStack() as stack, naming_model(source.entry):
-        given, options = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}
-        if source.entry.devices and not names_file(more["devices"] or ""):  # whole devices beside the cluster go by these
-            options["devices"] = ",".join(source.entry.devices)
-        model, session = _model(given, source.file, options, None, running, stack, progress, source.priority)
+        given, options, only = f"{name}={source.path}", {**more, "inputs": source.entry.inputs}, source.entry.devices
+        options["devices"] = options["devices"] or ",".join(only) or None
+        model, session = _model(given, source.file, options, None, running, stack, progress, source.priority, only)
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 
