@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import gc
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

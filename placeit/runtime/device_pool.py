@@ -132,7 +132,7 @@ class DevicePool:
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
             if not self.is_shared:
-                _close(stack, (self.devices, self.transports))
+                _close(stack, self.devices, self.transports)
 
     def check_open(self) -> None:
         """Raise ExecutionError if the pool is closed, or is being closed."""
@@ -248,9 +248,10 @@ class DevicePool:
 def shared_devices() -> Iterator[None]:
     """Share devices and links among sessions that open in the block: their segments take turns in one lane for each device.
 
-    Otherwise, each session has its own threads, and the operating system divides the cores among them. Sessions share devices
-    if their clusters and precisions are equal, except streams and devices of other nodes. Plain devices are not shared, as they
-    are used as without placeit. Shared devices are closed at the end of the block: close the sessions before.
+    Otherwise, each session has its own threads, and the operating system divides the cores among them. Sessions of equal
+    precision share the devices that their clusters have in common, and the links if their clusters are equal. Streams, devices
+    of other nodes, and emulated devices of unequal clusters are not shared; nor are plain devices, as they are used as without
+    placeit. Shared devices are closed at the end of the block: close the sessions before.
     """
     opened: list[tuple[Cluster, str, _Open]] = []
     token = _SHARED.set(opened)
@@ -259,8 +260,9 @@ def shared_devices() -> Iterator[None]:
             try:
                 yield
             finally:
-                for _, _, found in opened:
-                    _close(stack, found)
+                for _, _, (_, links) in opened:
+                    _close(stack, (), links)
+                _close(stack, [*{id(device): device for _, _, (devices, _) in opened for device in devices}.values()], {})
     finally:
         _SHARED.reset(token)
 
@@ -273,15 +275,15 @@ def _shared(cluster: Cluster, precision: str) -> _Open | None:
     for other, other_precision, found in opened:
         if other.devices == cluster.devices and dict(other.links) == dict(cluster.links) and other_precision == precision:
             return found
-    opened.append((cluster, precision, _open(cluster, precision, ())))
+    known = [pair for one, of, found in opened if of == precision for pair in zip(one.devices, found[0], strict=True)]
+    opened.append((cluster, precision, _open(cluster, precision, (), known)))
     return opened[-1][2]
 
 
-def _close(stack: contextlib.ExitStack, opened: _Open) -> None:
+def _close(stack: contextlib.ExitStack, devices: Sequence[RuntimeDevice], links: Mapping[tuple[int, int], Transport]) -> None:
     """Push callbacks on a stack that close devices, then links."""
-    devices, transports = opened
-    for transport in transports.values():
-        stack.callback(transport.close)
+    for link in links.values():
+        stack.callback(link.close)
     for device in devices:
         stack.callback(device.close)
 
@@ -308,19 +310,23 @@ def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     return None
 
 
-def _open(cluster: Cluster, precision: str, expected: Collection[str]) -> _Open:
-    """Open each device, and the links between them, by their kinds."""
+def _open(
+    cluster: Cluster, precision: str, expected: Collection[str], known: Collection[tuple[Device, RuntimeDevice]] = ()
+) -> _Open:
+    """Open each device that is not among the known ones, and the links between all, by their kinds."""
     kinds = [device_kind(device) for device in cluster.devices]
     real: list[RuntimeDevice] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for kind, device in zip(kinds, cluster.devices, strict=True):
-            make = kind.expected if device.name in expected else kind.open
-            real.append(make(device, precision))
+            shared = next((opened for one, opened in known if one == device and not one.emulated), None)
+            if shared is None:
+                make = kind.expected if device.name in expected else kind.open
+                real.append(make(device, precision))
+                stack.callback(real[-1].close)
+            else:
+                real.append(shared)
         links = open_links(cluster, real, kinds)
-    except BaseException:
-        for opened in real:
-            opened.close()
-        raise
+        stack.pop_all()
     return tuple(map(_slowed, real, cluster.devices)), links
 
 

@@ -34,7 +34,7 @@ class SimulatedReplica:
         placement: ``int32[V]``, the device of each of them.
         in_flight: largest number of requests in flight on it.
         scale: factor on all its times.
-        shared: whether its segments wait for those of other streams on the same devices; if not, they run beside them.
+        shared: whether its segments wait for segments of other streams on the same devices; if not, they run beside these.
     """
 
     problem: Problem

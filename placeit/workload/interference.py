@@ -1,4 +1,4 @@
-"""Slowdown of models that run at the same time on devices of a machine: measured for some pairs, else fitted or assumed."""
+"""Slowdown of models that run at the same time on devices of a machine: measured for some pairs, assumed for others."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class Pair(NamedTuple):
 class Interference:
     """The factor by which models that run at the same time on a machine slow each other.
 
-    A measured pair has its measured factor. For other pairs of devices without a common core the factor is ``1 + c x``. The
-    coefficient ``c`` is found by least squares over such measured pairs, and is at least 0. The regressor ``x`` is 1, or the
-    product of the bytes per second of both models, whichever has the smaller `error`. Models of which each has its own threads
-    on the same cores take half of them each if the pair was not measured.
+    A measured pair has its measured factor. Other pairs of devices without a common core have the mean of such pairs. Models of
+    which each has its own threads on the same cores take half of them each if the pair was not measured.
 
     Factors of models on other cores multiply. Of models on the same cores, the excess over 1 adds up on each core, and the core
     with the largest sum counts: ``CPU`` is as slow beside ``CPU@0`` and ``CPU@1`` as beside one of them.
@@ -49,14 +47,12 @@ class Interference:
     Args:
         pairs: the measured pairs.
         machines: the machine of each device, by name; devices of different machines do not slow each other.
-        traffic: bytes of weights and tensors per second that each model reads and writes on each device, alone.
         overlapping: the pairs of names of devices that have hardware in common; only one name for a device on which each model
             has its own threads.
     """
 
     pairs: tuple[Pair, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict)
-    traffic: Mapping[Place, float] = field(default_factory=dict)
     overlapping: Collection[frozenset[str]] = ()
 
     def __call__(self, one: Place, others: Collection[Place]) -> float:
@@ -69,51 +65,40 @@ class Interference:
         return one == other or frozenset((one[1], other[1])) in self.overlapping
 
     def _factor(self, one: Place, other: Place) -> float:
-        if self._overlap(one, other):
-            return max(1.0, self._measured.get((one, other), _TURNS))
         here, there = (self.machines.get(device, device) for _, device in (one, other))
-        if one[1] == other[1] or here != there:
+        if here != there:
             return 1.0
-        return max(1.0, self._measured.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
+        assumed = _TURNS if self._overlap(one, other) else 1.0 if one[1] == other[1] else self._elsewhere
+        return max(1.0, self._measured.get((one, other), assumed))
 
     @property
     def error(self) -> float | None:
-        """Median error of fitted factors, as a share of the measured ones, each fitted without its own pair (leave-one-out).
+        """Median error of assumed factors, as a share of the measured ones, each assumed without its own pair (leave-one-out).
 
         None if fewer than two pairs without a common core were measured.
         """
-        return None if len(self._apart) <= 1 else self._error(self._by_traffic)
+        errors = [
+            abs(_mean([pair for pair in self._apart if pair is not left_out]) / factor - 1)
+            for left_out in self._apart
+            for factor in left_out.slowdown
+        ]
+        return float(np.median(errors)) if len(self._apart) > 1 else None
 
     @cached_property
     def _apart(self) -> list[Pair]:
         return [pair for pair in self.pairs if frozenset(pair.devices) not in self.overlapping]
 
     @cached_property
+    def _elsewhere(self) -> float:
+        return _mean(self._apart)
+
+    @cached_property
     def _measured(self) -> dict[tuple[Place, Place], float]:
         return {(one, other): factor for pair in self.pairs for one, other, factor in pair.both_ways}
 
-    @cached_property
-    def _by_traffic(self) -> bool:
-        return len(self._apart) > 1 and self._error(True) < self._error(False)
 
-    @cached_property
-    def _coefficient(self) -> float:
-        return self._fit(self._apart, self._by_traffic)
-
-    def _x(self, one: Place, other: Place, by_traffic: bool) -> float:
-        return self.traffic.get(one, 0.0) * self.traffic.get(other, 0.0) if by_traffic else 1.0
-
-    def _fit(self, pairs: Sequence[Pair], by_traffic: bool) -> float:
-        rows = [(self._x(one, other, by_traffic), factor - 1.0) for pair in pairs for one, other, factor in pair.both_ways]
-        squares = sum(x * x for x, _ in rows)
-        return max(0.0, sum(x * y for x, y in rows) / squares) if squares > 0 else 0.0
-
-    def _error(self, by_traffic: bool) -> float:
-        errors = []
-        for left_out in self._apart:
-            c = self._fit([pair for pair in self._apart if pair is not left_out], by_traffic)
-            errors += [abs((1 + c * self._x(one, other, by_traffic)) / factor - 1) for one, other, factor in left_out.both_ways]
-        return float(np.median(errors))
+def _mean(pairs: Sequence[Pair]) -> float:
+    return float(np.mean([factor for pair in pairs for factor in pair.slowdown])) if pairs else 1.0
 
 
 def pairs_by_load(

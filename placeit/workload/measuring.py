@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,12 @@ from placeit.core import clock
 from placeit.measuring.statistics import FEWEST
 from placeit.profiler.costs import Progress
 from placeit.serving.latency import OperatingPoint, most_left
-from placeit.serving.load_run import Served, keep_busy, offer_all
+from placeit.serving.load_run import Served, keep_busy, offer, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
+from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.choosing import Choice, Predictor
+from placeit.workload.choosing import Choice
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
@@ -33,6 +33,7 @@ _PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn; more if fewer th
 _TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget allows and there would be too few requests
 _REQUESTS = (5, 100)  # least (if the budget allows) and most requests of the model with the lowest rate in a turn
 _MAX_REQUESTS = 20_000  # requests of a model in a turn
+_JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
 _LIGHT = 0.3  # largest share of its time that a device works for a model whose waits are measured
 _ALONE = (20, 100)  # least requests from which waits are known, and requests that are sent for them if the device has the time
 
@@ -162,7 +163,7 @@ def measure_slowdowns(
 def measure_waits(
     sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
 ) -> list[NDArray[np.float64]]:
-    """Measure how much longer requests to each model alone, at a light load, take than in a simulation.
+    """Measure how much longer requests to each model alone, at a light load, take than in a simulation of them.
 
     The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
     what else the machine does.
@@ -182,22 +183,23 @@ def measure_waits(
         ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C.
     """
-    waits, rng = [np.zeros(3) for _ in workload], np.random.default_rng(seed)
+    waits = [np.zeros(3) for _ in workload]
     for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
         seconds = (until - clock.now()) / (len(workload) - k)
         if seconds * _LIGHT < _ALONE[0] * own.seconds:
             continue
         rate = min(_LIGHT / own.seconds, max(entry.rate or math.inf, _ALONE[1] / seconds))
-        alone = Workload((replace(entry, rate=rate, in_flight=None),))
+        times = poisson_arrivals(rate, min(math.ceil(rate * seconds), _MAX_REQUESTS), seed=seed)
         with sessions[k].serve(own.placement) as server:
-            turn = _turn(alone, [server], [sessions[k].model.sample_inputs()], seconds, rng)
-        if turn is None:
+            served = offer(server, sessions[k].model.sample_inputs(), times)
+        if served.interrupted:
             raise KeyboardInterrupt
-        ((latencies, *_),) = turn
-        found = OperatingPoint.of(rate, [(latencies + own.transfer_s, True)], entry.limited)
-        (simulated,) = Predictor(alone, [[own]], {}, seed)((0,))
-        differences = found.p50 - simulated.p50, found.p95 - simulated.p95, found.p99 - simulated.p99
-        waits[k] = np.maximum(differences, 0.0)
+        if served.error is not None:
+            raise served.error
+        (flights,) = serve_streams([Stream(own.replicas, times)])
+        each = served.latencies + own.transfer_s, flights.ended - flights.arrived + own.host
+        measured, simulated = (np.percentile(latencies, (50, 95, 99)) for latencies in each)
+        waits[k] = np.maximum(measured - simulated, 0.0)
     return waits
 
 
@@ -245,6 +247,13 @@ def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]
         points = []
         for entry, of_model in zip(workload, zip(*of_choice, strict=True), strict=True):
             rate = entry.rate if entry.rate is not None else float(np.median([served for *_, served in of_model]))
-            points.append(OperatingPoint.of(rate, [(latencies, up) for latencies, up, _ in of_model], entry.limited))
+            points.append(OperatingPoint.of(rate, _joined(of_model), entry.limited))
         found[name] = tuple(points)
     return found
+
+
+def _joined(turns: Sequence[Turn]) -> list[tuple[NDArray[np.float64], bool]]:
+    """Join turns with few requests: of six requests, the 95th percentile would be about the longest but one."""
+    count = max(1, min(len(turns), sum(len(latencies) for latencies, *_ in turns) // _JOINED))
+    parts = [turns[len(turns) * k // count : len(turns) * (k + 1) // count] for k in range(count)]
+    return [(np.concatenate([latencies for latencies, *_ in part]), any(up for _, up, _ in part)) for part in parts]

@@ -356,21 +356,18 @@ def _interference(
     overlapping = {frozenset((names[a], names[b])) for a, b in np.argwhere(cluster.conflicts())}
     single: dict[Place, Option] = {}
     busy: dict[Place, float] = {}
-    traffic: dict[Place, float] = {}
-    for entry, session, own in zip(workload, sessions, options, strict=True):
-        graph = session.model.graph
+    for entry, own in zip(workload, options, strict=True):
         for option in own:
             used = {name: share for name, share in device_use(option, entry).items() if share > 0}  # not where inputs arrive
             overlapping |= set() if option.replicas[0].shared else {frozenset((name,)) for name in used}
             if len(used) == 1:
                 place = entry.name, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]
-                traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
     machines = {device.name: node_of(device) for device in cluster.devices}
     by_name = {entry.name: session for entry, session in zip(workload, sessions, strict=True)}
     pairs = pairs_by_load(busy, machines, overlapping)
     measured = measure_slowdowns(by_name, single, pairs, until=until, progress=progress)
-    return Interference(tuple(measured), machines, traffic, overlapping)
+    return Interference(tuple(measured), machines, overlapping)
 
 
 def _devices(sessions: Sequence[Session]) -> Cluster:
