@@ -27,7 +27,7 @@ Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
 _MIN_REQUESTS = 100  # requests of the model with the lowest rate in a simulation
-_MAX_REQUESTS = 2000  # requests of all models in a simulation, to be multiplied by `Predictor.length`
+_MAX_REQUESTS = 4000  # requests of all models in a simulation, to be multiplied by `Predictor.length`
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 

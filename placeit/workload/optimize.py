@@ -38,7 +38,7 @@ _WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for 
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
-_LONGER = 4.0  # factor on the requests that are simulated for the predictions that are shown
+_LONGER = 2.5  # factor on the requests that are simulated for the predictions that are shown
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
