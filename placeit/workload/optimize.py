@@ -219,9 +219,10 @@ def optimize_workload(
     the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The simulation
     takes into account how models on different devices of a machine slow each other
     (:class:`placeit.workload.interference.Interference`). That is measured in a tenth of the budget, or else known from the
-    file of the workload, or from ``start``. The search among choices takes at most another tenth. The best choice is then
-    measured by requests to all models at once, against each model where a search for it alone puts it, and against each model
-    on the whole CPU as its runtime uses it without placeit. The measurement decides.
+    file of the workload, or from ``start``. In a twentieth, each model gets requests alone: what they wait for beside its work
+    is added to predictions. The search among choices takes at most another tenth. The best choice is then measured by requests
+    to all models at once, against each model where a search for it alone puts it, and against each model on the whole CPU as
+    its runtime uses it without placeit. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
