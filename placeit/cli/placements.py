@@ -66,13 +66,13 @@ def read_placement(path: Path, graph: OpGraph) -> Placement:
 
 @contextlib.contextmanager
 def open_session(
-    options: SessionOptions, files: Sequence[Path], *, by_segments: bool = False
+    options: SessionOptions, files: Sequence[Path], *, by_segments: bool = False, only: Sequence[str] = ()
 ) -> Iterator[tuple[Session, list[Placement]]]:
     """Open a model on the devices of the command line, or else on the devices that the placements name.
 
     Where the command line says nothing, precision, compression and input shapes are taken from the placements. Groups are split
     where a placement divides them; with ``by_segments``, they are split by the placements' segments, if all have segments.
-    Nothing is profiled yet.
+    Nothing is profiled yet. ``only`` has the names of the devices that the model may use; empty for all.
 
     Raises:
         FileError, PlacementError: a placement cannot be read, or does not fit the model and the devices (names the file).
@@ -98,6 +98,7 @@ def open_session(
         raise type(error)(
             f"{error} The placement names the devices {', '.join(named)}: say with --devices which they are (the cluster file)."
         ) from error
+    cluster = cluster.only(only) if only else cluster
     by_segments = by_segments and all(placement.segments is not None for placement in placements)
     with options.session(cluster, placements[0].graph_hash if placements else "") as session:
         for path, placement in zip(files, placements, strict=True):
@@ -181,13 +182,14 @@ _FIXED_BY_BUNDLE = ("placement", "input_shape", "batch", "state", "logits", "con
 """Options that cannot be given with a bundle, since it was built with their values."""
 
 
-def find_target(options: CheckedOptions, placement: Path | None, rematch: str | None) -> Target:
+def find_target(options: CheckedOptions, placement: Path | None, rematch: str | None, only: Sequence[str] = ()) -> Target:
     """Return the placement, bundle or model that the options of a command name.
 
     Args:
         options: options of the model, or of a bundle in its place.
         placement: the placement file; None for a bundle, and for the whole model on the devices of the options.
         rematch: the option ``--rematch``, for a bundle.
+        only: names of the devices that a model with a placement may use; empty for all.
 
     Raises:
         UsageError: an option is missing, or does not go with a bundle or with a placement.
@@ -214,7 +216,7 @@ def find_target(options: CheckedOptions, placement: Path | None, rematch: str | 
 
     @contextlib.contextmanager
     def opened() -> Iterator[tuple[Session, Placement]]:
-        with open_session(options, [placement], by_segments=True) as (session, [chosen]):
+        with open_session(options, [placement], by_segments=True, only=only) as (session, [chosen]):
             yield session, chosen
 
     return Target(placement, bool(Placement.load(placement).replicas), data, opened)

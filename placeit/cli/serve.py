@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import gc
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,14 +217,18 @@ def _serve_model(
     stack: contextlib.ExitStack,
     progress: Progress | None,
     priority: int = 0,
+    only: Sequence[str] = (),
 ) -> tuple[ServedModel, Session]:
-    """Open a model with a placement, or whole on a device, and serve it until the stack is closed."""
+    """Open a model with a placement, or whole on a device, and serve it until the stack is closed.
+
+    The model may use ``only`` some devices; empty for all. Whole devices beside the cluster go by these.
+    """
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
     from placeit.backends.openvino.inputs import OpenSizesError
     from placeit.serve.served_model import ServedModel
 
     path, name = _split_name(argument)
-    target = find_target(CheckedOptions(path, **common), placement, rematch)
+    target = find_target(CheckedOptions(path, **common), placement, rematch, only)
     try:
         session, chosen = stack.enter_context(target.open())
     except OpenSizesError as error:
@@ -251,15 +255,13 @@ def _serve_planned(
     source: Planned, name: str, common: Mapping[str, Any], running: RunOptions, progress: Progress | None
 ) -> Opened:
     """Open a model of a placed workload, and serve it."""
-    from placeit.devices.clusterfile import names_file
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 
     with contextlib.ExitStack() as stack, naming_model(source.entry):
-        argument, options = f"{name}={source.path}", {**common, "inputs": source.entry.inputs}
-        if source.entry.devices and not names_file(common["devices"] or ""):  # whole devices beside the cluster go by these
-            options["devices"] = ",".join(source.entry.devices)
-        model, session = _serve_model(argument, source.file, options, None, running, stack, progress, source.priority)
+        argument, options, only = f"{name}={source.path}", {**common, "inputs": source.entry.inputs}, source.entry.devices
+        options["devices"] = options["devices"] or ",".join(only) or None
+        model, session = _serve_model(argument, source.file, options, None, running, stack, progress, source.priority, only)
         return Opened(model, stack.pop_all().close, Mover(session, model.server, source, running.in_flight))
 
 

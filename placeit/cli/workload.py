@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,8 +139,8 @@ def _show_interference(console: Console, found: PlacedWorkload) -> None:
     console.print()
     text.tables(console, ["model", "beside", "slowdown"], {"slowdown of models on different devices": rows}, left=2)
     error = found.interference.error
-    fitted = "" if error is None else f", with a median error of {text.percent(error)} on these"
-    text.paragraph(console, f"Other pairs are fitted to these{fitted}.")
+    off = "" if error is None else f", which is off by {text.percent(error)} in the median"
+    text.paragraph(console, f"Other pairs of devices without a common core have the mean of such pairs{off}.")
 
 
 def _title(found: PlacedWorkload, way: Together) -> str:
@@ -160,7 +161,7 @@ def _rows(found: PlacedWorkload, way: Together) -> list[list[str]]:
                 "" if entry.limit is None else str(entry.limit),
                 text.seconds(at(way.predicted[k])),
                 text.seconds(None if measured is None else at(measured)),
-                text.NOTHING if measured is None else " .. ".join(text.seconds(end) for end in measured.ci),
+                text.NOTHING if measured is None or measured.ci[1] == inf else " .. ".join(map(text.seconds, measured.ci)),
                 text.NOTHING if error is None else percentage(error, "+.0%"),
                 "yes" if way.points[k].kept else "no",
             ]

@@ -79,6 +79,7 @@ class DevicePool:
         devices: the open devices, in the cluster's order; empty if there are streams.
         transports: the open links, by (source, destination).
         streams: streams that drive all devices; None if the host decides when each segment starts.
+        is_shared: whether other pools of the process use these devices, and their segments take turns.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -104,14 +105,14 @@ class DevicePool:
         self._returns, self._reopened = Counter[str](), Counter[str]()
         self._failed: dict[str, _Failed] = {}
         self._opens_devices = False
-        self._lock, self._reopening, self._closed, self._is_shared = threading.Lock(), threading.Lock(), False, False
+        self._lock, self._reopening, self._closed, self.is_shared = threading.Lock(), threading.Lock(), False, False
         if devices is None and streams is None:
             _check_real(cluster)
             self.streams = _open_streams(cluster, precision)
         if self.streams is not None:
             self.devices, self.transports = tuple(devices or ()), dict(transports or {})
         elif devices is None and not (own or expected) and (shared := _shared(cluster, precision)) is not None:
-            (self.devices, self.transports), self._is_shared = shared, True
+            (self.devices, self.transports), self.is_shared = shared, True
         elif devices is None:
             (self.devices, self.transports), self._opens_devices = _open(cluster, precision, expected), True
         else:
@@ -130,8 +131,8 @@ class DevicePool:
             stack.callback(self._end_reopening)
             if self.streams is not None:
                 stack.callback(self.streams.accelerator.close)
-            if not self._is_shared:
-                _close(stack, (self.devices, self.transports))
+            if not self.is_shared:
+                _close(stack, self.devices, self.transports)
 
     def check_open(self) -> None:
         """Raise ExecutionError if the pool is closed, or is being closed."""
@@ -246,9 +247,10 @@ class DevicePool:
 def shared_devices() -> Iterator[None]:
     """Share devices and links among sessions that open in the block: their segments take turns in one lane for each device.
 
-    Otherwise, each session has its own threads, and the operating system divides the cores among them. Sessions share devices
-    if their clusters and precisions are equal, except streams and devices of other nodes. Plain devices are not shared, as they
-    are used as without placeit. Shared devices are closed at the end of the block: close the sessions before.
+    Otherwise, each session has its own threads, and the operating system divides the cores among them. Sessions of equal
+    precision share the devices that their clusters have in common, and the links if their clusters are equal. Streams, devices
+    of other nodes, and emulated devices of unequal clusters are not shared; nor are plain devices, as they are used as without
+    placeit. Shared devices are closed at the end of the block: close the sessions before.
     """
     opened: list[tuple[Cluster, str, _Open]] = []
     token = _SHARED.set(opened)
@@ -257,8 +259,9 @@ def shared_devices() -> Iterator[None]:
             try:
                 yield
             finally:
-                for _, _, found in opened:
-                    _close(stack, found)
+                for _, _, (_, links) in opened:
+                    _close(stack, (), links)
+                _close(stack, [*{id(device): device for _, _, (devices, _) in opened for device in devices}.values()], {})
     finally:
         _SHARED.reset(token)
 
@@ -271,15 +274,15 @@ def _shared(cluster: Cluster, precision: str) -> _Open | None:
     for other, other_precision, found in opened:
         if other.devices == cluster.devices and dict(other.links) == dict(cluster.links) and other_precision == precision:
             return found
-    opened.append((cluster, precision, _open(cluster, precision, ())))
+    known = [pair for one, of, found in opened if of == precision for pair in zip(one.devices, found[0], strict=True)]
+    opened.append((cluster, precision, _open(cluster, precision, (), known)))
     return opened[-1][2]
 
 
-def _close(stack: contextlib.ExitStack, opened: _Open) -> None:
+def _close(stack: contextlib.ExitStack, devices: Sequence[RuntimeDevice], links: Mapping[tuple[int, int], Transport]) -> None:
     """Push callbacks on a stack that close devices, then links."""
-    devices, transports = opened
-    for transport in transports.values():
-        stack.callback(transport.close)
+    for link in links.values():
+        stack.callback(link.close)
     for device in devices:
         stack.callback(device.close)
 
@@ -306,19 +309,23 @@ def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
     return None
 
 
-def _open(cluster: Cluster, precision: str, expected: Collection[str]) -> _Open:
-    """Open each device, and the links between them, by their kinds."""
+def _open(
+    cluster: Cluster, precision: str, expected: Collection[str], known: Collection[tuple[Device, RuntimeDevice]] = ()
+) -> _Open:
+    """Open each device that is not among the known ones, and the links between all, by their kinds."""
     kinds = [device_kind(device) for device in cluster.devices]
     real: list[RuntimeDevice] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for kind, device in zip(kinds, cluster.devices, strict=True):
-            make = kind.expected if device.name in expected else kind.open
-            real.append(make(device, precision))
+            shared = next((opened for one, opened in known if one == device and not one.emulated), None)
+            if shared is None:
+                make = kind.expected if device.name in expected else kind.open
+                real.append(make(device, precision))
+                stack.callback(real[-1].close)
+            else:
+                real.append(shared)
         links = open_links(cluster, real, kinds)
-    except BaseException:
-        for opened in real:
-            opened.close()
-        raise
+        stack.pop_all()
     return tuple(map(_slowed, real, cluster.devices)), links
 
 

@@ -21,8 +21,8 @@ from placeit.simulator.throughput_bound import ThroughputCost
 
 __all__ = ["RequestTimes", "SimulatedReplica", "Slowdown", "Stream", "serve", "serve_streams"]
 
-Slowdown: TypeAlias = Callable[[tuple[str, str], tuple[str, str]], float]
-"""Factor by which a segment is slower while another segment runs, given (stream, device) of the first and of the second."""
+Slowdown: TypeAlias = Callable[[tuple[str, str], Collection[tuple[str, str]]], float]
+"""Factor by which a segment is slower while others run, given its (stream, device) and the (stream, device) of each of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,14 @@ class SimulatedReplica:
         placement: ``int32[V]``, the device of each of them.
         in_flight: largest number of requests in flight on it.
         scale: factor on all its times.
+        shared: whether its segments wait for segments of other streams on the same devices; if not, they run beside these.
     """
 
     problem: Problem
     placement: NDArray[np.int32]
     in_flight: int
     scale: float = 1.0
+    shared: bool = True
 
     @classmethod
     def whole(cls, seconds: float, device: str, in_flight: int) -> Self:
@@ -96,26 +98,24 @@ def serve_streams(
     streams: Sequence[Stream],
     *,
     until: float = math.inf,
-    conflicts: Collection[tuple[str, str]] = (),
     slowdown: Slowdown | None = None,
 ) -> list[RequestTimes]:
     """Simulate the requests of several models that share devices; each model alone is served as :func:`serve` does.
 
     Each replica starts its segments and transfers by the rules of executors. A device or a link runs one of them at a time, by
     priority, and then in the order in which they were started, as lanes do. A replica has at most one there, so replicas take
-    turns. Devices that conflict never run at the same time.
+    turns. Devices that conflict take turns within a replica only: an executor knows nothing of others.
 
     Args:
         streams: one for each model.
         until: seconds after which closed loops submit no more requests.
-        conflicts: pairs of names of devices that conflict, in addition to those that the problems state.
-        slowdown: the factor by which the segment that runs on a device slows a segment on another device, for as long as both
-            run; several factors multiply. None if devices do not slow each other.
+        slowdown: the factor by which the segments that run on other devices slow a segment, for as long as they run. None if
+            devices do not slow each other.
 
     Returns:
         The requests of each stream. All requests end.
     """
-    return _Mix(streams, until, conflicts, slowdown).run()
+    return _Mix(streams, until, slowdown).run()
 
 
 @dataclass(eq=False)
@@ -124,7 +124,6 @@ class _Lane:
 
     Attributes:
         waiting: heap of queued work: priority, number in the order of queueing, replica and instruction.
-        rivals: devices that conflict with it.
         busy: whether an instruction runs on it.
         left: seconds of this instruction that were left at ``since``, if nothing slowed it.
         since: time of the last change of ``factor``.
@@ -133,7 +132,6 @@ class _Lane:
     """
 
     waiting: list[tuple[int, int, _Replica, Start | Transfer]] = field(default_factory=list)
-    rivals: list[_Lane] = field(default_factory=list)
     busy: bool = False
     left: float = 0.0
     since: float = 0.0
@@ -146,6 +144,7 @@ class _Replica:
 
     def __init__(self, of: SimulatedReplica, source: _Source, lanes: dict[tuple[str, ...], _Lane]) -> None:
         self.source, self.in_flight, self.active = source, of.in_flight, 0
+        lanes = lanes if of.shared else {}
         self.scheduler = Scheduler(of.problem, of.placement, in_flight=of.in_flight)
         self.request_s = of.scale * float(ThroughputCost(of.problem)(of.placement)[0])
         alone, names = schedule(of.problem, of.placement), of.problem.device_names
@@ -196,20 +195,10 @@ class _Source:
 class _Mix:
     """Streams on shared lanes, in virtual time."""
 
-    def __init__(
-        self, streams: Sequence[Stream], until: float, conflicts: Collection[tuple[str, str]], slowdown: Slowdown | None
-    ) -> None:
+    def __init__(self, streams: Sequence[Stream], until: float, slowdown: Slowdown | None) -> None:
         self._now, self._until, self._count, self._slowdown = 0.0, until, count(), slowdown
         self._segments: dict[_Lane, tuple[_Replica, Start]] = {}  # running segments, if segments slow each other
         lanes: dict[tuple[str, ...], _Lane] = {}
-        pairs = set(conflicts)
-        for replica in (replica for stream in streams for replica in stream.replicas):
-            names = replica.problem.device_names
-            pairs |= {(names[a], names[b]) for a, b in np.argwhere(replica.problem.conflicts)}
-        for a, b in {frozenset(pair) for pair in pairs}:
-            one, other = (lanes.setdefault((name,), _Lane()) for name in (a, b))
-            one.rivals.append(other)
-            other.rivals.append(one)
         self._sources = [_Source(stream, lanes) for stream in streams]
         # time; 0 for arrivals, which precede other events, else 1; number; the source or the work that ends
         self._events: list[tuple[float, int, int, _Source | tuple[_Lane, _Replica, Start | Transfer]]] = []
@@ -272,16 +261,15 @@ class _Mix:
             self._begin(source)
 
     def _start_next(self, lane: _Lane) -> None:
-        """Start work that waits for a device or a link, or for devices that conflict with it: by priority, then in order."""
-        for one in sorted((lane, *lane.rivals), key=_queue_key) if lane.rivals else (lane,):
-            if one.waiting and not one.busy and not any(rival.busy for rival in one.rivals):
-                *_, replica, work = heapq.heappop(one.waiting)
-                one.busy = True
-                one.left, one.since, one.factor = replica.seconds(work), self._now, 1.0
-                self._end(one, replica, work)
-                if self._slowdown is not None and isinstance(work, Start):
-                    self._segments[one] = replica, work
-                    self._reschedule()
+        """Start work that waits for a device or a link: by priority, then in order."""
+        if lane.waiting and not lane.busy:
+            *_, replica, work = heapq.heappop(lane.waiting)
+            lane.busy = True
+            lane.left, lane.since, lane.factor = replica.seconds(work), self._now, 1.0
+            self._end(lane, replica, work)
+            if self._slowdown is not None and isinstance(work, Start):
+                self._segments[lane] = replica, work
+                self._reschedule()
 
     def _end(self, lane: _Lane, replica: _Replica, work: Start | Transfer) -> None:
         """Schedule the end of the work that runs on a lane, in place of an earlier event."""
@@ -293,12 +281,8 @@ class _Mix:
         assert self._slowdown is not None  # noqa: S101 (there are no segments without it)
         places = {lane: replica.place(work) for lane, (replica, work) in self._segments.items()}
         for lane, (replica, work) in self._segments.items():
-            factor = math.prod(self._slowdown(places[lane], place) for other, place in places.items() if other is not lane)
+            factor = self._slowdown(places[lane], [place for other, place in places.items() if other is not lane])
             if factor != lane.factor:
                 lane.left -= (self._now - lane.since) / lane.factor
                 lane.since, lane.factor = self._now, factor
                 self._end(lane, replica, work)
-
-
-def _queue_key(lane: _Lane) -> tuple[float, float]:
-    return lane.waiting[0][:2] if lane.waiting else (math.inf, math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
 _MIN_REQUESTS = 100  # requests of the model with the lowest rate in a simulation
-_MAX_REQUESTS = 2000  # requests of all models in a simulation
+_MAX_REQUESTS = 4000  # requests of all models in a simulation, to be multiplied by `Predictor.length`
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
@@ -39,27 +39,29 @@ class Predictor:
         workload: the models.
         options: the options of each model.
         memory: bytes of weights that each device can hold, by name.
-        conflicts: pairs of names of devices that never run at the same time.
         seed: seed of the arrivals.
         now: index of the option that serves each model now, None for a model that is not served. Each model that leaves its
             option has to save 5 % of the weighted latency. None if nothing is served.
-        slowdown: factor by which models on different devices slow each other; None if they do not.
+        slowdown: factor by which models on other devices slow a model; None if they do not.
+        waits: for each model, the seconds to add to the simulated percentiles 50, 95 and 99, ``float64[3]``; empty for none.
+        length: factor on the largest number of requests that are simulated.
     """
 
     workload: Workload
     options: Sequence[Sequence[Option]]
     memory: Mapping[str, float]
-    conflicts: Collection[tuple[str, str]] = ()
     seed: int = 0
     now: Sequence[int | None] | None = None
     slowdown: Slowdown | None = None
+    waits: Sequence[NDArray[np.float64]] = ()
+    length: float = 1.0
 
     def __post_init__(self) -> None:
         self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
         pairs = list(zip(self.workload, fastest, strict=True))
         rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in pairs]
-        self._seconds = min(_MIN_REQUESTS / min(rates), _MAX_REQUESTS / sum(rates))
+        self._seconds = min(_MIN_REQUESTS / min(rates), self.length * _MAX_REQUESTS / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
             entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
             for number, (entry, each) in enumerate(pairs)
@@ -92,14 +94,17 @@ class Predictor:
             options = self.chosen(choice)
             models = zip(self.workload, options, self._arrivals, self.workload.priorities, strict=True)
             streams = [Stream(option.replicas, times, priority, entry.name) for entry, option, times, priority in models]
-            flights = serve_streams(streams, until=self._seconds, conflicts=self.conflicts, slowdown=self.slowdown)
+            flights = serve_streams(streams, until=self._seconds, slowdown=self.slowdown)
             points = []
-            for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
+            waits = self.waits or [np.zeros(3)] * len(options)
+            for entry, option, (arrived, _, ended), wait in zip(self.workload, options, flights, waits, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
                 pending = int((ended > arrived[-1]).sum())
                 up = entry.rate is None or pending <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
-                points.append(OperatingPoint.of(rate, [(ended - arrived + option.host, up)], entry.limited))
+                latencies = np.sort(ended - arrived) + option.host
+                latencies += np.interp(np.linspace(0.0, 100.0, len(ended)), (50.0, 95.0, 99.0), wait)
+                points.append(OperatingPoint.of(rate, [(latencies, up)], entry.limited))
             self._cache[choice] = tuple(points)
         return self._cache[choice]
 

@@ -1,4 +1,4 @@
-"""Slowdown of models that run at the same time on different devices of a machine: measured for some pairs, else fitted."""
+"""Slowdown of models that run at the same time on devices of a machine: measured for some pairs, assumed for others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ __all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
 
 Place: TypeAlias = tuple[str, str]
 """The name of a model of the workload, and the name of a device that runs it."""
+
+_TURNS = 2.0  # factor of a model whose cores another model has as well, if not measured: the operating system gives it half
 
 
 class Pair(NamedTuple):
@@ -33,87 +36,98 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Interference:
-    """The factor by which models on different devices of a machine slow each other.
+    """The factor by which models that run at the same time on a machine slow each other.
 
-    A measured pair has its measured factor. For other pairs the factor is ``1 + c x``. The coefficient ``c`` is found by least
-    squares over the measured pairs, and is at least 0. The regressor ``x`` is 1, or the product of the bytes per second of both
-    models, whichever has the smaller `error`.
+    A measured pair has its measured factor. Other pairs of devices without a common core have the mean of such pairs. Models of
+    which each has its own threads on the same cores take half of them each if the pair was not measured.
+
+    Factors of models on other cores multiply. Of models on the same cores, the excess over 1 adds up on each core, and the core
+    with the largest sum counts: ``CPU`` is as slow beside ``CPU@0`` and ``CPU@1`` as beside one of them.
 
     Args:
         pairs: the measured pairs.
         machines: the machine of each device, by name; devices of different machines do not slow each other.
-        traffic: bytes of weights and tensors per second that each model reads and writes on each device, alone.
+        overlapping: the pairs of names of devices that have hardware in common; only one name for a device on which each model
+            has its own threads.
     """
 
     pairs: tuple[Pair, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict)
-    traffic: Mapping[Place, float] = field(default_factory=dict)
+    overlapping: Collection[frozenset[str]] = ()
 
-    def __call__(self, one: Place, other: Place) -> float:
-        """Return the factor, at least 1, on the time of a model on a device while another model runs on another device."""
+    def __call__(self, one: Place, others: Collection[Place]) -> float:
+        """Return the factor, at least 1, on the time of a model on a device while other models run on other devices."""
+        within = [other for other in others if self._overlap(one, other)]
+        shares = [sum(self._factor(one, each) - 1.0 for each in within if self._overlap(each, other)) for other in within]
+        return prod(self._factor(one, other) for other in others if other not in within) * (1.0 + max(shares, default=0.0))
+
+    def _overlap(self, one: Place, other: Place) -> bool:
+        return one == other or frozenset((one[1], other[1])) in self.overlapping
+
+    def _factor(self, one: Place, other: Place) -> float:
         here, there = (self.machines.get(device, device) for _, device in (one, other))
-        if one[1] == other[1] or here != there:
+        if here != there:
             return 1.0
-        return max(1.0, self._measured.get((one, other)) or 1.0 + self._coefficient * self._x(one, other, self._by_traffic))
+        assumed = _TURNS if self._overlap(one, other) else 1.0 if one[1] == other[1] else self._elsewhere
+        return max(1.0, self._measured.get((one, other), assumed))
 
     @property
     def error(self) -> float | None:
-        """Median error of fitted factors, as a share of the measured ones, each fitted without its own pair (leave-one-out).
+        """Median error of assumed factors, as a share of the measured ones, each assumed without its own pair (leave-one-out).
 
-        None if fewer than two pairs were measured.
+        None if fewer than two pairs without a common core were measured.
         """
-        return None if len(self.pairs) <= 1 else self._error(self._by_traffic)
+        errors = [
+            abs(_mean([pair for pair in self._apart if pair is not left_out]) / factor - 1)
+            for left_out in self._apart
+            for factor in left_out.slowdown
+        ]
+        return float(np.median(errors)) if len(self._apart) > 1 else None
+
+    @cached_property
+    def _apart(self) -> list[Pair]:
+        return [pair for pair in self.pairs if frozenset(pair.devices) not in self.overlapping]
+
+    @cached_property
+    def _elsewhere(self) -> float:
+        return _mean(self._apart)
 
     @cached_property
     def _measured(self) -> dict[tuple[Place, Place], float]:
         return {(one, other): factor for pair in self.pairs for one, other, factor in pair.both_ways}
 
-    @cached_property
-    def _by_traffic(self) -> bool:
-        return len(self.pairs) > 1 and self._error(True) < self._error(False)
 
-    @cached_property
-    def _coefficient(self) -> float:
-        return self._fit(self.pairs, self._by_traffic)
-
-    def _x(self, one: Place, other: Place, by_traffic: bool) -> float:
-        return self.traffic.get(one, 0.0) * self.traffic.get(other, 0.0) if by_traffic else 1.0
-
-    def _fit(self, pairs: Sequence[Pair], by_traffic: bool) -> float:
-        rows = [(self._x(one, other, by_traffic), factor - 1.0) for pair in pairs for one, other, factor in pair.both_ways]
-        squares = sum(x * x for x, _ in rows)
-        return max(0.0, sum(x * y for x, y in rows) / squares) if squares > 0 else 0.0
-
-    def _error(self, by_traffic: bool) -> float:
-        errors = []
-        for left_out in self.pairs:
-            c = self._fit([pair for pair in self.pairs if pair is not left_out], by_traffic)
-            errors += [abs((1 + c * self._x(one, other, by_traffic)) / factor - 1) for one, other, factor in left_out.both_ways]
-        return float(np.median(errors))
+def _mean(pairs: Sequence[Pair]) -> float:
+    return float(np.mean([factor for pair in pairs for factor in pair.slowdown])) if pairs else 1.0
 
 
 def pairs_by_load(
-    busy: Mapping[Place, float], machines: Mapping[str, str], conflicts: Collection[tuple[str, str]] = ()
+    busy: Mapping[Place, float], machines: Mapping[str, str], overlapping: Collection[frozenset[str]] = ()
 ) -> list[tuple[Place, Place]]:
     """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
 
-    First comes one pair of devices for each pair of different models, then each model beside a replica of itself, and then
-    further pairs of devices.
+    First come the fastest devices without a common core, and the fastest with common cores, for each pair of different models;
+    then each model beside a replica of itself, and then further pairs of devices.
 
     Args:
-        busy: share of its time that each device works for a model; pairs with the largest products come first.
+        busy: share of its time that each device works for a model; of several pairs of models, the ones with the largest
+            products come first.
         machines: the machine of each device, by name.
-        conflicts: pairs of names of devices that never run at the same time.
+        overlapping: pairs of names of devices with common hardware (:class:`Interference`).
     """
-    apart = {frozenset(pair) for pair in conflicts}
+
+    def overlap(one: Place, other: Place) -> bool:
+        return frozenset((one[1], other[1])) in overlapping
+
     able = [
         (one, other)
         for one, other in itertools.combinations(sorted(busy), 2)
-        if one[1] != other[1] and machines[one[1]] == machines[other[1]] and frozenset((one[1], other[1])) not in apart
+        if one[1] != other[1] and machines[one[1]] == machines[other[1]] and not (one[0] == other[0] and overlap(one, other))
     ]
-    able.sort(key=lambda pair: -busy[pair[0]] * busy[pair[1]])
-    counts, order = Counter[tuple[str, str]](), []
-    for (one, _), (other, _) in able:
-        counts[one, other] += 1
-        order.append((counts[one, other], one == other))
+    able.sort(key=lambda pair: busy[pair[0]] * busy[pair[1]])
+    counts, order = Counter[tuple[str, str, bool]](), []
+    for one, other in able:
+        kind = one[0], other[0], overlap(one, other)
+        counts[kind] += 1
+        order.append((counts[kind], one[0] == other[0], -busy[one] * busy[other]))
     return [able[k] for k in sorted(range(len(able)), key=order.__getitem__)]

@@ -16,22 +16,26 @@ from placeit.core import clock
 from placeit.measuring.statistics import FEWEST
 from placeit.profiler.costs import Progress
 from placeit.serving.latency import OperatingPoint, most_left
-from placeit.serving.load_run import Served, keep_busy, offer_all
+from placeit.serving.load_run import Served, keep_busy, offer, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
+from placeit.simulator.arrivals import Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
 from placeit.workload.choosing import Choice
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
 
-__all__ = ["measure_choices", "measure_slowdowns"]
+__all__ = ["measure_choices", "measure_slowdowns", "measure_waits"]
 
 _PAIR_TURNS = 3  # turns in which a pair of models is measured alone and together
 _PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn; more if fewer than 5 requests would fit
 _TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget allows and there would be too few requests
 _REQUESTS = (5, 100)  # least (if the budget allows) and most requests of the model with the lowest rate in a turn
 _MAX_REQUESTS = 20_000  # requests of a model in a turn
+_JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
+_LIGHT = 0.3  # largest share of its time that a device works for a model whose waits are measured
+_ALONE = (20, 100)  # least requests from which waits are known, and requests that are sent for them if the device has the time
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests in seconds, whether its server kept up, and the requests per second that it served."""
@@ -160,6 +164,49 @@ def measure_slowdowns(
     return found
 
 
+def measure_waits(
+    sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
+) -> list[NDArray[np.float64]]:
+    """Measure how much longer requests to each model alone, at a light load, take than in a simulation of them.
+
+    The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
+    what else the machine does.
+
+    Args:
+        sessions: the session of each model.
+        workload: the models.
+        options: the options of each model, of which the first one is measured.
+        until: when to end, by :func:`placeit.core.clock.now`.
+        seed: seed of the arrivals.
+
+    Returns:
+        The differences of the percentiles 50, 95 and 99, ``float64[3]`` seconds, at least 0; 0 for a model that there is no
+        time to measure.
+
+    Raises:
+        ExecutionError: a request failed.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    waits = [np.zeros(3) for _ in workload]
+    for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
+        seconds = (until - clock.now()) / (len(workload) - k)
+        if seconds * _LIGHT < _ALONE[0] * own.seconds:
+            continue
+        rate = min(_LIGHT / own.seconds, max(entry.rate or math.inf, _ALONE[1] / seconds))
+        times = poisson_arrivals(rate, min(math.ceil(rate * seconds), _MAX_REQUESTS), seed=seed)
+        with sessions[k].serve(own.placement) as server:
+            served = offer(server, sessions[k].model.sample_inputs(), times)
+        if served.interrupted:
+            raise KeyboardInterrupt
+        if served.error is not None:
+            raise served.error
+        (flights,) = serve_streams([Stream(own.replicas, times)])
+        each = served.latencies + own.transfer_s, flights.ended - flights.arrived + own.host
+        measured, simulated = (np.percentile(latencies, (50, 95, 99)) for latencies in each)
+        waits[k] = np.maximum(measured - simulated, 0.0)
+    return waits
+
+
 def _turn(
     workload: Workload, servers: Sequence[Server], inputs: Sequence[Arrays], seconds: float, rng: np.random.Generator
 ) -> list[Turn] | None:
@@ -204,6 +251,13 @@ def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]
         points = []
         for entry, of_model in zip(workload, zip(*of_choice, strict=True), strict=True):
             rate = entry.rate if entry.rate is not None else float(np.median([served for *_, served in of_model]))
-            points.append(OperatingPoint.of(rate, [(latencies, up) for latencies, up, _ in of_model], entry.limited))
+            points.append(OperatingPoint.of(rate, _joined(of_model), entry.limited))
         found[name] = tuple(points)
     return found
+
+
+def _joined(turns: Sequence[Turn]) -> list[tuple[NDArray[np.float64], bool]]:
+    """Join turns with few requests: of six requests, the 95th percentile would be about the longest but one."""
+    count = max(1, min(len(turns), sum(len(latencies) for latencies, *_ in turns) // _JOINED))
+    parts = [turns[len(turns) * k // count : len(turns) * (k + 1) // count] for k in range(count)]
+    return [(np.concatenate([latencies for latencies, *_ in part]), any(up for _, up, _ in part)) for part in parts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +28,17 @@ from placeit.workload.arriving import node_of
 from placeit.workload.choosing import Choice, Predictor, choose, device_use, largest_factor, longer_limits, rank
 from placeit.workload.entries import Workload
 from placeit.workload.interference import Interference, Place, pairs_by_load
-from placeit.workload.measuring import measure_choices, measure_slowdowns
+from placeit.workload.measuring import measure_choices, measure_slowdowns, measure_waits
 from placeit.workload.options import Option, naming, open_entry, options_of
 
 __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
 _SEARCH_SHARE = 0.5  # share of the budget for the searches of the models
+_WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for beside the simulated work
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
+_LONGER = 2.5  # factor on the requests that are simulated for the predictions that are shown
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
@@ -217,9 +219,10 @@ def optimize_workload(
     the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The simulation
     takes into account how models on different devices of a machine slow each other
     (:class:`placeit.workload.interference.Interference`). That is measured in a tenth of the budget, or else known from the
-    file of the workload, or from ``start``. The search among choices takes at most another tenth. The best choice is then
-    measured by requests to all models at once, against each model where a search for it alone puts it, and against each model
-    on the whole CPU as its runtime uses it without placeit. The measurement decides.
+    file of the workload, or from ``start``. In a twentieth, each model gets requests alone: what they wait for beside its work
+    is added to predictions. The search among choices takes at most another tenth. The best choice is then measured by requests
+    to all models at once, against each model where a search for it alone puts it, and against each model on the whole CPU as
+    its runtime uses it without placeit. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
@@ -276,19 +279,18 @@ def optimize_workload(
             options.append(of_model)
             now.append(index)
         every_device = _devices(sessions)
-        names = every_device.names
-        conflicts = {(names[a], names[b]) for a, b in np.argwhere(every_device.conflicts()) if a < b}
         memory = {device.name: device.memory_bytes for device in every_device.devices}
         until = clock.now() + _PAIRS_SHARE * seconds if cluster.executable and measure else 0.0
-        interference = _interference(sessions, workload, options, every_device, conflicts, until, progress)
+        interference = _interference(sessions, workload, options, every_device, until, progress)
         if not interference.pairs:
             models = {entry.name for entry in workload}
             known = workload.slowdowns or (() if before is None else before.slowdowns)
             interference = replace(interference, pairs=tuple(pair for pair in known if models.issuperset(pair.models)))
-        slowdown = interference if interference.pairs else None
-        predict = Predictor(workload, options, memory, conflicts, seed, now if served else None, slowdown)
+        until = clock.now() + _WAITS_SHARE * seconds if cluster.executable and measure else 0.0
+        waits = measure_waits(sessions, workload, options, until=until, seed=seed)
+        predict = Predictor(workload, options, memory, seed, now if served else None, interference, waits)
         ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
-        joint = next(iter(ways.values()))
+        predict, joint = replace(predict, length=_LONGER), next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False
@@ -347,26 +349,26 @@ def _interference(
     workload: Workload,
     options: Sequence[Sequence[Option]],
     cluster: Cluster,
-    conflicts: Collection[tuple[str, str]],
     until: float,
     progress: Progress | None,
 ) -> Interference:
     """Measure how models slow each other on the single devices that run them whole."""
+    names = cluster.names
+    overlapping = {frozenset((names[a], names[b])) for a, b in np.argwhere(cluster.conflicts())}
     single: dict[Place, Option] = {}
     busy: dict[Place, float] = {}
-    traffic: dict[Place, float] = {}
-    for entry, session, own in zip(workload, sessions, options, strict=True):
-        graph = session.model.graph
+    for entry, own in zip(workload, options, strict=True):
         for option in own:
             used = {name: share for name, share in device_use(option, entry).items() if share > 0}  # not where inputs arrive
-            if len(used) == 1 and not option.plain:
+            overlapping |= set() if option.replicas[0].shared else {frozenset((name,)) for name in used}
+            if len(used) == 1:
                 place = entry.name, next(iter(used))
                 single[place], busy[place] = option, used[place[1]]
-                traffic[place] = float(graph.bytes_once.sum() + graph.tensor_bytes.sum()) / option.seconds
     machines = {device.name: node_of(device) for device in cluster.devices}
     by_name = {entry.name: session for entry, session in zip(workload, sessions, strict=True)}
-    pairs = pairs_by_load(busy, machines, conflicts)
-    return Interference(tuple(measure_slowdowns(by_name, single, pairs, until=until, progress=progress)), machines, traffic)
+    pairs = pairs_by_load(busy, machines, overlapping)
+    measured = measure_slowdowns(by_name, single, pairs, until=until, progress=progress)
+    return Interference(tuple(measured), machines, overlapping)
 
 
 def _devices(sessions: Sequence[Session]) -> Cluster:

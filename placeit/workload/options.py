@@ -198,7 +198,9 @@ def _planned(
 ) -> Option:
     """Return the option of a placement, by the plan and the measured seconds of each replica."""
     serving = placement.serving or Serving(max(in_service(plan) for plan, _ in plans))
-    replicas = tuple(_replica(plan, measured, serving.in_flight) for plan, measured in plans)
+    home = session.home_of(placement)
+    shared = not home.cluster.executable or home.runtime.pool.is_shared
+    replicas = tuple(replace(_replica(plan, measured, serving.in_flight), shared=shared) for plan, measured in plans)
     first, groups = plans[0][0], session.grouping.groups
     used = np.unique(first.placement)
     host = replicas[0].scale * float(first.problem.host[used[0] if len(used) == 1 else -1])

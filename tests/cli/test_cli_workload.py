@@ -19,7 +19,7 @@ import pytest
 from placeit.backends import load
 from placeit.cli.terminal import Lines
 from placeit.core.placement import Placement
-from placeit.devices.clusterfile import read_cluster, write_cluster
+from placeit.devices.clusterfile import discover, read_cluster, write_cluster
 from placeit.serve.rates import replanning
 from placeit.workload.entries import Workload
 from tests.cli.test_cli_serve import Serving, serving
@@ -101,15 +101,17 @@ def test_the_models_of_a_placed_workload_are_served_by_their_names(
     assert [(one["name"], one["succeeded"]) for one in process.end()["models"]] == [("one", 1), ("two", 1)]
 
 
+@pytest.mark.parametrize("file", [False, True], ids=["names", "a cluster file"])
 def test_a_model_is_served_on_the_whole_of_the_only_device_that_it_may_use(
-    models: Path, cores: Sequence[str], serving: Callable[..., Serving]
+    models: Path, cores: Sequence[str], serving: Callable[..., Serving], *, file: bool
 ) -> None:
     model, whole = models / "one" / "model.onnx", f"ort:{cores[0]}"
     graph = load(model).graph
     nothing = np.zeros(len(graph), np.int32)
     Placement(graph.names, nothing, (whole,), graph.hash, nothing).save(models / "one.json")
     path = write_workload(models, f"model: one/model.onnx, name: one, rate: 1, placement: one.json, devices: [{cores[0]}]")
-    process = serving(path, "-d", ",".join(cores))
+    write_cluster(discover(cores), models / "cores.yaml")
+    process = serving(path, "-d", models / "cores.yaml" if file else ",".join(cores))
     assert process.ask(path="/v2/models/one/infer", body=ZEROS)[0] == 200
     process.end()
 

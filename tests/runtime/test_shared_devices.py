@@ -38,14 +38,15 @@ def test_sessions_share_devices_in_the_block_and_a_closed_one_leaves_them_to_the
 
 
 @pytest.mark.two_cores
-def test_other_devices_precisions_and_plain_devices_are_not_shared() -> None:
+def test_devices_of_a_part_of_the_cluster_are_shared_and_other_precisions_and_plain_devices_are_not() -> None:
     cores = [f"CPU@{core}" for core in allowed_cores()[:2]]
     with shared_devices(), Session(random_model(0, 5), cores, cache=None) as one:
         with (
             Session(random_model(0, 5), cores[:1], cache=None) as fewer,
             Session(random_model(0, 5), cores, precision="f16", cache=None) as coarse,
         ):
-            assert not set(map(id, lanes(one))) & {*map(id, lanes(fewer)), *map(id, lanes(coarse))}
+            assert lanes(fewer) == lanes(one)[:1]
+            assert not set(map(id, lanes(one))) & {*map(id, lanes(coarse))}
         (plain, *_) = one.setup.plain_devices
         with Session(random_model(0, 5), cores, cache=None) as other:
             assert lanes(one) == lanes(other)

@@ -95,10 +95,10 @@ def test_work_of_the_lowest_priority_number_goes_first():
     assert [flights.ended.tolist() for flights in serve_streams(streams)] == [[1.0, 4.0], [3.0], [2.0]]
 
 
-def test_conflicting_devices_of_two_models_never_run_at_the_same_time():
-    streams = [Stream([one_op(1.0, 1, name)], np.zeros(2)) for name in ("part", "whole")]
-    first, second = serve_streams(streams, conflicts=[("part", "whole")])
-    assert sorted([*first.ended, *second.ended]) == [1.0, 2.0, 3.0, 4.0]
+def test_replicas_that_share_no_threads_run_beside_others_of_the_same_device():
+    streams = [Stream([replace(one_op(1.0, 1, "d"), shared=shared)], np.zeros(2)) for shared in (True, False)]
+    for flights in serve_streams(streams, slowdown=lambda _, others: 1.0 + len(others)):
+        assert flights.ended.tolist() == [2.0, 4.0]
 
 
 def test_segments_on_two_devices_slow_each_other_while_both_run():
@@ -107,7 +107,7 @@ def test_segments_on_two_devices_slow_each_other_while_both_run():
         Stream([one_op(4.0, 1, "a")], np.zeros(1), name="long"),
         Stream([one_op(1.0, 1, "b")], np.ones(1), name="short"),
     ]
-    long, short = serve_streams(streams, slowdown=lambda one, other: factor[one, other])
+    long, short = serve_streams(streams, slowdown=lambda one, others: factor[one, others[0]] if others else 1.0)
     assert short.ended.tolist() == [2.5]
     assert long.ended.tolist() == [4.75]  # a second alone, 0.75 done in the next 1.5 s, and 2.25 s alone
 

@@ -209,6 +209,8 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     assert {*first.models} == {"big", "small"}
     assert first.devices[0] != first.devices[1]
     assert min(first.slowdown) > 0
+    options = [option for way in found.every for option in way.options]
+    assert all(one.shared != option.plain for option in options for one in option.replicas)
     found.save(models / "placed.yaml")
     predicted = optimize_workload(models / "placed.yaml", names, budget=2, cache=None, policy=STEADY, measure=False)
     assert predicted.turns == 0
