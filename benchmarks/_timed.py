@@ -73,8 +73,8 @@ class TimedDevice(OnWorker):
     ) -> None:
         self.name = self.program_key = name
         self._seconds, self._native = seconds, native
-        self._worker = Worker(f"placeit {name}", cores)
-        self._worker.lane.lends = 2e-3
+        self.worker = Worker(f"placeit {name}", cores)
+        self.worker.lane.lends = 2e-3
         self.instances: list[TimedInstance] = []
 
     @property
