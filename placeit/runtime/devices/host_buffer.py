@@ -50,7 +50,7 @@ class HostBuffer:
 
     def array(self) -> NDArray[np.generic]:
         """Return a view of the value in its logical shape."""
-        data = cast("NDArray[np.generic]", self.tensor.data)
+        data: NDArray[np.generic] = self.tensor.data
         return data.transpose(0, 3, 1, 2) if self.spec.channels_last else data
 
     def memory(self) -> NDArray[np.generic]:
@@ -59,9 +59,11 @@ class HostBuffer:
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer, which takes its shape if sizes are open or depend on the data."""
-        if self.spec.limits is not None or self.array().shape != value.shape:
+        array = self.array()
+        if self.spec.limits is not None or array.shape != value.shape:
             self.resize(value.shape)
-        self.array()[...] = value
+            array = self.array()
+        array[...] = value
 
     def copy(self, memory: NDArray[np.generic]) -> None:
         """Copy a value in memory order into the buffer; if sizes are open, the buffer takes its shape."""
