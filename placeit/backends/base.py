@@ -360,10 +360,10 @@ class NotByOpenVino(Protocol):
 
 @runtime_checkable
 class ConvertsOps(Protocol):
-    """A model of another framework that supplies segments in OpenVINO's format."""
+    """A model of another framework that supplies segments in the formats of OpenVINO and ONNX Runtime."""
 
-    def converted_ops(self) -> Collection[str]:
-        """Return the names of the ops that OpenVINO's converter knows, with the inputs and outputs."""
+    def converted_ops(self, form: Format) -> Collection[str]:
+        """Return the names of the ops that the converter to a format knows, with the inputs and outputs."""
         ...
 
 

@@ -14,7 +14,7 @@ from placeit.optimizer.ledger import DECIDING
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.search import SELECTION_ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.wholes import enter_twin
+from placeit.optimizer.wholes import enter_twins
 
 __all__ = ["Decide", "affordable", "confirm", "guests", "selected", "settled"]
 
@@ -51,11 +51,11 @@ def confirm(search: Search) -> Decision:
 def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
     """Return the best single device and the best placement over several, after a race of the finalists if time allows.
 
-    The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twin`).
+    The best split races with its segments compiled as well (:func:`placeit.optimizer.wholes.enter_twins`).
     """
     singles, splits = search.finalists()
-    twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else None
-    splits += [] if twin is None else [twin]
+    twins = enter_twins(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else []
+    splits += twins
     finalists = [*singles, *splits]
     rounds = 0
     if finalists:  # enough time has to be left for the decision
@@ -63,8 +63,9 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         rounds = affordable(search, SELECTION_ROUNDS, finalists, max(share, 0.0))
     if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
         search.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
-    elif twin is not None:
-        search.skip(twin.name, "no time was left to race it", late=True)
+    else:
+        for twin in twins:
+            search.skip(twin.name, "no time was left to race it", late=True)
     now = [[search.known[one.name] for one in some] for some in (singles, splits)]
     single, split = (min((one for one in some if one.failed is None), key=value_of, default=None) for some in now)
     if search.objective.steady and split is not None:  # the fewest segments of those as good within the interval

@@ -155,7 +155,7 @@ class Setup:
         return compiled_devices(self.cluster)
 
     @property
-    def compiled_twins(self) -> Cluster | None:
+    def compiled_twins(self) -> list[Cluster]:
         """The cluster with devices that compile in place of eager ones (:func:`placeit.devices.plain.compiled_twins`)."""
         return compiled_twins(self.cluster)
 
@@ -163,7 +163,7 @@ class Setup:
     def elsewhere(self) -> list[Cluster]:
         """Devices outside the cluster that a search on it may choose all the same: whole devices, and compiled twins."""
         whole = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
-        return [*whole, *filter(None, [self.compiled_twins])]
+        return [*whole, *self.compiled_twins]
 
     @property
     def conditions(self) -> Conditions:
@@ -179,10 +179,10 @@ class Setup:
     def on(self, cluster: Cluster, precision: str) -> Self:
         """Return the same model, in the same groups, on other devices; pins do not hold there."""
         model, first = self.model, cluster.devices[0]
-        if first.plain and (form := device_kind(first).whole_file) is not None:
-            model = self.model.whole_file(form)
-        elif isinstance(model, ConvertsOps):
+        if isinstance(model, ConvertsOps):
             model = model.prepared(cluster)
+        elif first.plain and (form := device_kind(first).whole_file) is not None:
+            model = self.model.whole_file(form)
         return replace(
             self,
             model=model,
