@@ -163,7 +163,7 @@ def test_without_enough_time_the_compiled_module_is_left_out_with_the_reason(
         one = next(one for one in found.candidates if one.name == COMPILED)
         assert one.not_run is not None
         assert one.not_run.startswith("compiling it takes about 15")
-        assert found.chosen.name in (f"CPU@{CORE}", f"openvino:CPU@{CORE}")
+        assert found.chosen.name in (f"CPU@{CORE}", f"openvino:CPU@{CORE}", f"ort:CPU@{CORE}")
     with Session(NET, f"CPU@{CORE}", example=(X,)) as session:
         session.profile()
         beside = compare(session, {}, runs=1)
@@ -183,7 +183,7 @@ def test_without_a_compiler_the_module_runs_eagerly_which_is_said_once(
     inductor.warn_missing.cache_clear()
     caplog.set_level(logging.WARNING, "placeit")
     with optimize(NET, f"CPU@{CORE}", example=(X,), budget=1000, candidates=Candidates("heft")) as found:
-        assert {one.name for one in found.candidates} == {f"CPU@{CORE}", f"openvino:CPU@{CORE}"}
+        assert {one.name for one in found.candidates} == {f"{how}CPU@{CORE}" for how in ("", "openvino:", "ort:")}
     with Session(NET, COMPILED, example=(X,)) as session:
         assert session.run(placed(session), runs=1).output_error.max_rel == 0
     (said,) = (one.getMessage() for one in caplog.records)
@@ -257,7 +257,7 @@ def test_the_best_split_of_plain_devices_races_with_compiled_segments_too() -> N
     with Session(net, PAIR, example=(x,), policy=STEADY) as session:
         start = split_at(session, "2/linear")
         with session.optimize(budget=1000, candidates=Candidates("heft", start=start)) as found:
-            (twin,) = (one for one in found.candidates if one.twin is not None)
+            (twin,) = (one for one in found.candidates if one.name == f"{one.twin}, compiled")
             assert any({twin.name, twin.twin} <= race.measured.keys() for race in found.races)
             torch.testing.assert_close(found(x), net(x))
         assert twin.measured is not None
@@ -275,7 +275,8 @@ def test_without_time_or_a_compiler_the_best_split_runs_eagerly(tmp_path: Path, 
     monkeypatch.setenv("PLACEIT_CACHE", str(tmp_path))
     with Session(NET, PAIR, example=(X,), policy=STEADY) as session:
         wanted = Candidates("heft", start=split_at(session, "linear"))
-        (twin,) = (one for one in session.optimize(budget=5, candidates=wanted).candidates if one.twin is not None)
+        candidates = session.optimize(budget=5, candidates=wanted).candidates
+        (twin,) = (one for one in candidates if one.name == f"{one.twin}, compiled")
         assert twin.not_run is not None
         assert twin.not_run.startswith("compiling it takes about 15")
         monkeypatch.setenv("CXX", "/nowhere/g++")

@@ -361,10 +361,10 @@ class NotByOpenVino(Protocol):
 
 @runtime_checkable
 class ConvertsOps(Protocol):
-    """A model of another framework that can be converted to OpenVINO's format."""
+    """A model of another framework that can be converted to the formats of OpenVINO and ONNX Runtime."""
 
-    def converted_ops(self) -> Collection[str]:
-        """Return the names of the ops that OpenVINO's converter supports, including inputs and outputs."""
+    def converted_ops(self, form: Format) -> Collection[str]:
+        """Return the names of the ops that the converter to a format supports, including inputs and outputs."""
         ...
 
 

@@ -62,18 +62,20 @@ def checked_inputs(inputs: Mapping[str, NDArray[np.generic]], wanted: Mapping[st
     if type(untyped) is not dict and not isinstance(untyped, Mapping):
         names = ", ".join(wanted) or "none at all"
         raise UsageError(f"Inputs are a dict of arrays by name, not {type(untyped).__name__}; the model's inputs are {names}.")
-    if len(inputs) == len(wanted) and all(_is_exactly(inputs.get(name), spec) for name, spec in wanted.items()):
-        return {name: inputs[name] for name in wanted}  # the common case
+    exact: dict[str, NDArray[np.generic]] = {}
+    for name, spec in wanted.items():
+        value = inputs.get(name)
+        if type(value) is not np.ndarray or value.shape != spec.shape or spec.limits or value.dtype is not _dtype(spec.dtype):
+            break
+        exact[name] = value
+    else:
+        if len(inputs) == len(wanted):
+            return exact  # the common case
     values = {name: host_array(f"The input '{name}'", value) for name, value in inputs.items()}
     check_inputs({name: (value.shape, value.dtype) for name, value in values.items()}, wanted)
     if isinstance(wanted, InputSpecs):
         wanted.check({name: value.shape for name, value in values.items()})
     return {name: values[name].astype(spec.dtype, copy=False) for name, spec in wanted.items()}
-
-
-def _is_exactly(value: object, spec: _Spec) -> bool:
-    """Return whether a value is an array of exactly the shape and type of an input without open sizes."""
-    return type(value) is np.ndarray and value.shape == spec.shape and spec.limits is None and value.dtype is _dtype(spec.dtype)
 
 
 _dtype = functools.cache(np.dtype)

@@ -117,7 +117,7 @@ class Kind:
     def compiled(self, cores: Device) -> Device | None:  # noqa: ARG002
         """Return a core set that runs models op by op as a device of this kind, which compiles them; None if it does not.
 
-        Searches give such devices the whole model only.
+        Searches try the whole model and their best split there.
 
         Args:
             cores: a core set of any kind.

@@ -93,17 +93,18 @@ def compiled_devices(cluster: Cluster) -> list[Device]:
     return [device for device in made if device is not None and device.name not in cluster.names]
 
 
-def compiled_twins(cluster: Cluster) -> Cluster | None:
-    """Return a cluster with each core set that runs models eagerly replaced by a device on the same cores that compiles them.
+def compiled_twins(cluster: Cluster) -> list[Cluster]:
+    """Return a cluster with each core set that runs models op by op replaced by a device on the same cores that compiles them.
 
-    None if it has no such core set, or if a device or link is emulated, described or on another node.
+    There is one result for each kind that compiles (:meth:`placeit.devices.kinds.Kind.compiled`). The list is empty if a device
+    or link is emulated, described or on another node.
     """
-    compiles = {kind.compiles: kind for _, kind in kinds() if kind.compiles} if all_here(cluster) else {}
-    eager = [device.core_set and device.kind in compiles for device in cluster.devices]
-    made = [compiles[d.kind].compiled(d) if able else d for d, able in zip(cluster.devices, eager, strict=True)]
-    twins = tuple(device for device in made if device is not None)
-    unique = len({device.name for device in twins}) == len(cluster)
-    return Cluster(twins) if any(eager) and unique else None
+    found: list[Cluster] = []
+    for _, kind in kinds() if all_here(cluster) else ():
+        made = tuple((kind.compiled(device) if device.core_set else None) or device for device in cluster.devices)
+        if made != cluster.devices and len({device.name for device in made}) == len(cluster):
+            found.append(Cluster(made))
+    return found
 
 
 def in_throughput_mode(cluster: Cluster) -> Device | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,12 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
     room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
     enter_compiled(races, problem, room)
     for name, other in alone.items():
-        races.enter(alone_on(other, name), OtherDevices(other, np.ones(len(session.cluster))))
+        candidate = alone_on(other, name)
+        if len(other.cluster) == 1:
+            races.enter(candidate, OtherDevices(other, np.ones(len(session.cluster))))
+        else:  # a split with compiled segments
+            candidate = replace(candidate, placer="given", plan=other.plan_of(placements[name]))
+            races.enter(candidate, OtherDevices(other, np.eye(len(other.cluster))))
     for name, (plan, *others) in plans.items():
         replicas = others if steady else []
         served = replicated(segmenter, [plan, *replicas]) if replicas else [plan]

@@ -14,7 +14,7 @@ from placeit.optimizer.ledger import DECIDING
 from placeit.optimizer.references import enter_references
 from placeit.optimizer.search import SELECTION_ROUNDS, Search
 from placeit.optimizer.search_state import SearchState, Stage
-from placeit.optimizer.whole_models import enter_twin
+from placeit.optimizer.whole_models import enter_twins
 
 __all__ = ["Decide", "affordable", "confirm", "decided", "guests", "selected"]
 
@@ -51,11 +51,11 @@ def confirm(search: Search) -> Decision:
 def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
     """Race the finalists if time allows, and return the best single device and the best placement over several.
 
-    The best split races with its segments compiled as well (:func:`placeit.optimizer.whole_models.enter_twin`).
+    The best split races with its segments compiled as well (:func:`placeit.optimizer.whole_models.enter_twins`).
     """
     singles, splits = search.finalists()
-    twin = enter_twin(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else None
-    splits += [] if twin is None else [twin]
+    twins = enter_twins(search, splits[0], search.left() - search.final_s()) if splits and search.with_references else []
+    splits += twins
     finalists = [*singles, *splits]
     rounds = 0
     if finalists:  # enough time has to be left for the decision
@@ -63,13 +63,12 @@ def selected(search: Search) -> tuple[Candidate | None, Candidate | None]:
         rounds = affordable(search, SELECTION_ROUNDS, finalists, max(share, 0.0))
     if (len(singles) > 1 or len(splits) > 1) and rounds >= FEWEST:
         search.race(finalists, "measuring the finalists", rounds=rounds, share=_SELECTION_SHARE, anchor=finalists[0])
-    elif twin is not None:
-        search.skip(twin.name, "no time was left to race it", late=True)
+    else:
+        for twin in twins:
+            search.skip(twin.name, "no time was left to race it", late=True)
     updated = [[search.known[one.name] for one in group] for group in (singles, splits)]
     single, split = (min((one for one in group if one.failed is None), key=value_of, default=None) for group in updated)
-    if (
-        search.objective.steady and split is not None
-    ):  # of equally good ones within the interval, the one with the fewest segments
+    if search.objective.steady and split is not None:  # of equally good ones, the one with the fewest segments
         equal = [one for one in updated[1] if one.failed is None and one.race == split.race and not _better(split, one)]
         split = min([split, *equal], key=lambda one: (one.segments, value_of(one)))
     return single, split

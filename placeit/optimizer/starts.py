@@ -94,8 +94,8 @@ def on_eager_devices(session: Workbench, placement: Placement) -> Placement:
 
     Such a placement is usually the answer of an earlier search, which compiles the segments of its best split.
     """
-    twins = compiled_twins(session.cluster)
-    eager = {} if twins is None else dict(zip(twins.names, session.cluster.names, strict=True))
+    known, others = session.cluster.names, compiled_twins(session.cluster)
+    eager = {name: of for twins in others for name, of in zip(twins.names, known, strict=True)}
     if not set(placement.device_names) <= eager.keys():
         return placement
     replicas = [replace(one, device_names=tuple(eager[name] for name in one.device_names)) for one in placement.every]

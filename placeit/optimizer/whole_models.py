@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import IsCalled
 from placeit.core import clock
+from placeit.core.cluster import Cluster
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.problem import Problem
 from placeit.devices.host import free_bytes
@@ -29,7 +30,7 @@ __all__ = [
     "alone_on",
     "compiles_splits",
     "enter_compiled",
-    "enter_twin",
+    "enter_twins",
     "in_other_precision",
     "plain_candidates",
     "throughput_mode",
@@ -37,8 +38,8 @@ __all__ = [
 
 MODE = "throughput mode"
 """Placer name of OpenVINO's throughput mode."""
-_BEHIND = 1.5  # eager splits that take more than this many times the best eager single device are not compiled
-_COPIES = 2  # copies of the weights that must fit into free memory before plain ONNX Runtime is opened
+_BEHIND = 1.5  # times the best single device, from which on a split, or a runtime for its segments, is not tried
+_COPIES = 2  # copies of the weights that must fit into free memory before another runtime opens the model whole
 _log = logging.getLogger("placeit")
 
 
@@ -52,10 +53,7 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
         if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
-            if plain.plain and free_bytes() < _COPIES * float(problem.param_bytes.sum()):
-                _log.info("Plain ONNX Runtime is not a candidate: there is no memory for another copy of the weights.")
-                continue
-            if plain.plain and (why := _refusal(home)) is not None:
+            if plain.plain and (why := _refusal(home, problem)) is not None:
                 _log.info("Plain ONNX Runtime is not a candidate: %s", why)
                 continue
             found.append((alone_on(home, name, plain=True), OtherDevices(home, busy)))
@@ -88,37 +86,56 @@ def enter_compiled(races: Races, problem: Problem, room: float) -> None:
         home, kind = session.alone(device), kind_of(device)
         if not home.model.formats.intersection(kind.formats):
             continue
-        candidate = alone_on(home, device.name, plain=True)
-        quick = not kind.compiles and home.runtime.compiler.expected_s(candidate.plans) <= room
-        if quick and (why := _refusal(home)) is not None:
+        if not kind.compiles and (why := _refusal(home, problem, room)) is not None:
             _log.info("%s is not a candidate: %s", device.name, why)
             continue
+        candidate = alone_on(home, device.name, plain=True)
         races.enter(candidate, OtherDevices(home, _busy(session)))
         _skip_late(races, candidate, home, room)
 
 
-def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
-    """Enter a split with its segments compiled on the same cores, which may take ``room`` seconds, and return it if it can run.
+def enter_twins(races: Races, split: Candidate, room: float) -> list[Candidate]:
+    """Enter a split with its segments compiled on the same cores, and return the candidates that can run.
 
-    None if there is no time, if another split has a twin, where nothing compiles (:func:`enter_compiled`), or for a split that
-    is far behind the eager single devices.
+    There is one for Inductor, and one for each other runtime that was measured to run the whole model in less than 1.5 times
+    the least time. Empty if another split has twins, where nothing compiles (:func:`enter_compiled`), or for a split that is
+    far behind the eager single devices.
+
+    Args:
+        races: the races.
+        split: the split.
+        room: seconds that compiling may take.
     """
-    session, known = races.session, races.known.values()
+    session, known, deadline = races.session, races.known.values(), clock.now() + room
     if not compiles_splits(session) or not races.is_placed(split) or any(one.twin is not None for one in known):
-        return None
-    alike = [value_of(one) for one in known if one.placer == "single" and races.is_placed(one)]
-    behind = not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf)
-    if behind or (twins := compiled_twins(session.cluster)) is None:
-        return None
-    home = session.alone(twins)
+        return []
+    singles = [one for one in known if one.placer == "single" and one.measured is not None]
+    alike = [value_of(one) for one in singles if races.is_placed(one)]
+    if not split.given and value_of(split) > _BEHIND * min(alike, default=math.inf):
+        return []
+    wholes = {
+        races.homes[one.name].session.cluster.devices[0].kind: value_of(one) for one in singles if one.name in races.homes
+    }
+    best, found = min(map(value_of, singles), default=math.inf), list[Candidate | None]()
+    for twins in compiled_twins(session.cluster):
+        other = next(new for new, old in zip(twins.devices, session.cluster.devices, strict=True) if new != old)
+        if kind_of(other).compiles:
+            found.append(_enter_twin(races, split, twins, f"{split.name}, compiled", deadline))
+        elif wholes.get(other.kind, math.inf) < _BEHIND * best:
+            found.append(_enter_twin(races, split, twins, f"{split.name} in {kind_of(other).label}", deadline))
+    return [one for one in found if one is not None]
+
+
+def _enter_twin(races: Races, split: Candidate, twins: Cluster, name: str, deadline: float) -> Candidate | None:
+    """Enter a split on the devices of another cluster; None if it cannot run there, or not in time."""
+    home, room = races.session.alone(twins), deadline - clock.now()
     plan = replace(split.plan, problem=replace(split.plan.problem, device_names=twins.names))
-    name = f"{split.name}, compiled"
     twin = Candidate(name, split.placer, plan, home.placing, None, None, twin=split.name, start=split.name)
     races.enter(twin, OtherDevices(home, np.eye(len(twins))))
     if not _skip_late(races, twin, home, room):
         return None
     try:
-        with races.ledger.on(COMPILING), session.compiling.until(clock.now() + room), home.executor(plan) as executor:
+        with races.ledger.on(COMPILING), home.compiling.until(deadline), home.executor(plan) as executor:
             refused = executor.refused
     except FAILURES as error:
         races.fail(name, error)
@@ -131,7 +148,7 @@ def enter_twin(races: Races, split: Candidate, room: float) -> Candidate | None:
 
 def compiles_splits(session: Workbench) -> bool:
     """Return whether splits that run eagerly may race with their segments compiled, so that eager costs bound none."""
-    return _is_compilable(session) and compiled_twins(session.cluster) is not None
+    return _is_compilable(session) and bool(compiled_twins(session.cluster))
 
 
 def _is_compilable(session: Workbench) -> bool:
@@ -153,10 +170,17 @@ def _busy(session: Workbench) -> NDArray[np.float64]:
     return np.array([float(device.core_set and d in apart) for d, device in enumerate(session.cluster.devices)])
 
 
-def _refusal(home: Workbench) -> str | None:
-    """Return why a plain device's runtime cannot open the model; None if it can. The compiled program is kept for the races."""
+def _refusal(home: Workbench, problem: Problem, room: float = math.inf) -> str | None:
+    """Return why a runtime cannot open the model whole; None if it can, or takes more than ``room`` seconds.
+
+    The compiled program is kept for the races.
+    """
+    if free_bytes() < _COPIES * float(problem.param_bytes.sum()):
+        return "there is no memory for another copy of the weights."
+    candidate = alone_on(home, "")
     try:
-        home.executor(alone_on(home, "").plan).close()
+        if home.runtime.compiler.expected_s(candidate.plans) <= room:
+            home.executor(candidate.plan).close()
     except (DeviceError, ExecutionError) as error:
         return str(error)
     return None

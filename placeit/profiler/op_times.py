@@ -13,7 +13,7 @@ from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import open_links
 from placeit.runtime.devices.base import RuntimeDevice
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
 from placeit.runtime.runtime import Runtime
@@ -62,8 +62,8 @@ def op_times(
     try:
         for device in cluster.devices:
             real = _counting(device, precision)
-            slowed = device.emulated and not device.where.node  # nodes slow their own devices down
-            counted.append(SlowedDevice(real, device.slowdown) if slowed else real)
+            here = device.emulated and not device.where.node  # nodes slow their own devices down
+            counted.append(slowed(real, device.slowdown) if here else real)
         links = open_links(cluster, counted, [device_kind(device) for device in cluster.devices])
         runtime = Runtime(model, grouping, cluster, precision=precision, devices=counted, transports=links)
     except BaseException:

@@ -173,12 +173,13 @@ def _show_candidates(console: Console, found: Optimized) -> None:
                 note = f"{candidate.name} is plain ONNX Runtime: the file as any program opens it, without placeit."
             if "inductor:" in candidate.name:
                 note = f"{candidate.name} is the whole model, compiled by PyTorch's compiler Inductor for these cores."
+            elif ":" in candidate.name and any(device.kind == "torch" for device in found.cluster.devices):
+                note = f"{candidate.name} is the whole model, converted for the runtime that its name states, on these cores."
             text.paragraph(console, note)
     for candidate in found.candidates:
         if candidate.twin is not None:
-            text.paragraph(
-                console, f"{candidate.name}: the segments of {candidate.twin}, compiled by PyTorch's compiler Inductor."
-            )
+            how = "compiled by PyTorch's compiler Inductor" if candidate.name.endswith(", compiled") else "converted for it"
+            text.paragraph(console, f"{candidate.name}: the segments of {candidate.twin}, {how}.")
     if found.references:
         text.paragraph(console, _REFERENCES_NOTE)
     console.print()

@@ -18,7 +18,7 @@ from placeit.core.threads import Gate
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.accelerator import Streams
 from placeit.runtime.devices.base import RuntimeDevice, Transport
-from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice, SlowedLink
+from placeit.runtime.devices.emulated import EmulatedLink, SlowedLink, slowed
 from placeit.runtime.devices.hand_over import HandOver
 from placeit.runtime.devices.kinds import DeviceKind, device_kind
 from placeit.runtime.reopening import Losable, lost_of, reopened
@@ -331,7 +331,7 @@ def _open(
 
 def _slowed(opened: RuntimeDevice, device: Device) -> RuntimeDevice:
     """Slow an open device down if it is emulated; a node slows its devices down itself."""
-    return SlowedDevice(opened, device.slowdown) if device.emulated and not device.where.node else opened
+    return slowed(opened, device.slowdown) if device.emulated and not device.where.node else opened
 
 
 def open_links(

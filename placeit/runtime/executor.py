@@ -238,11 +238,11 @@ class Executor(PlanExecutor):
         self._conclude(run)
         if run.error is not None:
             raise run.error
-        if run.stopped:
+        if self._engine.stopped:
             raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
         for slot in checked:
             slot.record(*self._steps.ran(slot.number))
-        self.inner = run.end - run.begin
+        self.inner = self._engine.ended_at - self._engine.begun_at
 
     def _give_up(self, run: EngineRun, waited: _core.Waited) -> None:
         """Raise the error of a run that has not ended, whose caller stops waiting."""

@@ -89,7 +89,7 @@ class PlanLanes(ABC):
         Raises:
             UsageError: an input is missing or unknown, or its shape or type differs from the model's.
         """
-        return dict(checked_inputs(inputs, self.inputs))
+        return checked_inputs(inputs, self.inputs)
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:  # noqa: ARG002
         """Prepare an array on a GPU for an output. Raises UsageError if this executor cannot write the output there."""

@@ -153,7 +153,7 @@ class Setup:
     def elsewhere(self) -> list[Cluster]:
         """Devices outside the cluster that a search may choose as well: whole devices, and compiled twins."""
         whole_clusters = [Cluster((device,)) for device in whole_devices(self.cluster, onnx=self.opens_onnx)]
-        return [*whole_clusters, *filter(None, [compiled_twins(self.cluster)])]
+        return [*whole_clusters, *compiled_twins(self.cluster)]
 
     @property
     def conditions(self) -> Conditions:
@@ -169,10 +169,10 @@ class Setup:
     def on(self, cluster: Cluster, precision: str) -> Self:
         """Return the same model, in the same groups, on other devices; pins do not hold there."""
         model, first = self.model, cluster.devices[0]
-        if first.plain and (form := device_kind(first).whole_file) is not None:
-            model = self.model.whole_file(form)
-        elif isinstance(model, ConvertsOps):
+        if isinstance(model, ConvertsOps):
             model = model.prepared(cluster)
+        elif first.plain and (form := device_kind(first).whole_file) is not None:
+            model = self.model.whole_file(form)
         return replace(
             self,
             model=model,

@@ -1,7 +1,8 @@
-"""PyTorch programs whose segments run in several runtimes: PyTorch's own, and OpenVINO for what is converted."""
+"""PyTorch programs whose segments run in several runtimes: PyTorch's own, and OpenVINO and ONNX Runtime, converted."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from placeit.core.cluster import Cluster
 from placeit.core.placement import Placement
 from placeit.devices import discover
 from placeit.devices.host import allowed_cores
+from placeit.optimizer.compare import compare
 from placeit.optimizer.options import Candidates
 from placeit.planning.segments import Costs, Segmenter
 from placeit.session import Session
@@ -33,15 +35,17 @@ def alternating(session: Session) -> Placement:
 
 
 @pytest.mark.two_cores
-def test_openvino_runs_segments_beside_pytorch_on_core_sets() -> None:
-    with Session(NET, MIXED, example=(X,), policy=STEADY, cache=None) as session:
-        assert [device.kind for device in session.cluster.devices] == ["torch", "openvino"]
+@pytest.mark.parametrize("runtime", ["openvino", "ort"])
+def test_another_runtime_runs_segments_beside_pytorch_on_core_sets(runtime: str) -> None:
+    devices = [f"torch:CPU@{FIRST}", f"{runtime}:CPU@{SECOND}"]
+    with Session(NET, devices, example=(X,), policy=STEADY, cache=None) as session:
+        assert [device.kind for device in session.cluster.devices] == ["torch", runtime]
         made = session.run(alternating(session), runs=2)
         found = session.optimize(budget=20, candidates=Candidates("heft", plain=False))
     assert made.output_error.max_rel < 1e-5
     assert len({segment.device for segment in made.plan.programs}) == 2
     assert {one.name: one.failed for one in found.candidates} == {one.name: None for one in found.candidates}
-    assert {one.name for one in found.candidates} >= set(MIXED)
+    assert {one.name for one in found.candidates} >= set(devices)
 
 
 @pytest.mark.two_cores
@@ -55,16 +59,49 @@ def test_a_slowed_core_set_of_openvino_runs_segments_beside_pytorch() -> None:
     assert len({segment.device for segment in made.plan.programs}) == 2
 
 
-def test_a_search_on_core_sets_of_pytorch_races_the_whole_model_in_openvino_as_well() -> None:
+def test_a_search_on_core_sets_of_pytorch_races_the_whole_model_in_other_runtimes_as_well() -> None:
     core = f"CPU@{FIRST}"
     with Session(NET, core, example=(X,), policy=STEADY, cache=None) as session:
         found = session.optimize(budget=20, candidates=Candidates("heft"))
-        converted = next(one for one in found.candidates if one.name == f"openvino:{core}")
-        assert converted.may_be_chosen
-        assert converted.output_error is not None
-        assert converted.output_error.max_rel < 1e-5
-        again = session.run(converted.placement, runs=2)
-    assert again.output_error.max_rel < 1e-5
+        for runtime in ("openvino", "ort"):
+            converted = next(one for one in found.candidates if one.name == f"{runtime}:{core}")
+            assert converted.may_be_chosen
+            assert converted.output_error is not None
+            assert converted.output_error.max_rel < 1e-5
+            again = session.run(converted.placement, runs=2)
+            assert again.output_error.max_rel < 1e-5
+
+
+@pytest.mark.two_cores
+def test_the_best_split_races_in_other_runtimes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr("placeit.optimizer.wholes._BEHIND", math.inf)
+    pair = [f"CPU@{FIRST}", f"CPU@{SECOND}"]
+    with Session(NET, pair, example=(X,), policy=STEADY, cache=None) as session:
+        found = session.optimize(budget=30, candidates=Candidates("heft", start=alternating(session)))
+        twins = {one.name.removeprefix(f"{one.twin} in "): one for one in found.candidates if one.twin is not None}
+        assert twins.keys() == {"OpenVINO", "ONNX Runtime"}
+        for runtime, label in (("openvino", "OpenVINO"), ("ort", "ONNX Runtime")):
+            assert twins[label].failed is None
+            assert twins[label].placement.counts().keys() == {f"{runtime}:{core}" for core in pair}
+            assert session.run(twins[label].placement, runs=1).output_error.max_rel < 1e-5
+        given = compare(session, {"given": twins["OpenVINO"].placement}, runs=2)
+    (same,) = (one for one in given.candidates if one.name == "given")
+    assert same.placement.as_dict() == twins["OpenVINO"].placement.as_dict()
+
+
+class Passing(nn.Module):
+    """Has an input without readers, an input that is an output, equal outputs, and an output that depends on no input."""
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x + 1
+        return made, x, made, torch.ones(2)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "ort"])
+def test_inputs_and_outputs_without_ops_are_converted(runtime: str) -> None:
+    with Session(Passing(), f"{runtime}:CPU@{FIRST}", example=(X, X), policy=STEADY, cache=None) as session:
+        assert session.run(alternating(session), runs=2).output_error.max_rel < 1e-5
 
 
 @pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(8, 8)).bfloat16(), "Sorted"])

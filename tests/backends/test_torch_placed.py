@@ -98,6 +98,15 @@ def test_a_tensor_may_be_the_example_of_several_arguments() -> None:
     torch.testing.assert_close(called(Pair(), X, y=X)(X, y=-X), 3 * X)
 
 
+def test_tensors_in_any_form_are_read() -> None:
+    torch.testing.assert_close(called(Pair(), X, y=X)(X.clone().requires_grad_(), y=torch._neg_view(X)), 3 * X)
+
+
+def test_a_nested_argument_in_place_of_a_tensor_is_refused() -> None:
+    with pytest.raises(UsageError, match="'y' is of type list, and the module was placed for a tensor"):
+        called(Pair(), X, y=X)(X, y=[X])
+
+
 def test_registered_types_are_shown_without_their_constructors() -> None:
     with pytest.raises(UsageError, match=r"nested as \(\*\), and in the example they were nested as \(Checked\(\*\)\)"):
         called(Wrapped(), Checked(X))(X)

@@ -60,9 +60,9 @@ def test_what_cannot_be_is_one_paragraph(cli: Any, tiny: Path, devices: Sequence
     )
     assert cli("export", tiny, "-o", tmp_path / "tiny.xml").exit_code == 0
     paragraph(cli("optimize", tmp_path / "tiny.xml", "-d", device), "tiny.xml", "start from the ONNX file")
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
-    torch.export.save(program, tmp_path / "relu.pt2")
-    paragraph(cli("optimize", tmp_path / "relu.pt2", "-d", device), device, "relu.pt2", "placeit export")
+    program = torch.export.export(torch.nn.Linear(3, 3).bfloat16(), (torch.ones(2, 3, dtype=torch.bfloat16),))
+    torch.export.save(program, tmp_path / "linear.pt2")  # in a type that is not converted
+    paragraph(cli("optimize", tmp_path / "linear.pt2", "-d", device), device, "linear.pt2", "placeit export")
 
 
 def test_an_nvidia_gpu_that_is_not_there_is_one_paragraph(cli: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,18 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores
-from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
-from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.base import (
+    BufferSpec,
+    CompilesSlowly,
+    DividedIntoStreams,
+    OnThread,
+    PinsMemory,
+    ReadsInPlace,
+    RuntimeDevice,
+    ServesSlots,
+    Slowed,
+)
+from placeit.runtime.devices.emulated import EmulatedLink, slowed
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.testing.devices import ComputingDeviceConformance, DeviceConformance
@@ -37,7 +47,24 @@ class TestAllCores(ComputingDeviceConformance):
 
 class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return SlowedDevice(OpenVinoDevice(Device("slow", address=Address("CPU", CORES[:1]))), 3.0)
+        return slowed(OpenVinoDevice(Device("slow", address=Address("CPU", CORES[:1]))), 3.0)
+
+
+class Able(OpenVinoDevice):
+    """Has abilities that OpenVINO's device lacks."""
+
+    worker_of = streams = compile_within = OpenVinoDevice.close
+
+
+def test_a_slowed_device_keeps_the_abilities_of_the_real_one_and_gets_no_others() -> None:
+    device = slowed(Able(Device("one", address=Address("CPU", CORES[:1]))), 2.0)
+    try:
+        assert isinstance(device, Slowed)
+        for ability in (ServesSlots, DividedIntoStreams, CompilesSlowly, OnThread, ReadsInPlace):
+            assert isinstance(device, ability)
+        assert not isinstance(device, PinsMemory)
+    finally:
+        device.close()
 
 
 def test_programs_for_one_core_start_no_threads() -> None:

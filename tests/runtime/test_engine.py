@@ -36,7 +36,7 @@ from placeit.core.threads import Worker
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
-from placeit.runtime.devices.emulated import EmulatedLink, SlowedDevice
+from placeit.runtime.devices.emulated import EmulatedLink, slowed
 from placeit.runtime.executor import Executor
 from placeit.runtime.feed import Bell
 from placeit.runtime.runtime import Runtime
@@ -86,7 +86,7 @@ class Bench:
         self.timed = [TimedDevice(name, lambda _: seconds, native=native and not (mixed and name == "b")) for name in names]
         devices: list[RuntimeDevice] = [*self.timed]
         if slowdown > 1:
-            devices[1] = SlowedDevice(self.timed[1], slowdown)
+            devices[1] = slowed(self.timed[1], slowdown)
         transports = {(i, j): EmulatedLink(f"placeit link {i}{j}", BANDWIDTH, LATENCY) for i, j in pairs} if links else {}
         self.runtime = Runtime(model, self.grouping, cluster, devices=devices, transports=transports)
 

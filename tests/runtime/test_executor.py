@@ -26,7 +26,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.runtime.devices.base import BufferSpec, Instance, Program, SegmentSource
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.runtime.runtime import Runtime
@@ -270,7 +270,7 @@ def test_what_a_device_reads_is_written_to_the_memory_that_it_shares(
     grouping, core = Grouping.singletons(model.graph), Address("CPU", allowed_cores()[:1])
     cluster = Cluster((Device("a", address=core), Device("b", address=core)))
     sharing = SharingDevice(cluster.devices[1])
-    devices = [OpenVinoDevice(cluster.devices[0]), SlowedDevice(sharing, slowdown)]
+    devices = [OpenVinoDevice(cluster.devices[0]), slowed(sharing, slowdown)]
     with Runtime(model, grouping, cluster, devices=devices) as runtime:
         placement = [int("far" in grouping.graph.names[members[0]]) for members in runtime.book.members]
         plan = Segmenter(grouping, Costs.zero(len(placement), cluster)).plan(placement, merge=False)

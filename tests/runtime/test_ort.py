@@ -38,7 +38,7 @@ from placeit.profiler.costs import profile
 from placeit.runtime.accelerators import ort_program, torch_library
 from placeit.runtime.accelerators.library import StreamLibrary
 from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.devices.ort import OrtDevice
@@ -70,7 +70,7 @@ class TestAllCores(ComputingDeviceConformance):
 
 class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return SlowedDevice(OrtDevice(ONE), 3.0)
+        return slowed(OrtDevice(ONE), 3.0)
 
 
 def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict, outputs: dict, weights: dict | None = None) -> Path:
@@ -371,8 +371,8 @@ def test_an_openvino_ir_is_refused(tmp_path: Path, model: OnnxModel) -> None:
         Session(path, f"ort:CPU@{CORES[0]}")
 
 
-def test_a_pytorch_model_is_refused() -> None:
-    module = load_torch(torch.nn.ReLU(), (torch.ones(2, 2),))
+def test_a_pytorch_model_that_cannot_be_converted_is_refused() -> None:
+    module = load_torch(torch.nn.Linear(2, 2).bfloat16(), (torch.ones(2, 2, dtype=torch.bfloat16),))
     with Session(module, f"ort:CPU@{CORES[0]}", cache=None) as session, pytest.raises(DeviceError, match="not an ONNX model"):
         session.profile()
 

@@ -17,7 +17,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.host import allowed_cores
 from placeit.runtime.devices.base import BufferSpec, Instance, RuntimeDevice
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.inductor import InPlace
 from placeit.runtime.devices.pytorch import TorchBuffer, TorchDevice, use_threads
@@ -39,7 +39,7 @@ class TestAllCores(ComputingDeviceConformance):
 
 class TestSlowed(ComputingDeviceConformance):
     def open(self) -> RuntimeDevice:
-        return SlowedDevice(TorchDevice(ONE), 3.0)
+        return slowed(TorchDevice(ONE), 3.0)
 
 
 class Segment:

@@ -12,7 +12,7 @@ from placeit.runtime.accelerators.stream_device import PinnedBuffer, StreamDevic
 from placeit.runtime.accelerators.torch_library import open_torch, torch_streams
 from placeit.runtime.devices.accelerator import HOST, Streams
 from placeit.runtime.devices.base import BufferSpec
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.testing.devices import ComputingDeviceConformance
 from tests.eager_streams import devices, run_at_once, run_late
 from tests.fake_accelerator import FakeAccelerator
@@ -33,7 +33,7 @@ class TestAtOnce(Conformance):
 
 class TestSlowed(TestAtOnce):
     def open(self):
-        return SlowedDevice(super().open(), 3.0)
+        return slowed(super().open(), 3.0)
 
 
 class TestLate(Conformance):

@@ -104,7 +104,7 @@ class SegmentFiles:
 def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> Any:
     if "openvino" in model.formats:
         return model.segment("openvino", *part)
-    from placeit.backends.torch.export import segment_for_openvino
+    from placeit.backends.torch.export import converted_segment
     from placeit.backends.torch.model import TorchModel
 
     if not isinstance(model, TorchModel):
@@ -112,7 +112,7 @@ def _for_openvino(model: Model, part: tuple[Sequence[int], Sequence[int], Sequen
             f"Segments of {model.path} cannot be in a bundle: write it as ONNX or OpenVINO IR (`placeit export`), optimize and "
             "build that."
         )
-    return segment_for_openvino(model, *part)
+    return converted_segment(model, "openvino", *part)
 
 
 def self_contained(cut: Any, what: str) -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -16,7 +16,12 @@ __all__ = ["as_array", "convert_border"]
 
 def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
     """Return a tensor as an array, in the same memory if possible. A bfloat16 tensor is converted to float32."""
-    array: NDArray[np.generic] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy(force=True)
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    try:
+        array: NDArray[np.generic] = tensor.numpy()
+    except (RuntimeError, TypeError):  # it requires gradients, say
+        array = tensor.numpy(force=True)  # several ops
     return array
 
 

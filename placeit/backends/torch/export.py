@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.fx import GraphModule
 
-from placeit.backends.base import Model
+from placeit.backends.base import Format, Model
+from placeit.backends.onnx_external import OnnxFile
 from placeit.backends.openvino import ir
 from placeit.backends.openvino.reader import FAILURES
 from placeit.backends.openvino.state import make_state
@@ -28,11 +29,12 @@ from placeit.core.files import replacing
 from placeit.core.root_logger import kept_root_logger
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["convertible_ops", "segment_for_openvino", "write_ir", "write_onnx"]
+__all__ = ["converted_segment", "convertible_ops", "write_ir", "write_onnx"]
 
 openvino = import_openvino()
 
 _OPSET = 17
+_RUNTIMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 
 def write_onnx(model: Model, path: Path) -> None:
@@ -88,26 +90,32 @@ def _conversion_error(
 
 def _export_onnx(model: Model, target: str) -> None:
     with _conversion(), torch.no_grad():
-        module = _module_of(model)
-        for node in module.graph.nodes:
-            node.target = _FOR_ONNX.get(node.target, node.target)
-        module.recompile()
-        torch.onnx.export(
-            module,
-            _arguments(model),
-            target,
-            input_names=[spec.name for spec in model.inputs],
-            output_names=[spec.name for spec in model.outputs],
-            opset_version=_OPSET,
-            dynamo=False,
-        )
+        ends = ([spec.name for spec in specs] for specs in (model.inputs, model.outputs))
+        _as_onnx(_module_of(model), _arguments(model), target, *ends)
 
 
-def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
-    """Convert a part of a PyTorch model to an ``openvino.Model``; see :meth:`placeit.backends.base.Model.segment`.
+def _as_onnx(
+    module: GraphModule, arguments: tuple[torch.Tensor, ...], target: Any, inputs: list[str], outputs: list[str]
+) -> None:
+    """Write a module that maps tensors to a tuple of tensors as ONNX, with the given names of its inputs and outputs."""
+    for node in module.graph.nodes:
+        node.target = _FOR_ONNX.get(node.target, node.target)
+    module.recompile()
+    torch.onnx.export(module, arguments, target, input_names=inputs, output_names=outputs, opset_version=_OPSET, dynamo=False)
+
+
+def converted_segment(model: Model, form: Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
+    """Cut a part out of a PyTorch model in another format; see :meth:`placeit.backends.base.Model.segment`.
+
+    Args:
+        model: the model.
+        form: ``openvino`` for an ``openvino.Model``, or ``onnx`` for an :class:`placeit.backends.onnx_external.OnnxFile`.
+        ops: op numbers of the part, ascending.
+        enter: tensors that it reads from outside.
+        leave: tensors that other parts read.
 
     Raises:
-        ModelError: OpenVINO has no op for a part of the program, which the message names; or sizes are open.
+        ModelError: the format has no op for a part of the program, which the message names; or sizes are open.
     """
     _check_sizes(model)
     graph, values = model.graph, model.random_inputs()
@@ -116,19 +124,25 @@ def segment_for_openvino(model: Model, ops: Sequence[int], enter: Sequence[int],
     own = [torch.from_numpy(values[names[graph.names[v]]]) for v in ops if graph.names[v] in names]
     try:
         with _conversion(), torch.no_grad():
-            return _as_openvino(model.segment("torch", ops, enter, leave), (*read, *own), model.name)
+            module, arguments = model.segment("torch", ops, enter, leave), (*read, *own)
+            if form == "openvino":
+                return _as_openvino(module, arguments, model.name)
+            (end,), written = module.graph.find_nodes(op="output"), io.BytesIO()
+            inputs, outputs = ([f"{at}{i}" for i in range(n)] for at, n in (("i", len(arguments)), ("o", len(end.args[0]))))
+            _as_onnx(module, arguments, written, inputs, outputs)
+            return OnnxFile(written.getvalue(), tuple(inputs), tuple(outputs))
     except _NotConvertedError as error:
         raise ModelError(
-            f"A part of {model.path}, from '{graph.names[ops[0]]}' on, cannot be converted for OpenVINO: {error}. Compute "
-            "it in another way."
+            f"A part of {model.path}, from '{graph.names[ops[0]]}' on, cannot be converted for {_RUNTIMES[form]}: {error}. "
+            "Compute it in another way."
         ) from error.__cause__
 
 
-def convertible_ops(model: Model) -> frozenset[str]:
-    """Return the names of the ops that OpenVINO's converter knows, and of the inputs and outputs."""
+def convertible_ops(model: Model, form: Format) -> frozenset[str]:
+    """Return the names of the ops that the converter to a format knows, and of the inputs and outputs."""
     graph = model.graph
-    with contextlib.suppress(_NotConvertedError):
-        _converted(model)
+    with contextlib.suppress(ModelError):
+        converted_segment(model, form, range(len(graph)), [], [])
         return frozenset(graph.names)
     found = set[str]()
     for v, (name, kind) in enumerate(zip(graph.names, graph.kinds, strict=True)):
@@ -136,7 +150,7 @@ def convertible_ops(model: Model) -> frozenset[str]:
         leave = np.flatnonzero(graph.tensor_op == v).tolist()
         with contextlib.suppress(ModelError):
             if kind not in ("Parameter", "Result"):
-                segment_for_openvino(model, [v], enter, leave)
+                converted_segment(model, form, [v], enter, leave)
             found.add(name)
     return frozenset(found)
 
@@ -278,14 +292,19 @@ _REASON_MARKS = ("not supported", "Unsupported", "unrecognized", "No conversion 
 
 @contextlib.contextmanager
 def _conversion() -> Iterator[None]:
-    """Run a converter in the block: raise _NotConvertedError with a reason of one line, and suppress other output."""
-    printing = torch._C._jit_onnx_log
+    """Run a converter in the block: raise _NotConvertedError with a reason of one line, and suppress other output.
+
+    Only one thread converts at a time.
+    """
     try:
-        # the ONNX exporter prints the whole program before it raises an error
-        torch._C._jit_onnx_log = lambda *_: None
         with quiet(), kept_root_logger(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            yield
+            printing = torch._C._jit_onnx_log
+            torch._C._jit_onnx_log = lambda *_: None  # the ONNX exporter prints the whole program before it raises an error
+            try:
+                yield
+            finally:
+                torch._C._jit_onnx_log = printing
     except (*FAILURES, AttributeError) as error:
         lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = next((line for line in lines if any(sign in line for sign in _REASON_MARKS)), lines[-1])
@@ -293,5 +312,3 @@ def _conversion() -> Iterator[None]:
         if isinstance(error, LookupError):
             reason = f"there is nothing for {reason}"
         raise _NotConvertedError(reason) from error
-    finally:
-        torch._C._jit_onnx_log = printing

@@ -47,6 +47,8 @@ _log = logging.getLogger("placeit")
 
 __all__ = ["TorchModel", "load", "relu_chain"]
 
+_MAX_ONNX = 2e9  # bytes of weights, since an ONNX model in one piece has 2 GB at most
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class TorchModel(base.Model):
@@ -60,7 +62,7 @@ class TorchModel(base.Model):
         module: the module that was exported; None for a program.
         file: stamp of the file at ``path`` when the program was read from it (:func:`placeit.backends.digest.file_stamp`); None
             if the program was not read from a file.
-        mixed: whether the cluster has devices that OpenVINO drives, for which segments are converted.
+        converted: formats of runtimes other than PyTorch that drive devices of the cluster, to which segments are converted.
     """
 
     program: ExportedProgram
@@ -69,7 +71,7 @@ class TorchModel(base.Model):
     examples: Arrays
     module: torch.nn.Module | None = None
     file: tuple[int, ...] | None = None
-    mixed: bool = False
+    converted: frozenset[base.Format] = frozenset()
 
     def statistics(self) -> dict[str, int | float]:
         """Count ops, edges, floating-point operations and parameters; see :meth:`placeit.backends.base.Model.statistics`."""
@@ -136,38 +138,41 @@ class TorchModel(base.Model):
 
     @property
     def formats(self) -> frozenset[base.Format]:
-        """The format of PyTorch, and the format of OpenVINO if it drives devices of the cluster."""
+        """The format of PyTorch, and formats of other runtimes that drive devices of the cluster."""
         own: frozenset[base.Format] = frozenset({"torch"})
-        return own | self.convertible if self.mixed else own
+        return own | self.converted
 
     @property
     def convertible(self) -> frozenset[base.Format]:
-        """The format of OpenVINO, for programs of one size, without state, and with types that NumPy has."""
-        able = not (self.stateful or self.has_open_sizes) and all(map(numpy_can_hold, self.graph.tensor_dtypes))
-        return frozenset({"openvino"}) if able else frozenset()
+        """Formats of OpenVINO and ONNX, for programs of one size, without state, and with types that NumPy has."""
+        if self.stateful or self.has_open_sizes or not all(map(numpy_can_hold, self.graph.tensor_dtypes)):
+            return frozenset()
+        weights = self.statistics()["parameter_bytes"]
+        return frozenset({"openvino", "onnx"}) if weights < _MAX_ONNX else frozenset({"openvino"})
 
     def prepared(self, cluster: Cluster, graph: str = "") -> TorchModel:  # noqa: ARG002
-        """Return the model with OpenVINO's format as well if OpenVINO drives devices."""
-        mixed = any("openvino" in kind_of(device).formats for device in cluster.devices)
-        return self if mixed == self.mixed else replace(self, mixed=mixed)
+        """Return the model with the formats of other runtimes that drive devices as well."""
+        wanted = {form for device in cluster.devices for form in kind_of(device).formats}
+        converted = self.convertible & wanted
+        return self if converted == self.converted else replace(self, converted=converted)
 
-    def converted_ops(self) -> frozenset[str]:
+    def converted_ops(self, form: base.Format) -> frozenset[str]:
         """Return the names of ops that can be converted; see :meth:`placeit.backends.base.ConvertsOps.converted_ops`."""
         from placeit.backends.torch.export import convertible_ops  # late: it imports OpenVINO
 
-        return convertible_ops(self)
+        return convertible_ops(self, form)
 
     def segment(self, form: base.Format, ops: Sequence[int], enter: Sequence[int], leave: Sequence[int]) -> Any:
         """Return a part of the model as a module, or convert it; see :meth:`placeit.backends.base.Model.segment`.
 
         Raises:
-            DeviceError: OpenVINO has no op for a part of it; the message names it.
+            DeviceError: the format has no op for a part of it; the message names it.
         """
-        if form == "openvino":
-            from placeit.backends.torch.export import segment_for_openvino  # late: it imports OpenVINO
+        if form != "torch":
+            from placeit.backends.torch.export import converted_segment  # late: it imports OpenVINO
 
             try:
-                return segment_for_openvino(self, ops, enter, leave)
+                return converted_segment(self, form, ops, enter, leave)
             except ModelError as error:
                 raise DeviceError(str(error)) from error
         return extract(self.layout, self.lowered.constants, ops, enter, leave)
@@ -230,7 +235,7 @@ class TorchModel(base.Model):
 
     def chain(self, elements: int, hops: int) -> TorchModel:
         """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
-        return replace(relu_chain(elements, hops), mixed=self.mixed)
+        return replace(relu_chain(elements, hops), converted=self.converted)
 
 
 def relu_chain(elements: int, hops: int) -> TorchModel:

@@ -56,6 +56,7 @@ class PlacedModule(torch.nn.Module):
         self._takes, self._gives = spec.in_spec, spec.out_spec
         self._run, self._outputs, self._pickled = run, outputs, pickled
         positional, by_name = spec.in_spec.children()
+        self._flat = all(child.is_leaf() for group in (positional, by_name) for child in group.children())
         count, self._names = len(positional.children()), list(by_name.context)
         known = {} if original is None else inspect.signature(original.forward).parameters
         order = [name for name, one in known.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -128,15 +129,8 @@ class PlacedModule(torch.nn.Module):
         return self._called(*args, **kwargs)
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._in_order(args, kwargs)
-        leaves, spec = pytree.tree_flatten(call)
-        if spec != self._takes:
-            leaves, spec = pytree.tree_flatten(arranged(call, self._takes))
-        if spec != self._takes:
-            raise UsageError(
-                f"The arguments are nested as {_shown(spec)}, and in the example they were nested as {_shown(self._takes)}: "
-                "place the module with an example of this kind."
-            )
+        args, kwargs = self._in_order(args, kwargs)
+        leaves = [*args, *kwargs.values()] if self._flat else self._leaves((args, kwargs))
         inputs: dict[str, NDArray[np.generic]] = {}
         for arg, value in zip(self._inputs, leaves, strict=True):
             wanted = "a tensor" if isinstance(arg, TensorArgument) else repr(arg.value)
@@ -145,11 +139,24 @@ class PlacedModule(torch.nn.Module):
             elif isinstance(arg, TensorArgument) or not _same(value, arg.value):
                 raise UsageError(f"The argument '{arg.name}' is {_described(value)}, and the module was placed for {wanted}.")
         made = self._run(inputs)
-        tensors = (torch.from_numpy(np.asarray(made[name])) for name in self._outputs)
-        results = [
-            next(tensors).to(self._types[arg.name]) if isinstance(arg, TensorArgument) else arg.value for arg in self._results
-        ]
+        names, results = iter(self._outputs), list[Any]()
+        for arg in self._results:
+            value = torch.from_numpy(np.asarray(made[next(names)])) if isinstance(arg, TensorArgument) else arg.value
+            if isinstance(arg, TensorArgument) and value.dtype is not (wanted := self._types[arg.name]):
+                value = value.to(wanted)
+            results.append(value)
         return pytree.tree_unflatten(results, self._gives)
+
+    def _leaves(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+        leaves, spec = pytree.tree_flatten(call)
+        if spec != self._takes:
+            leaves, spec = pytree.tree_flatten(arranged(call, self._takes))
+        if spec != self._takes:
+            raise UsageError(
+                f"The arguments are nested as {_shown(spec)}, and in the example they were nested as {_shown(self._takes)}: "
+                "place the module with an example of this kind."
+            )
+        return leaves
 
     def _array(self, name: str, value: torch.Tensor) -> NDArray[np.generic]:
         if value.dtype is not (wanted := self._types[name]):

@@ -5,30 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
 from time import perf_counter
 
 from placeit.core.threads import Gate, Worker
-from placeit.runtime.devices.base import (
-    Buffer,
-    BufferSpec,
-    DoneCallback,
-    HostPaced,
-    Instance,
-    KeepsPrograms,
-    OneAtATime,
-    OnThread,
-    PinsMemory,
-    Program,
-    ReadsInPlace,
-    RuntimeDevice,
-    SegmentSource,
-    SharesMemory,
-    Transport,
-)
-from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors, RunsInPython
+from placeit.runtime.devices.base import Buffer, DoneCallback, Instance, RuntimeDevice, Transport
 
-__all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_precisely"]
+__all__ = ["EmulatedLink", "SlowedLink", "slowed", "wake_precisely"]
 
 _PR_SET_TIMERSLACK = 29
 _precise = threading.local()
@@ -48,89 +30,30 @@ def _sleep(seconds: float, closing: Gate) -> None:
         closing.wait(min(seconds, threading.TIMEOUT_MAX))
 
 
-class SlowedDevice:
-    """A device whose segments take ``slowdown`` times as long as on a real device; it idles for the additional time.
+def slowed(device: RuntimeDevice, slowdown: float) -> RuntimeDevice:
+    """Slow an open device down: its segments take ``slowdown`` times as long, and it idles for the additional time.
+
+    The device keeps all its optional abilities, as only its methods ``start`` and ``close`` change.
 
     Args:
-        inner: the real device.
+        device: the device, which is returned.
         slowdown: factor, at least 1.
     """
+    closing, start, close = Gate(), device.start, device.close
 
-    def __init__(self, inner: RuntimeDevice, slowdown: float) -> None:
-        self._inner, self.slowdown, self._closing = inner, slowdown, Gate()
-        self.name, self.space, self.program_key = inner.name, inner.space, inner.program_key
+    def finish(done: DoneCallback, begin: float, end: float, error: BaseException | None) -> None:
+        _sleep(begin + (end - begin) * slowdown - perf_counter(), closing)
+        done(begin, perf_counter(), error)
 
-    @property
-    def worker(self) -> Worker | None:
-        """The worker thread of the real device, if it has one."""
-        return self._inner.worker if isinstance(self._inner, OnThread) else None
+    def start_slowed(instance: Instance, done: DoneCallback) -> None:
+        start(instance, functools.partial(finish, done))
 
-    @property
-    def one_at_a_time(self) -> bool:
-        """True if programs of the real device run one request at a time."""
-        return isinstance(self._inner, OneAtATime) and self._inner.one_at_a_time
+    def close_awake() -> None:
+        closing.open()
+        close()
 
-    @property
-    def shares_memory(self) -> bool:
-        """True if the real device uses some of the host's memory in place."""
-        return isinstance(self._inner, SharesMemory) and self._inner.shares_memory
-
-    @property
-    def reads_in_place(self) -> bool:
-        """True if instances of the real device read tensors in memory that has to stay the same."""
-        return isinstance(self._inner, ReadsInPlace) and self._inner.reads_in_place
-
-    @property
-    def host_paced(self) -> bool:
-        """True if the host waits on a stream of the real device."""
-        return isinstance(self._inner, HostPaced) and self._inner.host_paced
-
-    def explain(self) -> str:
-        """Return the real device's message about a native entry that failed."""
-        return self._inner.explain() if isinstance(self._inner, ExplainsEntries) else ""
-
-    @property
-    def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """The real device's function that converts an exception of a run to an error; None if it has no such function."""
-        return self._inner.failure if isinstance(self._inner, MakesErrors) else None
-
-    @property
-    def call(self) -> Callable[[Instance], Callable[[], None]] | None:
-        """The real device's function that returns the function to run an instance; None if it has no such function."""
-        return self._inner.call if isinstance(self._inner, RunsInPython) else None
-
-    def compile(self, segment: SegmentSource) -> Program:
-        """Compile on the real device."""
-        return self._inner.compile(segment)
-
-    def keeps(self, segment: SegmentSource) -> bool:
-        """Return whether the real device has the program of a segment on disk."""
-        return isinstance(self._inner, KeepsPrograms) and self._inner.keeps(segment)
-
-    def instance(self, program: Program) -> Instance:
-        """Make an instance on the real device."""
-        return self._inner.instance(program)
-
-    def allocate(self, spec: BufferSpec) -> Buffer:
-        """Allocate on the real device."""
-        return self._inner.allocate(spec)
-
-    def pin(self, spec: BufferSpec) -> Buffer:
-        """Allocate pinned memory of the real device, or other memory if it pins none."""
-        return self._inner.pin(spec) if isinstance(self._inner, PinsMemory) else self._inner.allocate(spec)
-
-    def start(self, instance: Instance, done: DoneCallback) -> None:
-        """Run on the real device, whose thread then sleeps for the additional time."""
-        self._inner.start(instance, functools.partial(self._finish, done))
-
-    def _finish(self, done: DoneCallback, start: float, finish: float, error: BaseException | None) -> None:
-        _sleep(start + (finish - start) * self.slowdown - perf_counter(), self._closing)
-        done(start, perf_counter(), error)
-
-    def close(self) -> None:
-        """Wake the thread and close the real device."""
-        self._closing.open()
-        self._inner.close()
+    vars(device).update(slowdown=slowdown, start=start_slowed, close=close_awake)
+    return device
 
 
 class SlowedLink:

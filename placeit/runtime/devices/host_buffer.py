@@ -58,9 +58,11 @@ class HostBuffer:
 
     def fill(self, value: NDArray[np.generic]) -> None:
         """Copy a value into the buffer. If sizes are open or depend on the data, the buffer gets the value's shape."""
-        if self.spec.limits is not None or self.array().shape != value.shape:
+        array = self.array()
+        if self.spec.limits is not None or array.shape != value.shape:
             self.resize(value.shape)
-        self.array()[...] = value
+            array = self.array()
+        array[...] = value
 
     def copy(self, memory: NDArray[np.generic]) -> None:
         """Copy a value in memory order into the buffer. If sizes are open, the buffer gets the value's shape."""

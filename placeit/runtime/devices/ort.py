@@ -89,6 +89,7 @@ class OrtInstance:
         # shapes of the outputs with open sizes, by the shapes and values of inputs that determine them
         self._output_shapes: dict[object, list[tuple[int, ...]]] = {}
         self._session = program.session
+        self._read = {value.name for value in program.session.get_inputs()}  # converted models lack inputs without readers
         self._binding = program.session.io_binding()
         self._bound: dict[int, tuple[Buffer, Any]] = {}
         self._output_names = program.output_names
@@ -117,7 +118,8 @@ class OrtInstance:
                 f"{list(array.shape)}."
             )
         self._bound[index] = buffer, _ort_value(array, spec)
-        self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
+        if self._names[index] in self._read:
+            self._binding.bind_ortvalue_input(self._names[index], self._bound[index][1])
 
     def write_to(self, index: int, buffer: Buffer) -> None:
         """Write output ``index`` to ``buffer`` in every later run."""
@@ -250,6 +252,7 @@ class OrtDevice(OnWorker):
     """
 
     space = "host"
+    reads_in_place = True
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         check_device(device, precision)

@@ -47,7 +47,7 @@ class DrivenByOpenVino(DeviceKind):
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the ops that OpenVINO's plugin supports, or for other formats its converter. Raises DeviceError."""
         if isinstance(model, ConvertsOps) and "openvino" in model.formats:
-            return model.converted_ops()
+            return model.converted_ops("openvino")
         read = _read(model, device)
         nodes = call_with_program(_supported, "openvino", read.ov_model, device)
         return set(read.graph.names) - {op for node, op in read.view.op_of.items() if node not in nodes}

@@ -21,7 +21,7 @@ __all__ = ["KIND"]
 
 
 class _OrtKind(DeviceKind):
-    """Core sets (:class:`placeit.runtime.devices.ort.OrtDevice`) and GPUs, for ONNX models."""
+    """Core sets (:class:`placeit.runtime.devices.ort.OrtDevice`) and GPUs, for ONNX models and PyTorch models as ONNX."""
 
     label = "ONNX Runtime"
     formats: tuple[Format, ...] = ("onnx",)
@@ -67,14 +67,17 @@ class _OrtKind(DeviceKind):
     def supported(self, model: Model, device: Device) -> Collection[str]:
         """Return the ops that ONNX Runtime has kernels for; to find out, make a session of one op of each kind.
 
-        Raises DeviceError if it runs none of them, or if the model is not an ONNX model.
+        Of a PyTorch model, core sets run the ops that can be converted. Raises DeviceError if the device runs none of the ops,
+        or if the model is neither an ONNX model nor can be converted.
         """
-        from placeit.backends.base import OnnxKinds
+        from placeit.backends.base import ConvertsOps, OnnxKinds
         from placeit.backends.onnx.whole import WholeOnnxModel
         from placeit.runtime.devices.ort import on_gpu, refusals_here
 
         if isinstance(model, WholeOnnxModel):
             return model.graph.names
+        if isinstance(model, ConvertsOps) and "onnx" in model.formats and not on_gpu(device):
+            return model.converted_ops("onnx")
         if not isinstance(model, OnnxKinds):
             raise DeviceError(
                 f"ONNX Runtime drives {device.name}, and {model.path} is not an ONNX model: write it as one (`placeit export "
@@ -96,6 +99,10 @@ class _OrtKind(DeviceKind):
                 "of it that can, or choose devices that OpenVINO drives."
             )
         return found
+
+    def compiled(self, cores: Device) -> Device | None:
+        """Return ONNX Runtime's device on a core set of PyTorch, whose models can be converted; None for other core sets."""
+        return cores.driven_by("ort") if cores.kind == "torch" and self.installed() else None
 
     def open_sizes(self, device: Device) -> bool:
         """Return whether the device is a core set: streams run one size."""

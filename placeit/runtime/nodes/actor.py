@@ -18,7 +18,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.runtime.alternating import Alternating, SharesState, alternating
 from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
-from placeit.runtime.devices.emulated import SlowedDevice
+from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
 from placeit.runtime.devices.state import KeepsState
@@ -212,7 +212,7 @@ def _open_device(device: Device, setting: ActorSettings) -> RuntimeDevice:
         made = kind.counting(device, setting.precision)
     else:
         made = kind.open(device, setting.precision)
-    return SlowedDevice(made, device.slowdown) if device.emulated else made
+    return slowed(made, device.slowdown) if device.emulated else made
 
 
 def local(device: Device) -> Device:
