@@ -109,6 +109,7 @@ class Model(ABC):
         uniform: whether all its ops compute one function (:meth:`chain`), so that one program serves all parts of equal size.
         refused: names of devices, and of ops that they do not compile even though they report to support them.
         placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
+        paging: writes its parts for caches in blocks, if it is a decoder of several texts for which OpenVINO can do that.
     """
 
     path: Path
@@ -128,6 +129,7 @@ class Model(ABC):
     uniform: bool = False
     refused: frozenset[tuple[str, str]] = frozenset()
     placed: bool = False
+    paging: Any | None = None
 
     def __repr__(self) -> str:
         ends = (", ".join(f"{one.name} {list(one.shape)} {one.dtype}" for one in some) for some in (self.inputs, self.outputs))

@@ -47,10 +47,9 @@ def whole(pieces):
 
 
 def test_the_most_likely_tokens_are_the_ones_of_the_uncut_model(model):
+    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     request = (
-        openvino.Core()
-        .compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        .create_infer_request()
+        openvino.Core().compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", options).create_infer_request()
     )
     prompt, beams = model.tokenizer.encode("Once"), {"beam_idx": np.zeros(1, np.int32)}
     tokens, _ = generate(lambda inputs: {"logits": request.infer(inputs | beams)["logits"]}, prompt, 20)

@@ -27,6 +27,7 @@ from placeit.runtime.devices.base import (
     Transport,
 )
 from placeit.runtime.devices.entries import ExplainsEntries, MakesErrors, RunsInPython
+from placeit.runtime.devices.state import Pages
 
 __all__ = ["EmulatedLink", "SlowedDevice", "SlowedLink", "wake_precisely"]
 
@@ -79,6 +80,11 @@ class SlowedDevice:
     def reads_in_place(self) -> bool:
         """True if instances of the real device read tensors in memory that has to stay the same."""
         return isinstance(self._inner, ReadsInPlace) and self._inner.reads_in_place
+
+    @property
+    def pages(self) -> bool:
+        """True if the real device may keep caches in blocks."""
+        return isinstance(self._inner, Pages) and self._inner.pages
 
     @property
     def host_paced(self) -> bool:

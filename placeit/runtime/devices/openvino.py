@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
-from placeit.devices.compiled import from_cache, is_kept
+from placeit.devices.compiled import is_kept
 from placeit.devices.openvino import (
     compile_model,
     compile_properties,
@@ -27,9 +28,7 @@ from placeit.devices.openvino import (
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize, BySizeInstance, times_slower
-from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.devices.openvino_c import (
     NativeContext,
     NativeModel,
@@ -38,59 +37,16 @@ from placeit.runtime.devices.openvino_c import (
     Spec,
     native_openvino,
 )
-from placeit.runtime.devices.state import Fetched
+from placeit.runtime.devices.openvino_paged import PagedInstance, PagedProgram, compile_paged
+from placeit.runtime.devices.openvino_requests import OpenVinoInstance, OpenVinoProgram, copied, fetched
+from placeit.runtime.devices.state import MayBePaged
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
-__all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
+__all__ = ["HostBuffer", "NativeInstance", "OpenVinoDevice", "OpenVinoInstance", "OpenVinoProgram"]
 
 _SLOWER = 1.1  # times the seconds of a program for one size: the most that a program for all sizes may take
 
 _log = logging.getLogger("placeit")
-
-
-class OpenVinoProgram:
-    """A segment compiled by OpenVINO: through its C library where that is possible, and else through its Python binding.
-
-    Args:
-        segment: the segment that was compiled.
-        compiled: the compiled model, of the C library or the Python binding.
-        is_open: see below.
-        states: see below.
-
-    Attributes:
-        is_open: whether a size in it is open: then a request has no memory for outputs before a run.
-        states: initial values, by name, of states that are the last inputs and outputs of what is compiled.
-        from_disk: whether it was compiled before, and kept on disk.
-    """
-
-    def __init__(
-        self, segment: SegmentSource, compiled: Any, *, is_open: bool, states: Mapping[str, Any] | None = None
-    ) -> None:
-        self.is_open, self.states = is_open, states or {}
-        self.inputs = segment.inputs
-        self.outputs = segment.outputs
-        self.compiled = compiled
-        self.segment = segment  # weights may lie in memory that its model holds
-        self.from_disk = from_cache(compiled)
-
-    def counted(self) -> list[CountedKernel]:
-        """Return its kernels and their times, if it was compiled with counters."""
-        return [] if isinstance(self.compiled, NativeModel) else counted_kernels(self.compiled)
-
-    def mend(self) -> None:
-        """Run on zeros, at other sizes than the runs before, in a separate request.
-
-        After a run that failed, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful
-        run, until a request with other sizes has run.
-        """
-        request = self.compiled.create_infer_request()
-        for at in (lambda spec: [low for low, _ in spec.in_memory(spec.limits)], lambda spec: spec.memory_shape):
-            with contextlib.suppress(RuntimeError):
-                for i, spec in enumerate(self.inputs):
-                    shape = spec.memory_shape if spec.limits is None else at(spec)
-                    request.set_input_tensor(i, import_openvino().Tensor(np.zeros(shape, spec.dtype)))
-                request.infer()
-                return
 
 
 class NativeInstance:
@@ -142,82 +98,6 @@ def _memory(buffer: HostBuffer, port: Spec) -> Any:
     return buffer.tensor.data if buffer.native is None else buffer.native
 
 
-class OpenVinoInstance:
-    """An infer request of the Python binding. Its tensors are set once: a run copies nothing here and looks nothing up.
-
-    Tensors that a GPU's plugin has allocated for the same GPU are not copied.
-
-    Args:
-        program: what it runs.
-        infer: runs an infer request.
-    """
-
-    rebinds = True  # may read and write other buffers from one run to the next
-
-    def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
-        self.program = program
-        self.request = program.compiled.create_infer_request()
-        self._infer = infer or _infer
-        self._variables, self._keep = self.request.query_state(), False
-        self._outputs: list[HostBuffer] = []
-        for i, spec in enumerate(program.outputs):
-            own = spec.limits is None and not program.is_open
-            self._outputs.append(HostBuffer(spec, self.request.get_output_tensor(i) if own else None))
-            if not own:
-                self.write_to(i, self._outputs[i])
-        self._bound: dict[int, HostBuffer] = {}
-
-    def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` from now on."""
-        self._bound[index] = narrowed(HostBuffer, buffer)
-        with explaining(f"A buffer does not fit input {index} of a segment"):
-            self.request.set_input_tensor(index, self._bound[index].tensor)
-
-    def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on."""
-        made = narrowed(HostBuffer, buffer)
-        with explaining(f"A buffer does not fit output {index} of a segment"):
-            self.request.set_output_tensor(index, made.tensor)
-        self._outputs[index] = made
-
-    def output(self, index: int) -> HostBuffer:
-        """Return the buffer that output ``index`` is written to."""
-        return self._outputs[index]
-
-    def run(self) -> None:
-        """Run in the calling thread. Raises RuntimeError."""
-        if self._variables and not self._keep:
-            self.reset_state()  # results must not depend on the request that happened to run here before
-        try:
-            self._infer(self.request)
-        except RuntimeError:
-            if self.program.is_open:
-                self.program.mend()
-            raise
-
-    def keep_state(self, *, keep: bool) -> None:
-        """Choose whether later runs continue from the current state, or each start from the initial one."""
-        self._keep = keep
-
-    def reset_state(self) -> None:
-        """Return to the initial state."""
-        self.request.reset_state()
-
-    def states(self) -> dict[str, Any]:
-        """Return copies of the variables' values, as ``openvino.Tensor`` by name."""
-        return {variable.name: _copied(variable.state) for variable in self._variables}
-
-    def set_states(self, states: Mapping[str, Any]) -> None:
-        """Set its variables to values from ``states``. Raises DeviceError."""
-        with explaining("A segment cannot take over the state of another one"):
-            for variable in self._variables:
-                variable.state = _fetched(states[variable.name])
-
-    def state_bytes(self) -> int:
-        """Return the bytes of its variables' values; for an attention's cache, OpenVINO copies the value to tell."""
-        return sum(int(variable.state.byte_size) for variable in self._variables)
-
-
 class CopiedInstance(OpenVinoInstance):
     """An infer request that writes outputs to its own memory, from which they are copied.
 
@@ -257,7 +137,7 @@ class CachingInstance(CopiedInstance):
             self.request.set_input_tensor(inputs + index, value)
         super().run()
         for index, name in enumerate(self._states):
-            self._states[name] = _copied(self.request.get_output_tensor(outputs + index))
+            self._states[name] = copied(self.request.get_output_tensor(outputs + index))
 
     def reset_state(self) -> None:
         """Return to the initial state."""
@@ -271,25 +151,11 @@ class CachingInstance(CopiedInstance):
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set its variables to values from ``states``. Raises DeviceError."""
         super().set_states(states)
-        self._states = {name: _fetched(states[name]) for name in self._states}
+        self._states = {name: fetched(states[name]) for name in self._states}
 
     def state_bytes(self) -> int:
         """Return the bytes of its variables' values."""
         return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
-
-
-def _fetched(value: Any) -> Any:
-    return value.fetch() if isinstance(value, Fetched) else value
-
-
-def _infer(request: Any) -> None:
-    request.infer(share_outputs=True)
-
-
-def _copied(tensor: Any) -> Any:
-    copy = import_openvino().Tensor(tensor.element_type, tensor.shape)
-    tensor.copy_to(copy)
-    return copy
 
 
 class OpenVinoDevice(OnWorker):
@@ -352,6 +218,10 @@ class OpenVinoDevice(OnWorker):
         typical sizes are compiled and timed: if the first takes more than 1.1 times as long, or fails, there is a program for
         each size.
         """
+        if self.pages and isinstance(segment, MayBePaged):
+            with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
+                if (model := segment.paged()) is not None:
+                    return compile_paged(segment, model, self._device, self._precision, self._properties)
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
             return self._compile_once(segment)
         per_size = BySize(segment, self._compile_once)
@@ -374,6 +244,11 @@ class OpenVinoDevice(OnWorker):
                 MAX_PROGRAMS,
             )
         return per_size
+
+    @property
+    def pages(self) -> bool:
+        """True if its segments can keep caches in blocks, as on a CPU of the x86-64 architecture."""
+        return self._device.where.family == "CPU" and machine().lower() in ("x86_64", "amd64")
 
     def _compile_once(self, segment: SegmentSource, *, native: bool = True) -> OpenVinoProgram:
         with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
@@ -402,6 +277,8 @@ class OpenVinoDevice(OnWorker):
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             if isinstance(made.compiled, NativeModel):
                 return NativeInstance(made)
+            if isinstance(made, PagedProgram):
+                return PagedInstance(made)
             if made.states:
                 return CachingInstance(made)
             if self._device.where.family != "CPU" and any(spec.limits is not None for spec in made.inputs):
