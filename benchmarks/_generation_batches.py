@@ -26,7 +26,7 @@ from placeit.session import Session
 __all__ = ["batches", "long_prompt"]
 
 _TEXTS = (8, 16)
-_PROMPT, _TOKENS = 32, 32
+_PROMPT, _TOKENS, _CONTEXT = 32, 32, 256
 _TURNS, _PROFILE_S = (12, 3), (60.0, 5.0)
 """Turns, and seconds for measuring groups, in full and quick."""
 _LONG, _CHUNK = (1024, 64), (128, 32)
@@ -45,7 +45,7 @@ def batches(files: Files, args: Args, report: Report) -> None:
     """Generate texts at once on one core, and on two with half of the model on each, in turns with ``openvino_genai``."""
     random = np.random.default_rng(args.seed)
     prompts = random.integers(0, files.decoder.vocabulary, (max(_TEXTS), _PROMPT)).tolist()
-    wanted = [reference(files.stateful, prompt, _TOKENS) for prompt in prompts]
+    wanted = [reference(files.stateful, prompt, _TOKENS, exact=True) for prompt in prompts]
     plain = _plain(files)
     for cores in (two_cores()[:1], two_cores()):
         with ExitStack() as stack:
@@ -56,7 +56,7 @@ def batches(files: Files, args: Args, report: Report) -> None:
                 report.note(f"  texts beside openvino_genai are left out: {error}")
                 return
             devices = [f"CPU@{core}" for core in cores]
-            opening = session_of(files.for_texts.stateful, devices, _PROMPT, _TOKENS, names=files.for_texts.names)
+            opening = session_of(files.for_texts.stateful, devices, _PROMPT, _CONTEXT - _PROMPT, names=files.for_texts.names)
             session = stack.enter_context(opening)
             server = stack.enter_context(session.serve(_placement(session, args)))
             sequences = [stack.enter_context(server.sequence()) for _ in prompts]
@@ -97,7 +97,7 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
         timers = dict[str, Callable[[], float]]()
         for count, whole in ((1, True), (1, False), (2, False)):
             devices = [f"CPU@{core}" for core in two_cores()[:count]]
-            session = stack.enter_context(session_of(files.stateful, devices, tokens, 2))
+            session = stack.enter_context(session_of(files.for_texts.stateful, devices, tokens, 2, names=EVERY))
             server = stack.enter_context(session.serve(_placement(session, args)))
             sequence = stack.enter_context(server.sequence())
             size = tokens if whole else chunk
@@ -107,7 +107,7 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
                 sequence.reset()
                 begin = perf_counter()
                 parts = [prompt[at : at + size] for at in range(0, tokens, size)]
-                answers = [sequence.submit(step_inputs(files.names, part, at * size)) for at, part in enumerate(parts)]
+                answers = [sequence.submit(step_inputs(EVERY, part, at * size)) for at, part in enumerate(parts)]
                 firsts[name] = int([answer.result() for answer in answers][-1]["logits"][0, -1].argmax())
                 return perf_counter() - begin
 

@@ -110,6 +110,7 @@ class Model(ABC):
         uniform: whether all its ops compute the same function (:meth:`chain`), so that one program serves all parts of a size.
         refused: pairs of a device and an op, by name, that the device reports to support and does not compile.
         placed: whether its ops are segments that were cut for the devices of one placement (:mod:`placeit.backends.bundle`).
+        paging: writes its parts for caches in blocks, if it is a decoder of several texts for which OpenVINO can do that.
     """
 
     path: Path
@@ -129,6 +130,7 @@ class Model(ABC):
     uniform: bool = False
     refused: frozenset[tuple[str, str]] = frozenset()
     placed: bool = False
+    paging: Any | None = None
 
     def __repr__(self) -> str:
         ends = (", ".join(f"{s.name} {list(s.shape)} {s.dtype}" for s in specs) for specs in (self.inputs, self.outputs))

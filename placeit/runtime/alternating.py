@@ -90,7 +90,9 @@ class Alternating:
 
 
 def alternating(made: Instance, outputs: int) -> Instance:
-    """Wrap an instance that keeps state, so that slots can share it; return it unchanged if it cannot use other buffers."""
+    """Wrap an instance that keeps state, so that slots can share it; return it if it can be shared, or has fixed buffers."""
+    if isinstance(made, SharesState):
+        return made
     buffers = [made.output(i) for i in range(outputs)]
     if isinstance(made, Rebinds) and all(type(buffer) is HostBuffer for buffer in buffers):
         return Alternating(made, buffers)  # type: ignore[arg-type]

@@ -129,6 +129,11 @@ class Executor(PlanExecutor):
         return any(isinstance(program, BySize) for program in self.programs)
 
     @property
+    def keeps_blocks(self) -> bool:
+        """True if a run may compute tokens of texts in several slots."""
+        return any(slot.keeps_blocks for slot in self._slots.ordinary)
+
+    @property
     def stays(self) -> bool:
         """True if :meth:`serve` may wait for requests while none is in flight: not on a virtual clock."""
         return self.pool.wait is None

@@ -81,6 +81,11 @@ class InputPort(_Port):
         self.buffer, self._bind = buffer, bind
         self._lent: NDArray[np.generic] | None = None  # the caller's array that segments read instead
 
+    @property
+    def value(self) -> NDArray[Any]:
+        """The value that the next requests read."""
+        return self.buffer.array() if self._lent is None else self._lent
+
     def put(self, value: NDArray[np.generic]) -> None:
         """Set the value that the next requests read; it must not change until they have ended."""
         if self._bind is not None and value.flags.c_contiguous and value.flags.writeable and value.flags.aligned:

@@ -113,6 +113,11 @@ class PlanLanes(ABC):
         return False
 
     @property
+    def keeps_blocks(self) -> bool:
+        """True if a run may compute tokens of texts in several slots (:attr:`placeit.runtime.slots.Slot.texts`)."""
+        return False
+
+    @property
     def stays(self) -> bool:
         """True if :meth:`~placeit.runtime.serving_loop.ServingLoop.serve` may wait for requests while none is in flight."""
         return False

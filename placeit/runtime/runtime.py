@@ -21,6 +21,7 @@ from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool, PoolOptions
 from placeit.runtime.devices.accelerator import StreamProgram, Streams
 from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice, Transport
+from placeit.runtime.devices.state import Pages
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.segment_book import SegmentBook
@@ -66,6 +67,8 @@ class Runtime:
         self.book = SegmentBook(model, grouping)
         self.pool = DevicePool(cluster, **options)
         self.compiler = SegmentCompiler(self.book, self.pool, Compiling() if compiling is None else compiling)
+        if all(isinstance(device, Pages) and device.pages for device in self.pool.devices):
+            self.book.paging = model.paging
         self._process = os.getpid()
         self._opening = threading.Lock()
         self._executors: WeakSet[PlanExecutor] = WeakSet()

@@ -33,6 +33,7 @@ class SegmentBook:
         channels_last: numbers of the tensors of the task graph that are stored channels-last at a segment's border.
         inputs: shape and type of each input of the model, by name.
         outputs: shape and type of each output of the model, by name.
+        paging: writes segments with caches in blocks; None if they keep states of another form.
 
     Raises:
         GraphError: the grouping separates ops that have to stay together in this model.
@@ -52,6 +53,7 @@ class SegmentBook:
             for specs in (model.inputs, model.outputs)
         )
         self.inputs = InputSpecs(inputs, model.check_sizes)
+        self.paging: Any | None = None
 
     def source(self, segment: Segment, device: str) -> SegmentSource:
         """Return a segment in the form that devices compile; ``device`` is the device's name, for errors."""
@@ -132,9 +134,14 @@ class _Source:
         ends = (self.book.outputs[name] for name in self.book.outputs_of(self.segment))
         return (*map(self.book.spec, self.segment.outputs), *ends)
 
+    def paged(self) -> Any | None:
+        """See :class:`placeit.runtime.devices.state.MayBePaged`."""
+        return None if self.book.paging is None else self.book.paging.page(self.in_format("openvino"))
+
     @property
     def identity(self) -> str:
-        return f"{self.book.model.identity} {self.book.parts(self.segment)}"
+        form = "" if self.book.paging is None else " in blocks"
+        return f"{self.book.model.identity} {self.book.parts(self.segment)}{form}"
 
     def in_format(self, form: Format) -> Any:
         model = self.book.model

@@ -30,7 +30,7 @@ from placeit.runtime.devices.base import (
     WritesTo,
 )
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.state import KeepsState
+from placeit.runtime.devices.state import KeepsState, ReadsTexts
 from placeit.runtime.lending import MAX_COPIED_BYTES, Bind, InputPort, OutputPort, is_lendable
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.spans import Moved, Ran
@@ -72,6 +72,8 @@ class Slot:
         written: in a checked run, the values of these buffers when the end of their writer was reported; else None.
         at_once: maximum number of requests of a sequence in flight, each in another slot that shares the state: the number of
             devices, or 1 if an instance cannot run with the buffers of several slots.
+        texts: slots whose texts the next run continues, with attention mask, ``[texts, tokens]``, and number of new tokens in
+            each; empty for its own texts.
     """
 
     def __init__(
@@ -150,6 +152,10 @@ class Slot:
                     if (d, far) in pool.transports:
                         self.copies[number_of[t], far] = (d, buffer, buffer_of[t, far])
 
+        self._reading: dict[int, Any] = {
+            s: instance for s, instance in enumerate(self.instances) if isinstance(instance, ReadsTexts)
+        }
+        self.texts: Sequence[tuple[Slot, NDArray[Any], int]] = ()
         for name, buffer in outputs.items():
             if isinstance(buffer, Delivers):
                 outputs[name] = buffer.deliver()
@@ -225,7 +231,19 @@ class Slot:
         self.written, self.blanked = ({} if checked else None), None
         if self.renew is not None:
             self.renew()
+        if self._reading:
+            mask, tokens = (self.inputs[name].value for name in ("attention_mask", "input_ids"))
+            beams = np.array(self.inputs["beam_idx"].value) if "beam_idx" in self.inputs else np.arange(len(mask))
+            own = (None, np.array(mask), tokens.shape[1])
+            for s, instance in self._reading.items():
+                parts = [(slot._reading[s], *part) for slot, *part in self.texts]
+                instance.read(parts or [own], beams[: 0 if parts else None])
         return checked
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if its instances can compute tokens of texts in other slots."""
+        return bool(self._reading)
 
     def record_values(self, key: tuple[int, ...]) -> None:
         """Record the values that a segment or a transfer has written, given its key in :attr:`writes`, in a checked run."""

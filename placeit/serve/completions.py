@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.threads import CHECK_S
 from placeit.serve.bodies import Bodies
 from placeit.serve.http_extensions import Handler
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
@@ -280,7 +282,7 @@ class _Texts:
             raise invalid(f"A number of the request is too large: {error}.") from error
         pieces = self._pieces(name, asked)
         try:
-            head = await anext(pieces)  # a refusal before the first token has another status than 200
+            head = await _first(pieces, request)  # a refusal before the first token has another status than 200
         except BaseException:
             await pieces.aclose()
             raise
@@ -313,7 +315,7 @@ class _Texts:
         def work() -> None:
             failed: PlaceitError | None = None
             try:
-                with contextlib.closing(asked.model.generate(asked.prompt, asked.wanted)) as pieces:
+                with contextlib.closing(asked.model.generate(asked.prompt, wanted)) as pieces:
                     for piece in pieces:
                         if gone.is_set():
                             raise _gone()
@@ -325,6 +327,7 @@ class _Texts:
                 failed = ExecutionError("This text has failed in the server, whose log says why.")
             on_loop(ended, failed)
 
+        wanted = replace(asked.wanted, left=gone.is_set)
         if self._running >= _AT_ONCE:
             raise RefusedError(Status.FULL, f"This server generates {_AT_ONCE} texts at a time: ask again later.")
         with contextlib.ExitStack() as stack:
@@ -339,6 +342,19 @@ class _Texts:
                 yield piece
         finally:
             gone.set()
+
+
+async def _first(pieces: AsyncGenerator[Piece, None], request: Request) -> Piece:
+    """Return the first piece of a text. Raises RefusedError, also if the client leaves before."""
+    waiting = asyncio.ensure_future(anext(pieces))
+    try:
+        while not (await asyncio.wait([waiting], timeout=CHECK_S))[0]:
+            if await request.is_disconnected():
+                raise _gone()
+        return waiting.result()
+    finally:
+        if waiting.cancel():
+            await asyncio.wait([waiting])
 
 
 def _gone() -> RefusedError:

@@ -13,7 +13,7 @@ from placeit.runtime.calls import failure_of
 from placeit.serving.answers import Answer, Pending, fail, too_late
 from placeit.serving.queueing import Queueing
 from placeit.serving.replica import Replica
-from placeit.serving.stepping import Step
+from placeit.serving.stepping import Joined
 
 __all__ = ["Admitting"]
 
@@ -211,11 +211,11 @@ class Admitting(Queueing):
             request.started, request.single = False, True
         self.again(replica, failure_of("States could not be joined", why), only=requests)
 
-    def stepped(self, replica: Replica, step: Step, failure: PlaceitError | None = None) -> None:
+    def stepped(self, replica: Replica, step: Joined, failure: PlaceitError | None = None) -> None:
         """Record the end of a joined step, with the ``failure`` if it has failed after it had begun."""
         with self._lock:
             if replica.stepping is not None:
-                replica.stepping.ended(step) if failure is None else replica.stepping.lose([step.convoy], failure)
+                replica.stepping.ended(step, failure)
 
     def without(self, replica: Replica) -> bool:
         """Give no more requests to a replica, if other replicas can run them; return whether they can."""

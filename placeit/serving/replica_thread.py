@@ -21,7 +21,7 @@ from placeit.serving.admitting import Admitting
 from placeit.serving.answers import Answer, Pending
 from placeit.serving.batching import Batch, Probe, Prober, rows_of
 from placeit.serving.replica import Replacement, Replica
-from placeit.serving.stepping import Step
+from placeit.serving.stepping import Joined
 
 __all__ = ["ReplicaThread"]
 
@@ -100,7 +100,7 @@ class ReplicaThread(Replica):
         time.sleep(_PAUSE_S * 2**self.failures)
         return None
 
-    def take(self, *, room: bool) -> Pending | Batch | Probe | Step | None:
+    def take(self, *, room: bool) -> Pending | Batch | Probe | Joined | None:
         """See :class:`placeit.runtime.feed.Feed`."""
         if room and (probe := self._prober.take()) is not None:
             return probe
@@ -138,7 +138,7 @@ class ReplicaThread(Replica):
 
     def ended(
         self,
-        item: Pending | Batch | Probe | Step,
+        item: Pending | Batch | Probe | Joined,
         outputs: Mapping[str, NDArray[np.generic]],
         ran: Sequence[Ran],
         moved: Sequence[Moved],
@@ -147,16 +147,16 @@ class ReplicaThread(Replica):
         if isinstance(item, Probe):
             self._server.check_probe(item, dict(outputs))
             return
-        step = isinstance(item, Step) or (isinstance(item, Pending) and item.step)
+        step = isinstance(item, Joined) or (isinstance(item, Pending) and item.step)
         self._server.ran(self, 1 if isinstance(item, Pending) and step else item.rows, steps=step)
         if isinstance(item, Pending):
             self._ended(item, outputs, ran, moved)
             return
         parts = item.divided(outputs)
-        if isinstance(item, Step):
+        if isinstance(item, Joined):
             self._server.stepped(self, item)
             for request, part in zip(item.requests, parts or (), strict=True):
-                self._ended(request, part, () if request.riding else ran, () if request.riding else moved)
+                self._ended(request, part, () if request.riding else ran, () if request.riding else moved, joined=True)
             return
         if parts is None:
             self._server.stop_joining("an output of a batch does not have a row for each row of the inputs")
@@ -167,7 +167,13 @@ class ReplicaThread(Replica):
             self._ended(request, part, () if request.riding else ran, () if request.riding else moved)  # it ran once
 
     def _ended(
-        self, item: Pending, outputs: Mapping[str, NDArray[np.generic]], ran: Sequence[Ran], moved: Sequence[Moved]
+        self,
+        item: Pending,
+        outputs: Mapping[str, NDArray[np.generic]],
+        ran: Sequence[Ran],
+        moved: Sequence[Moved],
+        *,
+        joined: bool = False,
     ) -> None:
         line = item.line
         if line is not None and line.lost is not None and item.position > line.lost_at:  # one before it has failed
@@ -180,7 +186,8 @@ class ReplicaThread(Replica):
                 return
             item.future.ended = ended
             self._server.answered(self, ended)
-            self._server.tell(item, ran if line is None or line.convoy is None else (), self)  # no costs are of joined steps
+            joined |= line is not None and line.convoy is not None
+            self._server.tell(item, () if joined else ran, self)  # no costs are of joined steps
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
             item.uncounted(error)
@@ -194,9 +201,9 @@ class ReplicaThread(Replica):
 
         item.future.end(tell)
 
-    def failed(self, item: Pending | Batch | Probe | Step, error: PlaceitError, *, begun: bool = True) -> None:
+    def failed(self, item: Pending | Batch | Probe | Joined, error: PlaceitError, *, begun: bool = True) -> None:
         """See :class:`placeit.runtime.feed.Feed`. The requests of a batch begin again, each alone."""
-        if isinstance(item, Step):
+        if isinstance(item, Joined):
             if not begun:
                 self._server.separate(self, item.requests, error)
                 return

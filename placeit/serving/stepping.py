@@ -11,22 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays, Model
-from placeit.core.errors import ExecutionError, PlaceitError
+from placeit.core.errors import PlaceitError
 from placeit.measuring.check import OutputDifference
 from placeit.runtime.feed import Bell
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.answers import Outputs, Pending, interruption
 from placeit.serving.convoy import BEAMS, KNOWN, MASK, TOKENS, Convoy, row_of, step_inputs
 from placeit.serving.line import Line
+from placeit.serving.packs import Pack, Packs
 
-__all__ = ["Step", "Stepping", "Steps"]
+__all__ = ["Joined", "Step", "Stepping", "Steps"]
 
+_LONGEST_RUN = 256  # tokens that are joined in one run, where caches are in blocks
 _PADDING = 64  # columns of padding for each row that are always accepted, beyond as many as there are tokens
 _PROMPTS = (3, 6)  # tokens of the sample texts
 _STEPS = 3  # of the sample texts
@@ -41,6 +43,7 @@ class Steps:
         axes: the dimension that grows, by the name of each variable.
         most: most texts in a step.
         tolerance: largest relative difference of right outputs.
+        longest: most tokens of a run that are joined, where caches are in blocks.
         why: why no steps are joined; None if they are.
     """
 
@@ -48,6 +51,7 @@ class Steps:
     axes: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
     tolerance: float = 0.0
+    longest: int = 1
     why: str | None = None
 
     @classmethod
@@ -65,13 +69,15 @@ class Steps:
             return cls(why=f"the meaning of its input '{unknown[0]}' is not known")
         if fixed:
             return cls(why=f"the first size of its input '{fixed[0]}' is not open, as with --context and without --batch")
+        limits, most = inputs[TOKENS].limits, min(high for _, high in rows.values())
+        longest = _LONGEST_RUN if limits is None else min(_LONGEST_RUN, limits[-1][1])
         axes = dict[str, int]()
         for state in model.states:
             grows = [axis for axis, (low, high) in enumerate(state.limits or ()) if low < high]
             if len(grows) != len(("batch", "tokens")) or grows[0] != 0:
                 return cls(why=f"its state '{state.name}' does not have a row for each text and a size that grows with it")
             axes[state.name.partition("/id=")[0]] = grows[1]
-        return cls(np.ravel(model.random_inputs()[TOKENS]), axes, min(high for _, high in rows.values()), tolerance)
+        return cls(np.ravel(model.random_inputs()[TOKENS]), axes, most, tolerance, longest)
 
 
 class Step:
@@ -100,11 +106,16 @@ class Step:
         return [{name: np.array(value[place : place + 1]) for name, value in outputs.items()} for place in places]
 
 
+Joined: TypeAlias = Step | Pack
+"""Steps of several sequences that run as one."""
+
+
 class Stepping:
     """Joins the steps of a replica's sequences. Methods are called on the replica's thread.
 
     Steps are joined if they wait when a run may begin; no step waits for others. There may be a run of steps in flight for each
-    device. What is not a step of one token, such as a prompt, runs by itself.
+    device. Where slots keep states in blocks, steps have any number of tokens, up to a bound for a run. Elsewhere, they have
+    one, and states of sequences that step together are in a convoy.
 
     Args:
         steps: the rules.
@@ -120,10 +131,9 @@ class Stepping:
         self._devices = len({segment.device for segment in executor.plan.programs})
         self.convoys: list[Convoy] = []
         self.most, self.why = steps.most, steps.why
-        if self.why is None and executor.by_size:
-            self.why = "a device compiles a program for each size"
+        self._packs = Packs(executor, steps.longest) if executor.keeps_blocks else None
         if self.why is None:
-            self.why = _Trial(self, steps, executor).why()
+            self.why = "a device compiles a program for each size" if executor.by_size else _Trial(self, steps, executor).why()
         if self.why is not None:
             self.most = 0
 
@@ -132,19 +142,22 @@ class Stepping:
         self.most, self.why = 0, why
 
     def may_join(self, request: Pending) -> bool:
-        """Return whether a request of a sequence with other requests in flight may be a step once these have ended."""
+        """Return whether a request waits for others of its sequence in flight, as it may then be a step."""
         return self.most > 0 and not request.single and request.inputs[TOKENS].shape == (1, 1)
 
     def is_step(self, line: Line, request: Pending) -> bool:
-        """Return whether a request is a step of one token that may be joined."""
+        """Return whether a request is a step that may be joined."""
         shapes = {name: value.shape for name, value in request.inputs.items()}
+        tokens = math.prod(shapes[TOKENS])
         return (
-            self.may_join(request)
-            and not (line.fresh or line.slot is None)
+            self.most > 0
+            and not request.single
+            and tokens <= (1 if self._packs is None else self._packs.longest)
+            and not (line.slot is None or (line.fresh and self._packs is None))
             and line.lost is None
             and request.resets == line.begun
             and all(shape[:1] == (1,) for shape in shapes.values())
-            and shapes[MASK] == (1, line.tokens + 1)
+            and shapes[MASK] == (1, line.tokens + tokens)
             and not (BEAMS in request.inputs and request.inputs[BEAMS].any())
         )
 
@@ -164,6 +177,8 @@ class Stepping:
             return []
         first = waiting[0]
         most = min(self.most, math.ceil(lines / self._devices))
+        if self._packs is not None:
+            return self._packs.choose(waiting, most)
 
         def joins(rows: Sequence[Line]) -> bool:
             return len(rows) <= most and _alike([line.tokens for line in rows]) and fits(_padding(rows))
@@ -188,6 +203,8 @@ class Stepping:
 
     def put_back(self, requests: Sequence[Pending], why: PlaceitError | None) -> None:
         """Let other runs use the convoys of requests that have not ended, or lose them if runs have begun; with the lock."""
+        if self._packs is not None:
+            self._packs.put_back(requests)
         for convoy in [*self.convoys]:
             mine = [request for request in requests if request.line in convoy.lines]
             if mine and (not convoy.sound or any(request.started and request.step for request in mine)):
@@ -195,7 +212,7 @@ class Stepping:
             elif mine:
                 convoy.land()
 
-    def prepare(self, requests: Sequence[Pending]) -> Pending | Step:
+    def prepare(self, requests: Sequence[Pending]) -> Pending | Joined:
         """Return steps as one item to run.
 
         Raises an error if their states cannot be joined. States are then unchanged, except in convoys that are not sound.
@@ -203,6 +220,8 @@ class Stepping:
         convoy = _common(requests)
         if convoy is None and len(requests) == 1:
             return requests[0]
+        if self._packs is not None:
+            return self._packs.make([(one, slot) for one in requests if (slot := _line(one).slot) is not None])
         sources = {other for request in requests if (other := _convoy(request)) not in (None, convoy)}
         try:
             made = convoy or self._opened()
@@ -246,10 +265,16 @@ class Stepping:
             if line.slot is not None:
                 line.slot.reset_state()
 
-    def ended(self, step: Step) -> None:
-        """Record that a run has ended well; with the lock."""
-        step.convoy.ran(step.steps)
-        step.convoy.land()
+    def ended(self, step: Joined, failure: PlaceitError | None = None) -> None:
+        """Record that a run has ended, with the ``failure`` if it has failed after it had begun; with the lock."""
+        if isinstance(step, Pack):
+            assert self._packs is not None  # noqa: S101
+            self._packs.land(step)
+        elif failure is not None:
+            self.lose([step.convoy], failure)
+        else:
+            step.convoy.ran(step.steps)
+            step.convoy.land()
 
     def lose(self, convoys: Sequence[Convoy], why: PlaceitError) -> None:
         """Record that the states in convoys are not known; with the lock."""
@@ -309,13 +334,13 @@ class _Once:
 
     slots = None
 
-    def __init__(self, item: _Run | Step) -> None:
+    def __init__(self, item: _Run | Joined) -> None:
         self.bell = Bell()
-        self._item: _Run | Step | None = item
+        self._item: _Run | Joined | None = item
         self.outputs: Outputs = {}
         self.error: PlaceitError | None = None
 
-    def take(self, *, room: bool) -> _Run | Step | None:  # noqa: ARG002
+    def take(self, *, room: bool) -> _Run | Joined | None:  # noqa: ARG002
         item, self._item = self._item, None
         return item
 
@@ -372,16 +397,21 @@ class _Trial:
                 second.leave()
             requests = [Pending(self._inputs(line, 1), math.inf, line=line) for line in stepping]
             item = self._stepping.prepare(requests)
-            if not isinstance(item, Step):
-                raise ExecutionError("A step was not joined.")
-            for line, outputs in zip(stepping, item.divided(self._run(item)), strict=True):
+            for line, outputs in zip(stepping, self._outputs(item), strict=True):
                 found = replace(OutputDifference.between(outputs, alone[line][done[line]]), rounding=rounding)
                 if found.wrong(self._steps.tolerance) is not None:
                     return f"the outputs of joined steps differ from the outputs of single steps ({found.max_rel:.1e})"
                 done[line] += 1
                 line.tokens += 1
-            self._stepping.ended(item)
+            if not isinstance(item, Pending):
+                self._stepping.ended(item)
         return None
+
+    def _outputs(self, item: Pending | Joined) -> Sequence[Outputs]:
+        if not isinstance(item, Pending):
+            return item.divided(self._run(item))
+        assert _line(item).slot is not None  # noqa: S101
+        return [self._run(_Run(item.inputs, _line(item).slot.number))]  # type: ignore[union-attr]
 
     def _rounding(self, stack: ExitStack, alone: Sequence[Outputs]) -> float:
         """Return how far the outputs of single steps move if the prompt comes in two parts: in 8 bits, caches are rounded."""
@@ -399,7 +429,7 @@ class _Trial:
         line.tokens += tokens
         return outputs
 
-    def _run(self, item: _Run | Step) -> Outputs:
+    def _run(self, item: _Run | Joined) -> Outputs:
         feed = _Once(item)
         try:
             self._executor.serve(feed)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Model, TensorSpec
 from placeit.backends.folder import tokenizer_folder
 from placeit.core.errors import PlaceitError, QueueFullError, UsageError
+from placeit.core.threads import CHECK_S
 from placeit.serving.convoy import KNOWN, step_inputs
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.serving.server import Answer, Outputs, Server
@@ -48,6 +49,7 @@ class Wanted:
         most: largest number of tokens to generate; None for as many as fit in the model's context.
         stop: stop sequences: the text ends before the first of them.
         sampling: rules for choosing tokens.
+        left: called twice a second while no token comes: whether the text is to end, as its reader has left.
 
     Raises:
         UsageError: there are too many texts, or one is empty; or no token is wanted.
@@ -56,6 +58,7 @@ class Wanted:
     most: int | None = None
     stop: Sequence[str] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    left: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
@@ -199,9 +202,8 @@ class TextModel:
         if at_once < 1:
             raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
         pending = deque(enumerate(self._each_wanted(prompts, wanted)))
-        running: dict[int, _Text] = {}
+        running, waits = dict[int, _Text](), True
         made: _Made = SimpleQueue()
-        waits = True
         try:
             while pending or running:
                 while pending and len(running) < at_once:
@@ -211,7 +213,12 @@ class TextModel:
                         continue
                     running[number] = _Text(number, self, self.server, prompts[number], one, made)
                     running[number].submit()
-                number, piece = made.get()
+                try:
+                    number, piece = made.get(timeout=None if wanted.left is None else CHECK_S)
+                except Empty:
+                    if wanted.left is not None and wanted.left():
+                        return
+                    continue
                 if piece is None:
                     running[number].submit()
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from placeit.serve.service import ServedModel
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampling
 from placeit.text.tokenizer import Tokenizer
+from tests.serving.test_stepping import held
 from tests.small_texts import CONTEXT, served, write_folder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
@@ -133,6 +135,23 @@ def test_the_state_of_a_client_that_leaves_in_the_middle_is_freed(client, opened
         time.sleep(0.01)
     assert opened.server.stats().sequences == 0
     assert client.completions.create(prompt="Once", max_tokens=2, **ASKED).choices[0].finish_reason == "length"
+
+
+def test_the_state_of_a_client_that_leaves_before_the_first_token_is_freed(client, opened):
+    def until(count):
+        deadline = time.monotonic() + 60
+        while opened.server.stats().sequences != count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return opened.server.stats().sequences == count
+
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port)
+    with held(opened.server):
+        connection.request(
+            "POST", "/v1/completions", json.dumps({"prompt": "Once"} | ASKED), {"Authorization": "Bearer secret"}
+        )
+        assert until(1)
+        connection.close()
+        assert until(0)
 
 
 OFF = {"frequency_penalty": 0, "logit_bias": {}, "n": 1, "response_format": {"type": "text"}}

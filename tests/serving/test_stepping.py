@@ -18,7 +18,7 @@ from examples.decoder import TINY, build_decoder, write_decoder
 from placeit.backends.openvino.reader import load
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
-from placeit.core.errors import DeadlineError, StateLostError, StateMemoryError
+from placeit.core.errors import DeadlineError, PlaceitError, StateLostError, StateMemoryError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.host import allowed_cores
 from placeit.planning.coarsen import coarsen
@@ -55,7 +55,8 @@ class Plain:
     """A text of plain OpenVINO with the uncut model."""
 
     def __init__(self, path: Path) -> None:
-        self._request = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        self._request = openvino.Core().compile_model(path, "CPU", exact).create_infer_request()
         self._past = 0
 
     def run(self, tokens: Sequence[int]) -> Logits:
@@ -172,6 +173,66 @@ def test_steps_of_decoders_without_beams_are_joined_and_rows_of_texts_that_end_a
         assert runs(server, lambda: step(server, texts, 40)) == {1: 1, 2: 1}
 
 
+def test_prompts_run_together_with_steps_of_other_texts(server: Server, folder: Path) -> None:
+    texts = [Served(server, folder, [7] * 30), Served(server, folder, [5]), Served(server, folder, [6])]
+    for parts in ([1], range(33), range(20)), ([2], [3], [4]), ([5, 6], [7], [8]):
+        with held(server):
+            answers = [text.submit([*tokens]) for text, tokens in zip(texts, parts, strict=True)]
+        for text, answer, tokens in zip(texts, answers, parts, strict=True):
+            text.check(answer, [*tokens])
+    assert server.stats().steps[3] >= 3
+    for text in texts:
+        text.sequence.close()
+
+
+def rows(tokens: Sequence[Sequence[int]], hidden: Sequence[int], past: int) -> dict[str, Any]:
+    """Return inputs for new tokens of texts, of which ``hidden`` tokens in front of each are padding."""
+    new = np.array(tokens)
+    mask = np.arange(past + new.shape[1]) >= np.array(hidden)[:, None]
+    places = np.maximum(0, np.arange(past, past + new.shape[1]) - np.array(hidden)[:, None])
+    return {
+        "input_ids": new,
+        "attention_mask": mask.astype(np.int64),
+        "position_ids": places,
+        "beam_idx": np.arange(len(new), dtype=np.int32),
+    }
+
+
+def test_rows_that_are_padded_in_front_are_texts_without_padding(server: Server, folder: Path) -> None:
+    first, second = (Plain(folder / "openvino_model.xml") for _ in range(2))
+    with server.sequence() as both:
+        for tokens, past in (([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8]], 0), ([[9], [10]], 5), ([[11], [12]], 6)):
+            logits = both.run(rows(tokens, (2, 0), past))["logits"]
+            np.testing.assert_allclose(logits[0, -1], first.run(tokens[0][0 if past else 2 :]), atol=1e-4)
+            np.testing.assert_allclose(logits[1, -1], second.run(tokens[1]), atol=1e-4)
+
+
+def test_beams_select_the_texts_that_go_on(server: Server, folder: Path) -> None:
+    first, second = (Plain(folder / "openvino_model.xml") for _ in range(2))
+    for text in (first, second):
+        text.run([4, 5, 6])
+    with server.sequence() as sequence:
+        sequence.run(rows([[1, 2, 3], [4, 5, 6]], (0, 0), 0))
+        for beams, tokens, past in (([1, 1], [[7], [8]], 3), ([0, 1], [[9], [10]], 4)):
+            logits = sequence.run(rows(tokens, (0, 0), past) | {"beam_idx": np.array(beams, np.int32)})["logits"]
+            np.testing.assert_allclose(logits[0, -1], first.run(tokens[0]), atol=1e-4)
+            np.testing.assert_allclose(logits[1, -1], second.run(tokens[1]), atol=1e-4)
+
+
+def test_last_tokens_can_be_hidden_and_others_cannot(server: Server, folder: Path) -> None:
+    plain = Plain(folder / "openvino_model.xml")
+    with server.sequence() as sequence:
+        sequence.run(feed([1, 2, 3, 50, 51], 0) | BEAMS)
+        plain.run([1, 2, 3])
+        for token, past in ((4, 3), (5, 4)):
+            inputs = feed([token], past) | BEAMS
+            inputs["attention_mask"] = np.array([[1, 1, 1, 0, 0, *[1] * (past - 2)]])
+            np.testing.assert_allclose(sequence.run(inputs)["logits"][0, -1], plain.run([token]), atol=1e-4)
+        inputs["attention_mask"] = np.array([[1, 0, 1, 0, 0, 1, 1, 1]])
+        with pytest.raises(PlaceitError, match="hides a token that later ones have seen"):
+            sequence.run(inputs)
+
+
 def test_texts_are_divided_among_runs_that_keep_two_devices_busy(folder: Path) -> None:
     with served(folder, "CPU@0,CPU@1") as (_, server):
         texts = [Served(server, folder, prompt) for prompt in PROMPTS]
@@ -220,14 +281,18 @@ def test_a_step_that_cannot_run_ends_alone_and_the_others_go_on(server: Server, 
         text.sequence.close()
 
 
-def test_states_are_not_joined_where_their_padding_has_no_room_and_one_without_room_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(("kind", "driver", "joined"), [("onnx", "ort:", {1: 2}), ("xml", "", {2: 1})])
+def test_states_are_not_joined_where_their_padding_has_no_room_and_one_without_room_is_refused(
+    kind: str, driver: str, joined: dict[int, int], tmp_path: Path
+) -> None:
     column = TINY.layers * 2 * TINY.groups * TINY.head * 4  # bytes of a token
-    with served(folder, state_memory=44.5 * column) as (_, server):
+    folder = write_folder(tmp_path, exact=True)
+    with served(write_without_beams(kind, tmp_path), f"{driver}CPU@0", state_memory=44.5 * column) as (_, server):
         first, second = texts = [Served(server, folder, [1] * 4) for _ in range(2)]
         for text, tokens in zip(texts, (26, 6), strict=True):
             for _ in range(tokens):
                 text.check(text.submit([5]), [5])
-        assert runs(server, lambda: step(server, [first, second], 20)) == {1: 2}
+        assert runs(server, lambda: step(server, [first, second], 20)) == joined
         assert server.stats().state_bytes == 42 * column
         step(server, [first, second], 30)
         with pytest.raises(StateMemoryError):
@@ -236,9 +301,19 @@ def test_states_are_not_joined_where_their_padding_has_no_room_and_one_without_r
         first.check(first.submit([5]), [5])
 
 
-def test_a_device_that_fails_loses_the_states_that_it_steps_and_those_with_inputs_are_computed_anew(folder: Path) -> None:
+class Paging(Troubled):
+    """A device of this kind that keeps caches in blocks."""
+
+    pages = True
+
+
+@pytest.mark.parametrize("kind", [Troubled, Paging])
+def test_a_device_that_fails_loses_the_states_that_it_steps_and_those_with_inputs_are_computed_anew(
+    kind: type[Troubled], tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, exact=True)
     device = Device("a", "openvino", Address("CPU", CORES[:1]), all_cores=allowed_cores())
-    troubled = Troubled(device_kind(device).open(device, "f32"))
+    troubled = kind(device_kind(device).open(device, "f32"))
     model = load(folder / "openvino_model.xml", context=64)
     grouping = coarsen(model.graph, keep_together=model.together, co_locate=False)
     with Runtime(model, grouping, Cluster((device,), {}), devices=[troubled]) as runtime:
@@ -258,7 +333,7 @@ def test_a_device_that_fails_loses_the_states_that_it_steps_and_those_with_input
                 troubled.trouble = fail
             for answer in answers:
                 assert "put in" in str(answer.exception(60))
-            for text in texts[1:3]:  # one of them had no step, but a row
+            for text in texts[1:3] if kind is Troubled else texts[1:2]:  # one of them had no step, but a row
                 with pytest.raises(StateLostError, match="put in"):
                     text.sequence.run(text.inputs([40]))
             assert runs(server, lambda: step(server, [texts[0], texts[3]], 40))
@@ -269,7 +344,7 @@ def test_steps_of_a_model_whose_rows_depend_on_each_other_are_not_joined(tmp_pat
     mixing = build_decoder(replace(TINY, vocabulary=256), beam_idx=True)
     (result,) = mixing.get_results()
     ops, logits = openvino.opset13, result.input_value(0)
-    mixed = ops.add(logits, ops.reduce_mean(logits, ops.constant([0]), keep_dims=True))
+    mixed = ops.add(logits, ops.reduce_mean(logits, ops.constant([0, 1]), keep_dims=True))
     result.input(0).replace_source_output(mixed.output(0))
     mixed.output(0).set_names({"logits"})
     openvino.save_model(mixing, tmp_path / "mixing.xml", compress_to_fp16=False)
@@ -321,6 +396,10 @@ def test_texts_that_are_generated_at_once_share_runs_and_have_the_tokens_of_sing
     assert server.stats().sequences == 0
 
 
+def begun(request: Any) -> float:
+    return float(request.begun)
+
+
 def test_steps_of_a_text_run_between_the_chunks_of_the_prompt_of_another(server: Server, folder: Path) -> None:
     texts, prompt = [Served(server, folder, one) for one in PROMPTS[:2]], Served(server, folder, PROMPTS[2])
     with held(server):
@@ -331,8 +410,8 @@ def test_steps_of_a_text_run_between_the_chunks_of_the_prompt_of_another(server:
         answer.result(60)
     for text, answer in zip(texts, steps, strict=True):
         text.check(answer, [20])
-    begun = {request.begun: request.sequence for request in server.history.requests()[before:] if request.sequence}
-    order = [begun[when] == prompt.sequence.number for when in sorted(begun)]  # the joined steps begin as one
-    assert order == [True, False, True, True, True]
+    numbers = [request.sequence for request in sorted(server.history.requests()[before:], key=begun) if request.sequence]
+    assert {*numbers[:3]} == {text.sequence.number for text in (*texts, prompt)}  # the first chunk runs with both steps
+    assert numbers[3:] == [prompt.sequence.number] * 3
     for text in (*texts, prompt):
         text.sequence.close()

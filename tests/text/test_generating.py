@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.text.generating import TextModel, Wanted
+from placeit.text.prefixes import Prefixes
 from placeit.text.sampling import Sampler, Sampling
 from placeit.text.tokenizer import Tokenizer
 from tests.small_texts import CONTEXT, failing_sampler, served, write_folder
@@ -47,10 +49,9 @@ def whole(pieces):
 
 
 def test_the_most_likely_tokens_are_the_ones_of_the_uncut_model(model):
+    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     request = (
-        openvino.Core()
-        .compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        .create_infer_request()
+        openvino.Core().compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", options).create_infer_request()
     )
     prompt, beams = model.tokenizer.encode("Once"), {"beam_idx": np.zeros(1, np.int32)}
     tokens, _ = generate(lambda inputs: {"logits": request.infer(inputs | beams)["logits"]}, prompt, 20)
@@ -252,6 +253,29 @@ def test_a_beginning_that_prompts_share_is_computed_once(exact, monkeypatch):
         found = list(model.generate([*longer, 2], wanted))
         assert [tokens for tokens in ran if tokens > 1] == [111, 110]
         assert found == list(TextModel(server, session.model).generate([*longer, 2], wanted))
+
+
+def test_a_text_does_not_wait_for_a_beginning_that_it_does_not_have(exact):
+    reading, go = threading.Event(), threading.Event()
+    with served(exact, context=200) as (session, server), ThreadPoolExecutor(1) as pool:
+        model = TextModel(server, session.model)
+
+        def read(*asked):
+            reading.set()
+            go.wait(60)
+            return model.read(*asked)
+
+        prefixes = Prefixes(server, read)
+        prefixes.begin([7] * 100)[0].close()
+        first = pool.submit(prefixes.begin, [7] * 100 + [1])
+        try:
+            assert reading.wait(60)
+            assert prefixes.begin([9] * 100)[1] == 0
+            assert not first.done()
+        finally:
+            go.set()
+        assert first.result(60)[1] == 100
+        assert prefixes.begin([7] * 100 + [2])[1] == 100
 
 
 def test_states_of_beginnings_take_a_quarter_of_the_memory_at_most(exact):

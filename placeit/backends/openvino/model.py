@@ -25,6 +25,7 @@ from placeit.backends.openvino.graph import (
     single_reader_ops,
     upper_bound_ops,
 )
+from placeit.backends.openvino.paged import Paging
 from placeit.backends.openvino.quantized import quantized_pairs, rounding_steps
 from placeit.backends.openvino.segment import channels_last_tensors, extract
 from placeit.backends.openvino.sized import Points, Sized, Typical
@@ -215,6 +216,9 @@ def relu_chain(elements: int, hops: int) -> OpenVinoModel:
     return replace(describe(model, Path("chain")), uniform=True)
 
 
+_OF_TEXTS = {"input_ids", "attention_mask", "position_ids"}  # inputs of a decoder that steps several texts
+
+
 def describe(model: Any, path: Path, points: Points = Points()) -> OpenVinoModel:
     """Return the model of an ``openvino.Model`` with unique friendly names, with an op for each node.
 
@@ -282,6 +286,8 @@ def _described(
     states = tuple(_tensor(name, read, read.get_output_partial_shape(0), sized) for name, read in written)
     bounded = upper_bound_ops(viewed, sized[0], graph.index)
     limits = _open_tensors(model, view, bounded, graph) if points.typical[0].open or model.get_sinks() else {}
+    several = {spec.name for spec in inputs if spec.limits is not None and spec.limits[0] > (1, 1)}
+    paging = Paging.of(model) if several >= _OF_TEXTS else None
     return OpenVinoModel(
         path=path,
         graph=graph,
@@ -294,7 +300,8 @@ def _described(
         points=points,
         times=points.times,
         bounded=bounded,
-        together=(*inseparable_ops(viewed, graph, bounded), *together),
+        together=(*inseparable_ops(viewed, graph, bounded), *together, *(() if paging is None else paging.together)),
+        paging=paging,
         pairs=(*quantized_pairs(viewed, graph), *(single_reader_ops(graph, bounded) if states else ())),
         rounding=rounding_steps(viewed, graph, stand_ins),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from placeit.backends.openvino.view import View, end_nodes, foreign_inputs, nodes_between
@@ -10,7 +10,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
-__all__ = ["channels_last_tensors", "extract"]
+__all__ = ["RUNTIME_OPTIONS", "channels_last_tensors", "extract", "name_new_nodes"]
 
 _TO_LAST, _TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 _IMAGE_SOURCES = {"Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"}
@@ -47,7 +47,8 @@ def channels_last_tensors(graph: OpGraph) -> frozenset[int]:
     )
 
 
-_OPTIONS = ["runtime_options"]  # options by which a model asks plugins for properties, such as KV_CACHE_PRECISION
+RUNTIME_OPTIONS = ["runtime_options"]
+"""Where a model asks plugins for properties, such as ``KV_CACHE_PRECISION``."""
 
 
 def extract(
@@ -130,13 +131,20 @@ def extract(
         {"Parameter": parameters, "Result": results, "Assign": sinks}[node.get_type_name()].append(node)
     segment = ov.Model(results, sinks, parameters, "segment")
     segment.validate_nodes_and_infer_types()  # a size that follows from a value is open where the value comes from outside
-    if model.has_rt_info(_OPTIONS):
-        segment.set_rt_info(model.get_rt_info(_OPTIONS).value, _OPTIONS)
-    for i, node in enumerate(segment.get_ordered_ops()):
-        # generated names differ each time, and the cache of compiled models depends on names
-        if node.get_friendly_name() not in nodes and node.get_type_name() not in ("Parameter", "Result"):
-            node.set_friendly_name(f"border {i}")
+    if model.has_rt_info(RUNTIME_OPTIONS):
+        segment.set_rt_info(model.get_rt_info(RUNTIME_OPTIONS).value, RUNTIME_OPTIONS)
+    name_new_nodes(segment, nodes, "border")
     return segment
+
+
+def name_new_nodes(model: Any, known: Collection[str], kind: str) -> None:
+    """Name the nodes of a model whose names are not known by their places, after the kind of node.
+
+    Names that OpenVINO invents differ each time, and compiled models on disk are found by names as well.
+    """
+    for i, node in enumerate(model.get_ordered_ops()):
+        if node.get_friendly_name() not in known and node.get_type_name() not in ("Parameter", "Result"):
+            node.set_friendly_name(f"{kind} {i}")
 
 
 def _inseparable(graph: OpGraph, op: int) -> DeviceError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
-from placeit.devices.compiled import from_cache, is_kept
+from placeit.devices.compiled import is_kept
 from placeit.devices.openvino import (
     compile_model,
     compile_properties,
@@ -28,91 +28,21 @@ from placeit.devices.openvino import (
 )
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.by_size import MAX_PROGRAMS, BySize, BySizeInstance, times_slower
-from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.devices.openvino_c import NativeContext, NativeModel, NativeOpenVino, NativeRequest, Spec, native_openvino
-from placeit.runtime.devices.state import fetched
+from placeit.runtime.devices.openvino_paged import PagedInstance, PagedProgram, compile_paged
+from placeit.runtime.devices.openvino_requests import OpenVinoInstance, OpenVinoProgram, RequestInstance, copied
+from placeit.runtime.devices.state import MayBePaged, fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
-__all__ = ["HostBuffer", "OpenVinoDevice", "OpenVinoProgram"]
+__all__ = ["HostBuffer", "NativeInstance", "OpenVinoDevice", "OpenVinoInstance", "OpenVinoProgram"]
 
 _MAX_SLOWDOWN = 1.1  # of a program for all sizes, relative to a program for one size
 
 _log = logging.getLogger("placeit")
 
 
-class OpenVinoProgram:
-    """A segment compiled by OpenVINO, through its C library if possible, or else through its Python binding.
-
-    Args:
-        segment: the segment.
-        compiled: the compiled model, of the C library or the Python binding.
-
-    Attributes:
-        is_open: whether a size in it is open, so that a request has no memory for outputs before a run.
-        states: initial values, by name, of states that are the last inputs and outputs of the compiled model.
-        from_disk: whether an earlier compilation was loaded from disk.
-    """
-
-    def __init__(
-        self, segment: SegmentSource, compiled: Any, *, is_open: bool, states: Mapping[str, Any] | None = None
-    ) -> None:
-        self.is_open, self.states = is_open, states or {}
-        self.inputs = segment.inputs
-        self.outputs = segment.outputs
-        self.compiled = compiled
-        self.segment = segment  # its model may own the memory of weights
-        self.from_disk = from_cache(compiled)
-
-    def counted(self) -> list[CountedKernel]:
-        """Return its kernels and their times; empty if it was compiled without counters."""
-        return [] if isinstance(self.compiled, NativeModel) else counted_kernels(self.compiled)
-
-    def recover(self) -> None:
-        """Run on zeros of the minimum or typical sizes in a separate request, so that the program works after a failed run.
-
-        After a failed run, OpenVINO's CPU plugin (2026.4) fails in every request with the sizes of the last successful run,
-        until a request with other sizes has run.
-        """
-        request = self.compiled.create_infer_request()
-        for minimum in (True, False):
-            with contextlib.suppress(RuntimeError):
-                for i, spec in enumerate(self.inputs):
-                    limits = spec.in_memory(spec.limits) if minimum and spec.limits is not None else None
-                    shape = spec.memory_shape if limits is None else [low for low, _ in limits]
-                    request.set_input_tensor(i, import_openvino().Tensor(np.zeros(shape, spec.dtype)))
-                request.infer()
-                return
-
-
-class _RequestInstance(ABC):
-    """An infer request whose tensors are set once, so that a run copies nothing and looks nothing up in Python.
-
-    Tensors that a GPU's plugin has allocated for the same GPU are not copied.
-    """
-
-    rebinds = True  # may read and write other buffers from one run to the next
-
-    def _make_outputs(self, program: OpenVinoProgram, own_tensor: Callable[[int], Any]) -> None:
-        """Make output buffers: in memory of the request, which ``own_tensor`` returns, or in new memory if sizes are open."""
-        self._outputs: list[HostBuffer] = []
-        for i, spec in enumerate(program.outputs):
-            own = spec.limits is None and not program.is_open
-            self._outputs.append(HostBuffer(spec, own_tensor(i) if own else None))
-            if not own:
-                self.write_to(i, self._outputs[i])
-
-    @abstractmethod
-    def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` in every later run."""
-
-    def output(self, index: int) -> HostBuffer:
-        """Return the buffer that output ``index`` is written to."""
-        return self._outputs[index]
-
-
-class NativeInstance(_RequestInstance):
+class NativeInstance(RequestInstance):
     """An infer request of the C library, which a loop without Python can run.
 
     Attributes:
@@ -146,69 +76,6 @@ def _memory(buffer: HostBuffer, port: Spec) -> Any:
     if port[0] is None:
         return buffer.tensor
     return buffer.tensor.data if buffer.native is None else buffer.native
-
-
-class OpenVinoInstance(_RequestInstance):
-    """An infer request of the Python binding.
-
-    Args:
-        program: the program.
-        infer: function that runs an infer request.
-    """
-
-    def __init__(self, program: OpenVinoProgram, infer: Callable[[Any], object] | None = None) -> None:
-        self.program = program
-        self.request = program.compiled.create_infer_request()
-        self._infer = infer or _infer
-        self._variables, self._keep = self.request.query_state(), False
-        self._make_outputs(program, self.request.get_output_tensor)
-        self._bound: dict[int, HostBuffer] = {}
-
-    def bind(self, index: int, buffer: Buffer) -> None:
-        """Read input ``index`` from ``buffer`` in every later run."""
-        self._bound[index] = narrowed(HostBuffer, buffer)
-        with explaining(f"A buffer does not fit input {index} of a segment"):
-            self.request.set_input_tensor(index, self._bound[index].tensor)
-
-    def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` in every later run."""
-        made = narrowed(HostBuffer, buffer)
-        with explaining(f"A buffer does not fit output {index} of a segment"):
-            self.request.set_output_tensor(index, made.tensor)
-        self._outputs[index] = made
-
-    def run(self) -> None:
-        """Run in the calling thread. Raises RuntimeError."""
-        if self._variables and not self._keep:
-            self.reset_state()  # results must not depend on earlier requests
-        try:
-            self._infer(self.request)
-        except RuntimeError:
-            if self.program.is_open:
-                self.program.recover()
-            raise
-
-    def keep_state(self, *, keep: bool) -> None:
-        """Choose whether later runs continue from the current state, or each start from the initial one."""
-        self._keep = keep
-
-    def reset_state(self) -> None:
-        """Return to the initial state."""
-        self.request.reset_state()
-
-    def states(self) -> dict[str, Any]:
-        """Return copies of the variables' values, as ``openvino.Tensor`` by name."""
-        return {variable.name: _copied(variable.state) for variable in self._variables}
-
-    def set_states(self, states: Mapping[str, Any]) -> None:
-        """Set its variables to values from ``states``. Raises DeviceError."""
-        with explaining("A segment cannot take over the state of another one"):
-            for variable in self._variables:
-                variable.state = fetched(states[variable.name])
-
-    def state_bytes(self) -> int:
-        """Return the bytes of its variables' values. For the cache of an attention, OpenVINO copies the value."""
-        return sum(int(variable.state.byte_size) for variable in self._variables)
 
 
 class CopiedInstance(OpenVinoInstance):
@@ -250,7 +117,7 @@ class CachingInstance(CopiedInstance):
             self.request.set_input_tensor(inputs + index, value)
         super().run()
         for index, name in enumerate(self._states):
-            self._states[name] = _copied(self.request.get_output_tensor(outputs + index))
+            self._states[name] = copied(self.request.get_output_tensor(outputs + index))
 
     def reset_state(self) -> None:
         """Return to the initial state."""
@@ -269,16 +136,6 @@ class CachingInstance(CopiedInstance):
     def state_bytes(self) -> int:
         """Return the bytes of its variables' values."""
         return super().state_bytes() + sum(int(value.byte_size) for value in self._states.values())
-
-
-def _infer(request: Any) -> None:
-    request.infer(share_outputs=True)
-
-
-def _copied(tensor: Any) -> Any:
-    copy = import_openvino().Tensor(tensor.element_type, tensor.shape)
-    tensor.copy_to(copy)
-    return copy
 
 
 class OpenVinoDevice(OnWorker):
@@ -334,6 +191,11 @@ class OpenVinoDevice(OnWorker):
         """True if it is a GPU, which uses the host memory of :meth:`allocate` directly."""
         return self._context is not None
 
+    @property
+    def pages(self) -> bool:
+        """True if its segments can keep caches in blocks, as on a CPU of the x86-64 architecture."""
+        return self._device.where.family == "CPU" and machine().lower() in ("x86_64", "amd64")
+
     def compile(self, segment: SegmentSource) -> OpenVinoProgram | BySize[OpenVinoProgram]:
         """Compile a segment. Raises DeviceError.
 
@@ -341,6 +203,10 @@ class OpenVinoDevice(OnWorker):
         sizes and one for the typical sizes are compiled and timed. If the first takes more than 1.1 times as long, or fails,
         a program is compiled for each size.
         """
+        if self.pages and isinstance(segment, MayBePaged):
+            with explaining(f"OpenVINO cannot compile a segment for {self.name}"):
+                if (model := segment.paged()) is not None:
+                    return compile_paged(segment, model, self._device, self._precision, self._properties)
         if self._device.where.family == "CPU" or all(spec.limits is None for spec in segment.inputs):
             return self._compile_once(segment)
         per_size = BySize(segment, self._compile_once)
@@ -389,6 +255,8 @@ class OpenVinoDevice(OnWorker):
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):
             if isinstance(made.compiled, NativeModel):
                 return NativeInstance(made)
+            if isinstance(made, PagedProgram):
+                return PagedInstance(made)
             if made.states:
                 return CachingInstance(made)
             if self._device.where.family != "CPU" and any(spec.limits is not None for spec in made.inputs):

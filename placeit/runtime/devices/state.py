@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Fetched", "KeepsState", "fetched"]
+from numpy.typing import NDArray
+
+__all__ = ["Fetched", "KeepsState", "MayBePaged", "Pages", "ReadsTexts", "fetched"]
 
 
 @runtime_checkable
@@ -42,3 +44,34 @@ class KeepsState(Protocol):
 
     def state_bytes(self) -> int:
         """Return the size of its state in bytes. This may take as long as copying the state."""
+
+
+@runtime_checkable
+class ReadsTexts(Protocol):
+    """An instance that computes tokens of several texts in one run, whose caches other instances of its program may have."""
+
+    def read(self, parts: Sequence[tuple[Any, NDArray[Any], int]], beams: NDArray[Any]) -> None:
+        """Set what the next runs compute.
+
+        Args:
+            parts: instances whose texts go on, None for this one; their attention masks, ``[texts, tokens]``, with the earlier
+                tokens; and the number of new tokens of each text.
+            beams: ``int[texts]``, which of this instance's texts goes on in each row; empty if texts of other instances do.
+        """
+
+
+@runtime_checkable
+class MayBePaged(Protocol):
+    """A segment, which may be one of a decoder whose caches can be kept in blocks."""
+
+    def paged(self) -> Any | None:
+        """Return it as an ``openvino.Model`` with inputs for texts and blocks; None if it keeps no caches so."""
+
+
+@runtime_checkable
+class Pages(Protocol):
+    """A device that may keep caches in blocks."""
+
+    @property
+    def pages(self) -> bool:
+        """True if it does, where all devices do and the model allows it."""

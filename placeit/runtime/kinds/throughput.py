@@ -41,6 +41,11 @@ class ThroughputDevice(OpenVinoDevice):
         self._workers: list[Worker] = []  # the threads that wait for requests, by slot
         self._lock = threading.Lock()
 
+    @property
+    def pages(self) -> bool:
+        """False: requests of a program run at the same time."""
+        return False
+
     def instance(self, program: Program) -> OpenVinoInstance:
         """Make an infer request that runs on a stream while a thread waits for it. Raises DeviceError."""
         with explaining(f"OpenVINO cannot make buffers for {self.name}"):

@@ -1,0 +1,124 @@
+"""Which decoders keep their caches in blocks, and that segments of them compute what the uncut model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.decoder import TINY, build_decoder
+from placeit.backends.openvino.reader import load
+from placeit.core.telemetry import import_openvino
+from tests.small_texts import served
+from tests.text_steps import feed, generate
+
+openvino = import_openvino()
+ops = openvino.opset13
+
+BEAMS = {"beam_idx": np.zeros(1, np.int32)}
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+
+
+def by_name(model: Any, name: str) -> Any:
+    return next(node for node in model.get_ordered_ops() if node.get_friendly_name() == name)
+
+
+def insert(node: Any, make: Callable[[Any], Any]) -> None:
+    """Have the readers of a node read what a function makes of it."""
+    readers = node.output(0).get_target_inputs()
+    made = make(node)
+    for reader in readers:
+        reader.replace_source_output(made.output(0))
+
+
+def of_columns(model: Any, make: Callable[[Any], Any]) -> Any:
+    """Return what a function makes of the numbers of the columns of the attention mask, ``float32[1, 1, 1, columns]``."""
+    length = ops.gather(ops.shape_of(by_name(model, "attention_mask")), ops.constant(1), ops.constant(0))
+    columns = ops.range(ops.constant(np.int64(0)), length, ops.constant(np.int64(1)), "f32")
+    return make(ops.unsqueeze(columns, ops.constant([0, 1, 2])))
+
+
+def with_slopes(model: Any) -> None:
+    """Add a slope to the scores, as ALiBi does."""
+    insert(by_name(model, "mask"), lambda mask: ops.add(mask, of_columns(model, lambda x: ops.multiply(x, np.float32(0.01)))))
+
+
+def with_a_window(model: Any) -> None:
+    """Hide all tokens but the last ones."""
+    far = by_name(model, "position_ids")
+
+    def hidden(columns: Any) -> Any:
+        places = ops.unsqueeze(ops.convert(far, "f32"), ops.constant([1, 3]))
+        old = ops.less(columns, ops.subtract(places, np.float32(20)))
+        return ops.select(old, np.float32(-3e38), np.float32(0))
+
+    insert(by_name(model, "mask"), lambda mask: ops.minimum(mask, of_columns(model, hidden)))
+
+
+def with_places_of_the_mask(model: Any) -> None:
+    """Compute positions from the attention mask, and not from their input."""
+    mask = by_name(model, "attention_mask")
+    summed = ops.subtract(ops.cum_sum(mask, ops.constant(1)), ops.constant(np.int64(1)))
+    tokens = ops.gather(ops.shape_of(by_name(model, "input_ids")), ops.constant([1]), ops.constant(0))
+    first = ops.multiply(tokens, ops.constant([-1]))
+    last = ops.slice(summed, first, ops.constant([1 << 30]), ops.constant([1]), ops.constant([1]))
+    insert(by_name(model, "position_ids"), lambda _: last)
+
+
+def with_a_mask_of_the_state(model: Any) -> None:
+    """Give the mask the length of keys in the state and new ones, as optimum-intel's models do."""
+    read = next(node for node in model.get_ordered_ops() if node.get_type_name() == "ReadValue")
+
+    def cut(mask: Any) -> Any:
+        past, new = (
+            ops.gather(ops.shape_of(node), ops.constant([axis]), ops.constant(0))
+            for node, axis in ((read, 2), (by_name(model, "input_ids"), 1))
+        )
+        return ops.slice(mask, ops.constant([0]), ops.add(past, new), ops.constant([1]), ops.constant([3]))
+
+    insert(by_name(model, "mask"), cut)
+
+
+def write(folder: Path, change: Callable[[Any], object], **architecture: Any) -> Path:
+    model = build_decoder(replace(TINY, **architecture), beam_idx=True)
+    change(model)
+    model.validate_nodes_and_infer_types()
+    openvino.save_model(model, folder / "decoder.xml", compress_to_fp16=False)
+    return folder / "decoder.xml"
+
+
+@pytest.mark.parametrize("change", [with_slopes, with_a_window, with_places_of_the_mask])
+def test_a_decoder_whose_masks_say_more_keeps_caches_of_another_form(change: Callable[[Any], object], tmp_path: Path) -> None:
+    assert load(write(tmp_path, change), context=64).paging is None
+
+
+def test_a_decoder_of_one_text_keeps_caches_of_another_form(tmp_path: Path) -> None:
+    path = write(tmp_path, id)
+    assert load(path, context=64).paging is not None
+    assert load(path, context=64, batch=1).paging is None
+
+
+@pytest.mark.two_cores
+@pytest.mark.parametrize("change", [id, with_a_mask_of_the_state])
+@pytest.mark.parametrize("architecture", [{}, {"style": "gpt2"}, {"kv_heads": None}])
+def test_texts_of_several_blocks_have_the_tokens_of_the_uncut_model(
+    change: Callable[[Any], object], architecture: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path, change, **architecture)
+    request = openvino.Core().compile_model(path, "CPU", EXACT).create_infer_request()
+    prompt = [token % 250 for token in range(7, 37)]
+    wanted, logits = generate(lambda inputs: {"logits": request.infer(inputs | BEAMS)["logits"]}, prompt, 8)
+    for devices in ("CPU@0", "CPU@0,CPU@1"):
+        with served(path, devices) as (session, server), server.sequence() as sequence:
+            assert session.model.paging is not None
+            found, ours = generate(lambda inputs, run=sequence.run: run(inputs | BEAMS), prompt, 8)
+            assert found == wanted
+            np.testing.assert_allclose(ours, logits, atol=1e-4)
+            sequence.reset()
+            chunks = [feed(prompt[at : at + 7], at) | BEAMS for at in range(0, 30, 7)]
+            answers = [sequence.submit(chunk) for chunk in chunks]
+            np.testing.assert_allclose(answers[-1].result(60)["logits"][0, -1], logits[0], atol=1e-4)
