@@ -97,7 +97,7 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
         timers = dict[str, Callable[[], float]]()
         for count, whole in ((1, True), (1, False), (2, False)):
             devices = [f"CPU@{core}" for core in two_cores()[:count]]
-            session = stack.enter_context(session_of(files.for_texts.stateful, devices, tokens, 2, names=EVERY))
+            session = stack.enter_context(session_of(files.for_texts.stateful, devices, tokens, 2, names=INPUTS))
             server = stack.enter_context(session.serve(_placement(session, args)))
             sequence = stack.enter_context(server.sequence())
             size = tokens if whole else chunk
@@ -107,7 +107,7 @@ def long_prompt(files: Files, args: Args, report: Report) -> None:
                 sequence.reset()
                 begin = perf_counter()
                 parts = [prompt[at : at + size] for at in range(0, tokens, size)]
-                answers = [sequence.submit(step_inputs(EVERY, part, at * size)) for at, part in enumerate(parts)]
+                answers = [sequence.submit(step_inputs(INPUTS, part, at * size)) for at, part in enumerate(parts)]
                 firsts[name] = int([answer.result() for answer in answers][-1]["logits"][0, -1].argmax())
                 return perf_counter() - begin
 
