@@ -135,14 +135,17 @@ def test_where_compiling_costs_little_all_take_part() -> None:
     assert promising(search) == {"single", *(f"split {i}" for i in range(5))}
 
 
-def test_eager_splits_are_hopeless_by_eager_devices_only_where_their_segments_may_be_compiled() -> None:
+def test_eager_splits_are_hopeless_by_eager_devices_only_where_their_segments_may_be_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     search, compiler = searching(PLENTY, near=(4.0, 0.0), far=(6.0, 0.0))
     plan = cast("Plan", SimpleNamespace(seconds=1e-4, compiling=0.0))
     whole = Candidate("compiled", "single", plan, cast("Placing", None), 1e-4, 1e-4)
     search.enter(whole, OtherDevices(cast("Workbench", compiler.session), np.ones(1)))
     assert not promising(search) & {"near", "far"}
     model = SimpleNamespace(stateful=(), inputs=(), called=print)
-    vars(compiler.session).update(pins={}, model=model, setup=SimpleNamespace(compiled_twins=True))
+    vars(compiler.session).update(pins={}, model=model)
+    monkeypatch.setattr("placeit.optimizer.whole_models.compiled_twins", lambda _: compiler.session.cluster)
     assert promising(search) & {"near", "far"} == {"near"}
 
 
