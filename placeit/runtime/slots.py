@@ -237,7 +237,7 @@ class Slot:
             own = (None, np.array(mask), tokens.shape[1])
             for s, instance in self._reading.items():
                 parts = [(slot._reading[s], *part) for slot, *part in self.texts]
-                instance.read(parts or [own], beams[: 0 if parts else None])
+                instance.read_texts(parts or [own], beams[: 0 if parts else None])
         return checked
 
     @property

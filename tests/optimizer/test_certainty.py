@@ -122,7 +122,7 @@ def test_eager_costs_exclude_no_split_whose_segments_may_be_compiled(
 ) -> None:
     monkeypatch.setattr("placeit.runtime.kinds.inductor._lacks_compiler", lambda: True)
     if not compiler:
-        monkeypatch.setattr("placeit.workbench.setup.compiled_twins", lambda _: [])
+        monkeypatch.setattr("placeit.optimizer.whole_models.compiled_twins", lambda _: [])
     monkeypatch.setattr("placeit.optimizer.search.enter_compiled", lambda *_: None)  # which takes many seconds
     model = load(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))), (torch.randn(2, 64),))
     found, asked = searched(0.8 * bound_s(cache, model), model=model)

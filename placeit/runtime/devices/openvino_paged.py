@@ -171,7 +171,7 @@ class PagedInstance(OpenVinoInstance):
         else:
             super().write_to(index, buffer)
 
-    def read(self, parts: Sequence[tuple[PagedInstance | None, NDArray[Any], int]], beams: NDArray[Any]) -> None:
+    def read_texts(self, parts: Sequence[tuple[PagedInstance | None, NDArray[Any], int]], beams: NDArray[Any]) -> None:
         """See :class:`placeit.runtime.devices.state.ReadsTexts`."""
         self._parts, self._beams = parts, beams
 

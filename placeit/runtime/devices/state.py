@@ -50,7 +50,7 @@ class KeepsState(Protocol):
 class ReadsTexts(Protocol):
     """An instance that computes tokens of several texts in one run, whose caches other instances of its program may have."""
 
-    def read(self, parts: Sequence[tuple[Any, NDArray[Any], int]], beams: NDArray[Any]) -> None:
+    def read_texts(self, parts: Sequence[tuple[Any, NDArray[Any], int]], beams: NDArray[Any]) -> None:
         """Set what the next runs compute.
 
         Args:
