@@ -173,7 +173,7 @@ def _show_candidates(console: Console, found: Optimized) -> None:
                 note = f"{candidate.name} is plain ONNX Runtime: the file as any program opens it, without placeit."
             if "inductor:" in candidate.name:
                 note = f"{candidate.name} is the whole model, compiled by PyTorch's compiler Inductor for these cores."
-            elif ":" in candidate.name and any(device.kind == "torch" for device in found.cluster.devices):
+            elif ":" in candidate.name and any("openvino:" in one.name for one in found.candidates):  # of a PyTorch model
                 note = f"{candidate.name} is the whole model, converted for the runtime that its name states, on these cores."
             text.paragraph(console, note)
     for candidate in found.candidates:
