@@ -74,7 +74,7 @@ async def _closed(port: int, request: bytes, connections: int, seconds: float) -
 
     async def ask() -> None:
         with contextlib.closing(_Client(port, request)) as client:
-            while (asked := time.perf_counter()) < until or not found.latencies:  # on a busy machine
+            while (asked := time.perf_counter()) < until or not found.statuses:  # on a busy machine
                 status = await client.ask()
                 if asked >= begin:
                     found.statuses[status] += 1

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from placeit.core.errors import ExecutionError, PlaceitError
-from placeit.core.threads import CHECK_S
 from placeit.serve.bodies import Bodies
+from placeit.serve.http_connection import on_leave
 from placeit.serve.http_extensions import Handler
 from placeit.serve.refusal import RefusedError, Status, invalid, refusal_of
 from placeit.serve.service import Service, about_to_end
@@ -347,14 +347,16 @@ class _Texts:
 async def _first(pieces: AsyncGenerator[Piece, None], request: Request) -> Piece:
     """Return the first piece of a text. Raises RefusedError, also if the client leaves before."""
     waiting = asyncio.ensure_future(anext(pieces))
+    stay = on_leave(request.scope, waiting.cancel)
     try:
-        while not (await asyncio.wait([waiting], timeout=CHECK_S))[0]:
-            if await request.is_disconnected():
-                raise _gone()
-        return waiting.result()
+        await asyncio.wait([waiting])
     finally:
+        stay()
         if waiting.cancel():
             await asyncio.wait([waiting])
+    if waiting.cancelled():
+        raise _gone()
+    return waiting.result()
 
 
 def _gone() -> RefusedError:

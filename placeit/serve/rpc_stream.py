@@ -163,7 +163,8 @@ class _Stream:
         """Send a response. Raises RefusedError if the client has gone, or does not receive it in time."""
         room = self._streams.room
         sending = room.begin()
-        room.answered(sending, len(answer) if len(answer) > SMALL_BYTES else 0)
+        if len(answer) > SMALL_BYTES:
+            room.answered(sending, len(answer))
         try:
             async with asyncio.timeout(None) as sending.limit:
                 await self._writing.acquire()  # for good if this fails: the stream ends, and gRPC takes no other response

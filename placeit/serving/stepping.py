@@ -410,8 +410,9 @@ class _Trial:
     def _outputs(self, item: Pending | Joined) -> Sequence[Outputs]:
         if not isinstance(item, Pending):
             return item.divided(self._run(item))
-        assert _line(item).slot is not None  # noqa: S101
-        return [self._run(_Run(item.inputs, _line(item).slot.number))]  # type: ignore[union-attr]
+        slot = _line(item).slot
+        assert slot is not None  # noqa: S101
+        return [self._run(_Run(item.inputs, slot.number))]
 
     def _rounding(self, stack: ExitStack, alone: Sequence[Outputs]) -> float:
         """Return how far the outputs of single steps move if the prompt comes in two parts: in 8 bits, caches are rounded."""
