@@ -8,6 +8,8 @@ NATIVE := $(wildcard native/*/*.?pp)
 PYTHONS ?= python3.11 python3.12 python3.13
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH_CPU = --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+# a crashed process is an error that names its test: with a new one in its place, pytest-xdist 3.8 waits for ever
+PARALLEL = --dist loadfile --max-worker-restart 0
 BASE = $(if $(wildcard .venv/.installed),.venv,build/base)
 ZIG = $(abspath $(BIN)/python);-m;ziglang;c++;-target;aarch64-linux-gnu.2.28
 AARCH64 ?= yes
@@ -101,13 +103,13 @@ types: setup ## strict mypy on the package
 	$(BIN)/mypy
 
 check: setup ## pytest, without the slow tests and those of Intel GPUs, in three processes, which often wait
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 3 --dist loadfile --junitxml=build/check.xml
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'not slow and not nightly and not intel_gpu' -n 3 $(PARALLEL) --junitxml=build/check.xml
 
 slow: setup ## the slow tests: stress, nodes, training; in three processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 3 --dist loadfile --junitxml=build/slow.xml
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m 'slow and not nightly and not intel_gpu' -n 3 $(PARALLEL) --junitxml=build/slow.xml
 
 intel-gpu: setup ## the tests that need Intel GPUs: on real ones, or else on emulated ones; in two processes
-	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu -n 2 --dist loadfile
+	$(BIN)/python -m tests.emulated_gpu --optional $(BIN)/pytest tests/intel_gpu tests/conformance -m intel_gpu -n 2 $(PARALLEL)
 
 arm: wheel ## the tests of the wheel for aarch64, on an emulated board: tests/arm_board
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly tests/arm_board
