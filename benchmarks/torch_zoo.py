@@ -32,7 +32,7 @@ from benchmarks._plain import Plain, bound_thread, openvino_options
 from placeit.backends.convert import convert
 from placeit.backends.torch.model import TorchModel, load
 from placeit.core.errors import PlaceitError
-from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
 from placeit.profiler.cache import Cache
 from placeit.runtime.devices.pytorch import use_threads
@@ -390,8 +390,7 @@ def _plain(result: Any) -> Any:
 
 def _openvino(model: TorchModel, folder: Path, thread: Executor) -> Plain:
     convert(model, folder / "model.xml")
-    openvino = import_openvino()
-    compile_it = functools.partial(openvino.Core().compile_model, folder / "model.xml", "CPU", openvino_options(1))
+    compile_it = functools.partial(openvino_core().compile_model, folder / "model.xml", "CPU", openvino_options(1))
     program = thread.submit(compile_it).result()  # the plugin takes the cores of the thread that compiles
     values = [torch.from_numpy(model.examples[one.get_any_name()]) for one in program.inputs]
     return Plain(_with_tensors(program, values), thread)

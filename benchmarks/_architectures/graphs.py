@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from benchmarks._architectures.sample import Make, Sample
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 
 __all__ = [
     "branch",
@@ -275,7 +276,7 @@ def intermediate(make: Make, *, half: bool = False) -> Make:
     def saved(folder: Path) -> Sample:
         openvino = import_openvino()
         sample, path = make(folder), folder / "model.xml"
-        openvino.save_model(openvino.Core().read_model(sample.path), path, compress_to_fp16=half)
+        openvino.save_model(openvino_core().read_model(sample.path), path, compress_to_fp16=half)
         return Sample(path, sample.shapes, sample.inputs)
 
     return saved

@@ -13,6 +13,7 @@ import pytest
 from examples.decoder import TINY, build_decoder
 from placeit.backends.openvino.reader import load
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from tests.small_texts import served
 from tests.text_steps import feed, generate
 
@@ -109,7 +110,7 @@ def test_texts_of_several_blocks_have_the_tokens_of_the_uncut_model(
     change: Callable[[Any], object], architecture: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write(tmp_path, change, **architecture)
-    request = openvino.Core().compile_model(path, "CPU", EXACT).create_infer_request()
+    request = openvino_core().compile_model(path, "CPU", EXACT).create_infer_request()
     prompt = [token % 250 for token in range(7, 37)]
     wanted, logits = generate(lambda inputs: {"logits": request.infer(inputs | BEAMS)["logits"]}, prompt, 8)
     for devices in ("CPU@0", "CPU@0,CPU@1"):

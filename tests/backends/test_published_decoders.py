@@ -14,6 +14,7 @@ from placeit import Inputs, Session
 from placeit.backends import load
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from tests.text_steps import generate
 
 openvino = import_openvino()
@@ -39,7 +40,7 @@ def test_a_half_precision_ir_whose_states_begin_with_an_op_each_is_cut(tmp_path)
             node.input(0).replace_source_output(begin.output(0))
     model.validate_nodes_and_infer_types()
     openvino.save_model(model, tmp_path / "decoder.xml", compress_to_fp16=False)
-    request = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    request = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     beams = {"beam_idx": np.zeros(1, np.int32)}
     wanted, _ = generate(lambda inputs: {"logits": request.infer(inputs | beams)["logits"]}, PROMPT, STEPS)
     inputs = Inputs(shapes=OPEN | {"beam_idx": (1,)})
@@ -96,7 +97,7 @@ def grouped_query(path, heads=4, kept=2, head=8, words=32):
 
 def test_the_size_of_a_head_is_known_from_the_attention_that_reads_a_cache(tmp_path):
     path, caches, following = grouped_query(tmp_path / "model.onnx")
-    request = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    request = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
 
     def whole(inputs):
         found = request.infer(named(inputs) | caches)
@@ -221,7 +222,7 @@ def test_decoders_of_other_families_generate_the_tokens_of_plain_openvino_on_two
     change(model)
     model.validate_nodes_and_infer_types()
     openvino.save_model(model, tmp_path / "decoder.xml", compress_to_fp16=False)
-    request = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    request = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     past = {name: np.zeros((1, TINY.groups, 0, TINY.head), np.float32) for name, _ in TINY.caches}
 
     def plain(inputs):

@@ -14,6 +14,7 @@ from placeit.backends import load
 from placeit.backends.openvino.state import expose_growing_states
 from placeit.core.errors import ModelError, UsageError
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.workbench.options import Inputs
 from tests.stateful_models import SIZE, Caches, caches, totals
 from tests.text_steps import generate, with_caches
@@ -30,7 +31,7 @@ def names(specs):
 
 
 def runs(model):
-    request = openvino.Core().compile_model(model, "CPU", EXACT).create_infer_request()
+    request = openvino_core().compile_model(model, "CPU", EXACT).create_infer_request()
 
     def run(inputs):
         answer = request.infer(inputs)
@@ -68,7 +69,7 @@ def recurrent(onnx_file):
 def test_the_caches_of_a_decoder_become_state(file, tmp_path):
     path = write_decoder(TINY, tmp_path / file.replace("products.xml", "decoder.onnx"), cache="inputs")
     if file == "products.xml":  # an IR whose attention is two products and a softmax
-        openvino.save_model(openvino.Core().read_model(path), tmp_path / file, compress_to_fp16=False)
+        openvino.save_model(openvino_core().read_model(path), tmp_path / file, compress_to_fp16=False)
         path = tmp_path / file
     model = load(path, input_shapes=OPEN)
     assert model.graph.hash == load(path, input_shapes=OPEN).graph.hash
@@ -77,7 +78,7 @@ def test_the_caches_of_a_decoder_become_state(file, tmp_path):
     assert names(model.states) == [past for past, _ in TINY.caches]
     whole = model.ov_model.clone()
     whole.reshape({name: openvino.PartialShape([1, -1]) for name in OPEN})
-    explicit = openvino.Core().read_model(path)
+    explicit = openvino_core().read_model(path)
     text, logits = generate(with_caches(TINY, runs(explicit)), [3, 1, 4, 1, 5], 32)
     again, close = generate(runs(whole), [3, 1, 4, 1, 5], 32)
     assert again == text
@@ -112,7 +113,7 @@ def test_a_decoder_is_measured_after_a_prompt(tmp_path):
 
 
 def compiled(model):
-    return openvino.Core().compile_model(model, "CPU", EXACT)
+    return openvino_core().compile_model(model, "CPU", EXACT)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +200,12 @@ def test_only_files_that_openvino_reads_take_state():
 
 
 def test_growing_states_are_exposed_as_inputs_and_outputs_and_others_stay(tmp_path):
-    model = openvino.Core().read_model(caches(tmp_path / "caches.xml", layers=2))
+    model = openvino_core().read_model(caches(tmp_path / "caches.xml", layers=2))
     made, initial = expose_growing_states(model)
     assert initial.keys() == {"cache0", "cache1"}
     assert len(model.get_variables()) == 2
     assert not made.get_variables()
-    request = openvino.Core().compile_model(made, "CPU", EXACT).create_infer_request()
+    request = openvino_core().compile_model(made, "CPU", EXACT).create_infer_request()
     wanted, states = Caches(2), [*initial.values()]
     for rows in (3, 1, 2):
         x = np.random.default_rng(rows).standard_normal((1, rows, SIZE)).astype(np.float32)

@@ -14,6 +14,7 @@ from examples.generate_text import step_inputs
 from placeit import Session
 from placeit.backends import load
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import LARGEST, coarsen
 from placeit.workbench.options import Inputs
 from tests.text_steps import generate
@@ -42,7 +43,7 @@ def decoder(request, tmp_path_factory):
 
 
 def compiled(model):
-    return openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def layers(program):
@@ -107,7 +108,7 @@ def test_properties_that_a_model_asks_for_reach_its_segments(tmp_path):
     openvino.serialize(model, str(tmp_path / "exact.xml"), str(tmp_path / "exact.bin"))
     steps = [step_inputs([*OPEN], [*range(9)], 0), step_inputs([*OPEN], [9], 9)]
     whole = [
-        openvino.Core().compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        openvino_core().compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
         for one in (model, build_decoder(TINY))
     ]
     with Session(tmp_path / "exact.xml", "CPU", inputs=Inputs(shapes=OPEN), cache=None) as session:
@@ -129,7 +130,7 @@ def test_two_texts_begin_in_one_request_where_the_batch_is_open(tmp_path):
     groups = [list(grouping.members(g)) for g in range(len(grouping.groups))]
     at = len(groups) // 2
     parts = [list(chain(*groups[:at])), list(chain(*groups[at:]))]
-    plain = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    plain = openvino_core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     runs = [one_after_the_other(model, programs) for programs in ([compiled(model.ov_model)], cut(model, parts))]
     for tokens, past in (([[3, 1, 4], [1, 5, 9]], 0), ([[2], [6]], 3)):
         count = len(tokens[0])

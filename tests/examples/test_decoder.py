@@ -11,6 +11,7 @@ import pytest
 from examples.decoder import TINY, Decoder, build_decoder, write_decoder
 from placeit.core.errors import UsageError
 from placeit.core.telemetry import import_onnxruntime, import_openvino
+from placeit.devices.openvino import openvino_core
 from tests.text_steps import generate, with_caches
 
 openvino = import_openvino()
@@ -21,7 +22,7 @@ PROMPT = [1, 2, 3, 4]
 
 
 def compiled(model):
-    return openvino.Core().compile_model(model, "CPU", EXACT)
+    return openvino_core().compile_model(model, "CPU", EXACT)
 
 
 def runs(model):
@@ -73,7 +74,7 @@ def test_a_decoder_has_the_inputs_and_outputs_that_exporters_give_it():
 def test_compressed_weights_stay_so_and_change_little(weights, kinds, error, tmp_path):
     wide = replace(TINY, hidden=256, vocabulary=512)
     path = write_decoder(wide, tmp_path / "compressed.xml", weights=weights)
-    model = openvino.Core().read_model(path)
+    model = openvino_core().read_model(path)
     large = [
         node for node in model.get_ops() if node.get_type_name() == "Constant" and np.prod(node.get_output_shape(0)) >= 1024
     ]

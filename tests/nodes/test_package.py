@@ -18,7 +18,7 @@ import pytest
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError
-from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.nodes import remote_calls
@@ -53,7 +53,7 @@ def test_a_segment_is_the_same_model_after_its_way_and_its_weights_travel_once(s
     unpacked = Unpacked(package, weights)
     assert (unpacked.inputs, unpacked.outputs) == (package.inputs, package.outputs)
     inputs = model.random_inputs()
-    made = import_openvino().Core().compile_model(unpacked.in_format("openvino"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    made = openvino_core().compile_model(unpacked.in_format("openvino"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     expected = model.reference(None, "f32")(inputs)
     for name, value in zip(names, made(list(inputs.values())).values(), strict=True):
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import pytest
 
 from placeit.core.errors import DeviceError, ExecutionError, SequenceError, StateLostError
+from placeit.devices.openvino import openvino_core
 from placeit.runtime.executor import Executor
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -60,7 +60,9 @@ def test_requests_that_are_submitted_at_once_compute_what_the_uncut_model_does(
     bench: Callable[[str], Bench], lanes: str
 ) -> None:
     made = bench(lanes)
-    uncut = ov.Core().compile_model(made.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    uncut = (
+        openvino_core().compile_model(made.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    )
     with Server([made.executor()], queue=200) as server, server.sequence() as sequence:
         answers = [sequence.submit(inputs(step)) for step in range(60)]
         others = [server.submit(inputs(step)) for step in range(5)]

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
 from hypothesis import settings
@@ -28,6 +27,7 @@ from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import ExecutionError, PlaceitError, SequenceError, StateMemoryError, UsageError
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
+from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Plan, Segmenter
 from placeit.profiler.cache import Cache
@@ -125,7 +125,9 @@ def close_to(outputs: dict[str, NDArray[Any]], expected: NDArray[Any]) -> None:
 def test_a_sequence_computes_what_the_uncut_model_does_step_by_step(bench: Callable[[str], Bench], lanes: str) -> None:
     made = bench(lanes)
     assert len({segment.device for segment in made.plan.segments}) == 2
-    uncut = ov.Core().compile_model(made.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    uncut = (
+        openvino_core().compile_model(made.model.ov_model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    )
     with Server([made.executor()]) as server, server.sequence() as sequence:
         for step in range(40):
             expected = uncut.infer(inputs(step))[0]

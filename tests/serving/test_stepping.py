@@ -21,6 +21,7 @@ from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeadlineError, PlaceitError, StateLostError, StateMemoryError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.host import allowed_cores
+from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.devices.kinds import device_kind
@@ -56,7 +57,7 @@ class Plain:
 
     def __init__(self, path: Path) -> None:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        self._request = openvino.Core().compile_model(path, "CPU", exact).create_infer_request()
+        self._request = openvino_core().compile_model(path, "CPU", exact).create_infer_request()
         self._past = 0
 
     def run(self, tokens: Sequence[int]) -> Logits:

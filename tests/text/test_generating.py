@@ -16,6 +16,7 @@ from tokenizers import decoders
 from examples.decoder import TINY
 from placeit.core.errors import ExecutionError, FileError, ModelError, PlacementError, StateMemoryError, UsageError
 from placeit.core.telemetry import import_openvino
+from placeit.devices.openvino import openvino_core
 from placeit.runtime.devices.openvino import OpenVinoDevice
 from placeit.serving.sequence import Sequence as ServedSequence
 from placeit.text.generating import TextModel, Wanted
@@ -51,7 +52,7 @@ def whole(pieces):
 def test_the_most_likely_tokens_are_the_ones_of_the_uncut_model(model):
     options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     request = (
-        openvino.Core().compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", options).create_infer_request()
+        openvino_core().compile_model(model.tokenizer.folder / "openvino_model.xml", "CPU", options).create_infer_request()
     )
     prompt, beams = model.tokenizer.encode("Once"), {"beam_idx": np.zeros(1, np.int32)}
     tokens, _ = generate(lambda inputs: {"logits": request.infer(inputs | beams)["logits"]}, prompt, 20)
