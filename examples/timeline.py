@@ -1,4 +1,4 @@
-"""Draw a trace in the terminal: one row for each device and link, with a letter for each segment and transfer.
+"""Draw a trace in the terminal, in a second: one row for each device and link, a letter for each segment and transfer.
 
 placeit run model.onnx --placement placement.json --trace trace.json
 python -m examples.timeline trace.json

@@ -75,7 +75,7 @@ def test_a_search_on_core_sets_of_pytorch_races_the_whole_model_in_other_runtime
 @pytest.mark.two_cores
 def test_the_best_split_races_in_other_runtimes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    monkeypatch.setattr("placeit.optimizer.wholes._BEHIND", math.inf)
+    monkeypatch.setattr("placeit.optimizer.whole_models._BEHIND", math.inf)
     pair = [f"CPU@{FIRST}", f"CPU@{SECOND}"]
     with Session(NET, pair, example=(X,), policy=STEADY, cache=None) as session:
         found = session.optimize(budget=30, candidates=Candidates("heft", start=alternating(session)))
