@@ -36,9 +36,9 @@ from placeit.workbench.options import Constraints
 
 __all__ = ["Configuration", "Tuned", "tune"]
 
-_SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-"""Rates to try, as shares of the rate at which a configuration serves requests that never pause."""
+_SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # rates to try, over the rate at which requests that never pause are served
 _SEARCH_SHARE = 0.4  # share of the budget for the search for placements
+_PROFILE_SHARE = 0.3  # share of the remaining time for profiles in other precisions
 _MAX_PLACEMENTS = 3  # placements of the search that are tried
 _MAX_SATURATED, _MAX_CONFIGURATIONS = 16, 6  # configurations whose capacity is measured; configurations that get requests
 _STOP_FACTOR = 2.0  # no higher rate is tried in a turn once the latency exceeds the limit by this factor
@@ -231,7 +231,7 @@ def tune(
         for precision in dict.fromkeys(precisions):
             if precision != session.precision:
                 other = stack.enter_context(_in_precision(session, precision))
-                other.profile()
+                other.profile(budget_s=max(0.0, begin + seconds - clock.now()) * _PROFILE_SHARE / len(precisions))
                 trials += _start_servers(other, placements, limit, hosts, stack, checked=False)
         interrupted = _Turns(session, trials, limit, rate, np.random.default_rng(seed), progress).run(begin + seconds)
         done = [one.summed_up(limit) for one in trials]
@@ -362,20 +362,23 @@ class _Turns:
         progress: Progress | None,
     ) -> None:
         self._inputs = session.model.sample_inputs()
-        self._trials, self._limit, self._rate, self._rng, self._progress = trials, limit, rate, rng, progress
+        self._trials, self._limit, self._rate, self._rng = trials, limit, rate, rng
+        self._report: Progress = progress or (lambda *_: None)
 
     def run(self, until: float) -> bool:
-        """Measure at least six turns, and until a time of :func:`placeit.core.clock.now`; return whether Ctrl-C ended it."""
-        begin = clock.now()
+        """Measure turns until a time of :func:`placeit.core.clock.now`, at least one; return whether Ctrl-C ended it."""
+        begin, self._until = clock.now(), until
         opened = [trial for trial in self._trials if trial.server is not None]
         remaining = _best(opened, lambda one: math.inf if one.predicted is None else one.predicted, _MAX_SATURATED)
         window = float(np.clip(_SATURATION_SHARE * (until - begin) / (FEWEST * max(1, len(remaining))), *_TURN_S))
         for turn in range(FEWEST):
             if not all(self._saturate(trial, window) for trial in self._shuffled(remaining)):
                 raise KeyboardInterrupt
-            if turn == FEWEST // 2 - 1:
-                remaining = _best(remaining, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
             self._report("saturating servers", (turn + 1) / FEWEST)
+            if (late := clock.now() > (begin + until) / 2) or turn == FEWEST // 2 - 1:  # requests may take longer than planned
+                remaining = _best(remaining, lambda one: float(np.median(one.capacities)), _MAX_CONFIGURATIONS)
+            if late:
+                break
         rates = {trial: self._rates(trial) for trial in remaining}
         left, count = until - clock.now(), max(1, sum(map(len, rates.values())))
         window = float(np.clip(left / (FEWEST * count), *_TURN_S))
@@ -387,7 +390,7 @@ class _Turns:
                         raise KeyboardInterrupt
                     return True
             self._report("offering requests", (turn + 1) / turns)
-            if turn + 1 >= FEWEST and clock.now() > until:  # turns took longer than planned
+            if clock.now() > until:
                 break
         return False
 
@@ -410,12 +413,12 @@ class _Turns:
         return sorted({*(share * capacity for share in _SHARES), *([] if self._rate is None else [self._rate])})
 
     def _climb(self, trial: _Trial, rates: Sequence[float], seconds: float) -> bool:
-        """Offer requests at ascending rates, until a rate is too high; return False if Ctrl-C ended that."""
+        """Offer requests at ascending rates until one is too high or the time is up; return False if Ctrl-C ended that."""
         assert trial.server is not None  # noqa: S101
         in_flight = sum(one.in_flight for one in trial.server.executors)
         too_high = False
         for rate in rates:
-            if too_high and rate != self._rate:
+            if (too_high and rate != self._rate) or (trial.turns and clock.now() > self._until):
                 continue
             fewest = min(_REQUESTS[0], max(1.0, rate * _MAX_TURN_S))
             requests = int(np.clip(rate * seconds, fewest, _REQUESTS[1]))
@@ -433,10 +436,6 @@ class _Turns:
 
     def _shuffled(self, trials: Sequence[_Trial]) -> list[_Trial]:
         return [trials[k] for k in self._rng.permutation(len(trials))]
-
-    def _report(self, what: str, share: float) -> None:
-        if self._progress is not None:
-            self._progress(what, share)
 
 
 def _best(trials: Sequence[_Trial], capacity: Callable[[_Trial], float], count: int) -> list[_Trial]:

@@ -66,6 +66,8 @@ _LOCATION = b"\n\x08location\x12"
 """First bytes of an entry of external data that names a file."""
 _MAX_VERSION = 1000
 """A version far above all versions of ONNX's operators; there were 26 in 2026."""
+_COUNTED = "", "ai.onnx", "com.microsoft"
+"""Domains of operators whose versions OpenVINO tries, up to the version in the file. The first two are ONNX's own."""
 
 
 def node_names(path: Path) -> set[str]:
@@ -120,15 +122,18 @@ def check_nodes(path: Path) -> None:
         for kind, start, end, fields in _messages(data, _NODES):
             if kind == "operator set":
                 with contextlib.suppress(DecodeError):  # damaged, as OpenVINO will report
-                    version = max(version, OperatorSetIdProto.FromString(data[start:end]).version)
+                    given = OperatorSetIdProto.FromString(data[start:end])
+                    if given.domain in _COUNTED and given.version > _MAX_VERSION:
+                        raise ModelError(
+                            f"{path} uses version {given.version} of ONNX's operators, which does not exist: it is damaged."
+                        )
+                    version = max(version, given.version if given.domain in _COUNTED[:2] else 1)
             elif kind == "node":
                 nodes.append(fields)
-        if version > _MAX_VERSION:
-            raise ModelError(f"{path} uses version {version} of ONNX's operators, which does not exist: it is damaged.")
         for fields in nodes:
             texts = {number: data[a:b].decode(errors="replace") for number, a, b in fields if number in (2, 4, 7)}
             op = texts.get(4, "")
-            if texts.get(7, "") not in ("", "ai.onnx", "com.microsoft"):  # com.microsoft has ops of the same names
+            if texts.get(7, "") not in _COUNTED:  # com.microsoft has ops of the same names
                 continue
             if op not in needs:
                 try:
@@ -137,10 +142,10 @@ def check_nodes(path: Path) -> None:
                     needs[op] = (needed + needed[-1:] * schema.min_input)[: schema.min_input]
                 except defs.SchemaError:
                     needs[op] = []
-            given = [b > a for number, a, b in fields if number == 1]
-            if len(given) < len(needs[op]) or any(need and not has for need, has in zip(needs[op], given, strict=False)):
+            has = [b > a for number, a, b in fields if number == 1]
+            if len(has) < len(needs[op]) or any(need and not one for need, one in zip(needs[op], has, strict=False)):
                 raise ModelError(
-                    f"{path}: op '{texts.get(2, '')}' ({op}) has {sum(given)} inputs and needs at least {len(needs[op])}."
+                    f"{path}: op '{texts.get(2, '')}' ({op}) has {sum(has)} inputs and needs at least {len(needs[op])}."
                 )
 
 

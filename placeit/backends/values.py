@@ -39,12 +39,13 @@ def common(ranges: Iterable[ValueRange]) -> ValueRange | None:
 
 
 def draw(rng: np.random.Generator, allowed: ValueRange, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """Draw integers uniformly, without duplicates along ``distinct_axis`` if the range is large enough."""
-    axis, count = allowed.distinct_axis, allowed.end - allowed.low
-    if axis is not None and axis < len(shape) and shape[axis] <= count:
-        wide = np.broadcast_to(np.arange(allowed.low, allowed.end), (*shape[:axis], *shape[axis + 1 :], count))
+    """Draw integers of a type uniformly, without duplicates along ``distinct_axis`` if the range is large enough."""
+    end = min(allowed.end, np.iinfo(dtype).max + 1) if np.dtype(dtype).kind in "iu" else allowed.end
+    axis, low = allowed.distinct_axis, min(allowed.low, end - 1)
+    if axis is not None and axis < len(shape) and shape[axis] <= end - low:
+        wide = np.broadcast_to(np.arange(low, end), (*shape[:axis], *shape[axis + 1 :], end - low))
         return np.moveaxis(rng.permuted(wide, axis=-1)[..., : shape[axis]], -1, axis).astype(dtype)
-    return rng.integers(allowed.low, allowed.end, shape).astype(dtype)
+    return rng.integers(low, end, shape).astype(dtype)
 
 
 def draw_any(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:

@@ -41,7 +41,8 @@ def explore(search: Search) -> None:
             if not candidates:
                 break
             what = f"exploring {len(candidates)} placement{'s' * (len(candidates) > 1)}"
-            search.race(candidates, what, rounds=_ROUNDS, share=1.0, min_rounds=_ROUNDS, drop_losers=False, anchor=anchor)
+            share = search.share_before_final
+            search.race(candidates, what, rounds=_ROUNDS, share=share, min_rounds=_ROUNDS, drop_losers=False, anchor=anchor)
         results = [search.known[one.name] for one in candidates]
         curve += [value_of(one) for one in results if one.measured is not None]
     search.notes[EXPLORING] = f"measured {len(curve)} placement{'s' * (len(curve) != 1)}"

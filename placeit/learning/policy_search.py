@@ -23,6 +23,7 @@ from placeit.learning.training.stages import SIMULATED, Stage, default_stages
 from placeit.learning.training.valuing import finite_or_nan
 from placeit.measuring.budget import TRIFLE_S
 from placeit.measuring.incumbent import compared
+from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.candidates import Candidate, value_of
 from placeit.optimizer.decision import DECISION_ROUNDS
 from placeit.optimizer.ledger import MEASURING, Item
@@ -205,8 +206,8 @@ def _race(search: Search, name: str, learned: Sequence[Candidate]) -> str:
         racing,
         "racing what was learned",
         rounds=SELECTION_ROUNDS,
-        share=1.0,
-        min_rounds=SELECTION_ROUNDS,
+        share=search.share_before_final,
+        min_rounds=FEWEST,
         drop_losers=False,
         anchor=search.anchor_of(singles, others[0], others[0]),
     )

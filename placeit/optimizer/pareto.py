@@ -167,7 +167,7 @@ def _race(search: Search, races: Races) -> None:
     while len(racing) > 1 and takes(racing) > races.left():
         racing.pop()
     if len(racing) > 1:
-        races.race(racing, "measuring the front", rounds=_ROUNDS, share=1.0, min_rounds=FEWEST, drop_losers=False)
+        races.race(racing, "measuring the front", rounds=_ROUNDS, share=1.0, min_rounds=1, drop_losers=False)
 
 
 def _run_s(search: Search, one: Candidate) -> float:

@@ -23,7 +23,7 @@ from placeit.workbench import Workbench
 
 __all__ = ["Bound", "Load", "Profile", "tell_worth"]
 
-_PROFILE_SHARE = 0.4  # share of the budget that profiling may take
+_PROFILE_SHARE = 0.4  # share of the time left after loading that profiling may take
 _MEMORY_S = 3.0  # seconds that must be left to measure how fast all devices read memory together; that takes a sixth of them
 _LOG = logging.getLogger(__name__)
 
@@ -70,10 +70,9 @@ class Profile(Stage):
 
     def run(self, state: SearchState) -> None:
         """Profile, and stop early if the budget is too short or no split can be faster than a plain device."""
-        seconds = state.goal.budget.seconds
         with state.ledger.on(PROFILING):
             state.session.profile(
-                budget_s=seconds * _PROFILE_SHARE,
+                budget_s=max(0.0, state.deadline - clock.now()) * _PROFILE_SHARE,
                 check=state.session.policy.check_costs,
                 worth=functools.partial(self._is_worth, state),
                 certain=functools.partial(_is_certain, state) if _may_stop(state) else None,

@@ -194,12 +194,13 @@ class Races(Runs):
         found: dict[str, Measurement] = {}
         learned: list[str] = []
         try:
-            if self.duration < math.inf or any(self.known[name].reference is not None for name in runners):
-                race.warm_up()
-                self._withdraw(race, runners, rounds, share)
+            until = clock.now() + max(0.0, self.left() * share)
+            race.warm_up()
+            if self.warmup:
+                self._withdraw(race, runners, until, rounds, min_rounds, anchor)
             race.run(
                 rounds=rounds,
-                budget_s=min(self.duration, max(0.0, self.left() * share)),
+                budget_s=min(self.duration, max(0.0, until - clock.now())),
                 min_rounds=min_rounds,
                 drop_losers=drop_losers,
                 progress=lambda _, done: self.say(what, done),
@@ -242,17 +243,25 @@ class Races(Runs):
         modelled = value if self.objective.has_model else None
         return by, Ran(measurement, by, joules, modelled, inner_s=runner.within(counted), race=len(self.races))
 
-    def _withdraw(self, race: Race, runners: Mapping[str, Runner], rounds: int, share: float) -> None:
-        """Remove references from a race, the slowest first, until there is time for all rounds, by the runs so far."""
-        guests = [name for name in race.running if self.known[name].reference is not None]
-        for name in sorted(guests, key=lambda name: -runners[name].took):
-            if rounds * sum(block_s(runners[one].took, period=self.period) for one in race.running) <= max(
-                0.0, self.left() * share
-            ):
-                break
-            race.withdraw(name)
-            runners[name].deployed.close()
-            self.skip(name, f"a run took {runners[name].took:.3g} s, and there was no time left for {rounds} rounds")
+    def _withdraw(
+        self, race: Race, runners: Mapping[str, Runner], until: float, rounds: int, min_rounds: int, anchor: Candidate | None
+    ) -> None:
+        """Remove candidates from a race until there is time for the others, by the runs so far.
+
+        References leave first, until there is time for all rounds, and then candidates, until there is time for ``min_rounds``;
+        the slowest leave first. The anchor and another candidate stay.
+        """
+        slowest = sorted(race.running, key=lambda name: -runners[name].took)
+        guests = [name for name in slowest if self.known[name].reference is not None]
+        others = [name for name in slowest if name not in guests and (anchor is None or name != anchor.name)]
+        for name in (*guests, *others[: len(slowest) - len(guests) - 2]):
+            wanted = rounds if name in guests else min_rounds
+            round_s = sum(block_s(runners[one].took, period=self.period) for one in race.running)
+            if wanted * round_s > max(0.0, until - clock.now()):
+                race.withdraw(name)
+                runners[name].deployed.close()
+                why = f"a run took {runners[name].took:.3g} s, and there was no time left for {wanted} rounds"
+                self.skip(name, why, late=name not in guests)
 
     def pair(self, found: Mapping[str, Measurement], learned: Sequence[str], anchor: str) -> None:
         """Value candidates by their ratio to the anchor in the same rounds, which cancels drift of the machine."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from placeit.core.errors import DeviceError, FileError, UsageError
 from placeit.core.memory_reads import MemoryReads
-from placeit.measuring.budget import race_s, rounds_within
+from placeit.measuring.budget import TRIFLE_S, race_s, rounds_within
 from placeit.measuring.measure import FAILURES
 from placeit.measuring.statistics import FEWEST
 from placeit.optimizer.book import reason_of
@@ -230,6 +230,12 @@ class Search(Races):
             for rounds, candidates in ((SELECTION_ROUNDS, [*singles, *splits]), (DECISION_ROUNDS, [*singles[:1], *splits[:1]]))
         )
         return select + decide
+
+    @property
+    def share_before_final(self) -> float:
+        """Share of the time left that a race may take, so that selection and decision can follow."""
+        left = max(self.left(), TRIFLE_S)
+        return max(0.0, left - self.final_s()) / left
 
     def finalists(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return the single devices, and the placements over several, that may be the answer, best first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,7 +57,7 @@ _FULL_RUNS, _FULL_RUNS_ALONE = (
 _GOLDEN = 0.618  # step of the phase between blocks (golden ratio), so that phases are spread evenly
 _MIN_BLOCKS, _MAX_BLOCKS = 3, 12  # minimum and maximum number of blocks of each program
 _MIN_RUNS, _MIN_S = 12, 1.0  # runs of a program and total seconds of all blocks after which no further blocks are needed
-_COUNTER_RUNS = 12  # runs of the whole model over which a runtime's counters are averaged
+_COUNTER_RUNS = 12  # maximum runs of the whole model over which a runtime's counters are averaged; at least `_MIN_BLOCKS`
 _LEAST_TIME_BLOCKS, _LEAST_TIME_RUNS = 3, 60  # blocks to find the minimum time of the whole model, and time they need, in runs
 _MIN_PROGRAMS, _GROUPS_PER_PROGRAM = 12, 3  # limit on programs: 12, or a third of the groups if that is more
 _SLOW_S, _SLOW_RATIO = 2.0, 4.0  # compiling is slow if it takes longer than 2 s, and 4 times as long as on the fastest device
@@ -107,9 +108,10 @@ def profile(
         cluster: real devices; links without figures are probed.
         runtime: runs the measurements.
         budget_s: seconds to spend, including compilation. 3 to 12 blocks of each program are run, until their times are steady.
-            The longer devices compile, the fewer groups are cut off. If there is no time for three blocks, each device runs the
-            model with groups cut off one to three times, without load. The costs of load and of reading from other devices are
-            then zero, and the result is not cached. The first run of a program counts only if there is no time for another.
+            The longer devices compile, the fewer groups are cut off. If the time ends before three blocks, fewer count, and the
+            result is not cached. If it is shorter still, each device runs the model with groups cut off one to three times,
+            without load: the costs of load and of reading from other devices are then zero. The first run of a program counts
+            only if there is no time for another.
         cache: cache for results; None for no cache.
         check: whether to run the whole model briefly on each device if costs are cached, and to profile again, with a warning,
             if its time has changed.
@@ -174,6 +176,7 @@ class _Profile:
         self.first_run_s = np.full(self.devices, np.inf)  # seconds of the whole model in its first warm run
         self.time_is_short = False  # there is no time for a full profile
         self.complete = False  # a full profile was measured
+        self.run_s, self.deadline = 0.0, math.inf  # seconds of the whole model on all devices; end of the profile
         free = Costs.zero(self.groups, replace(links.cluster, links=_measured(links.cluster)))
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
@@ -235,6 +238,10 @@ class _Profile:
                 least = self.least(able)
                 if certain(least.core):
                     return least
+            self.run_s, self.deadline = first_run_s, deadline
+            if able and not self._cached_shares:  # the whole model is compiled and run again, with counters
+                able_devices = (self.runtime.cluster.devices[d] for d in devices if whole[d] is not None)
+                deadline -= sum(map(self.runtime.compiler.expected_whole_s, able_devices)) + _MIN_BLOCKS * first_run_s
             left = max(deadline - clock.now(), STEP_S)
             self.time_is_short = left < first_run_s * (_FULL_RUNS if self.devices > 1 else _FULL_RUNS_ALONE)
             if able:  # the time of a segment of several groups is divided by their shares of the whole model
@@ -311,8 +318,7 @@ class _Profile:
         while done < _MAX_BLOCKS and not all(timed.steady for timed in every):
             now, each = clock.now(), spent / max(done, 1)
             enough = spent >= _MIN_S and max(timed.runs for timed in every) >= _MIN_RUNS
-            over = enough or now + each >= deadline
-            if (over and done >= _MIN_BLOCKS) or (done > 0 and now >= deadline):
+            if (enough and done >= _MIN_BLOCKS) or (done > 0 and now + each >= deadline):
                 break
             phase = (0.5 + done * _GOLDEN) % 1
             blocks = [functools.partial(every[i].block, done) for i in random.permutation(len(every))]
@@ -351,7 +357,7 @@ class _Profile:
 
     def _measured_shares(self, d: int) -> NDArray[np.float64]:
         runtime, device = self.runtime, self.runtime.cluster.devices[d]
-        passes = _MIN_BLOCKS if self.time_is_short else _COUNTER_RUNS
+        passes = int(np.clip((self.deadline - clock.now()) / max(self.run_s, 1e-9), _MIN_BLOCKS, _COUNTER_RUNS))
         kind = device_kind(device)
         found = kind.kernels(runtime.model, self.grouping, device, runtime.precision, passes)
         if found is None:

@@ -24,17 +24,17 @@ class Crowd:
     """The connections of a server, of which those without a request give way to new ones.
 
     Args:
-        most: open connections.
+        max_open: maximum number of open connections.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._open, self._heads = most, 0, 0
+    def __init__(self, max_open: int) -> None:
+        self._max_open, self._open, self._heads = max_open, 0, 0
         self._waiting: dict[Connection, None] = {}  # for a request to arrive, the one that waits for longest first
 
     def enter(self) -> None:
         """Count a new connection, and close the one that waits for longest if there are too many."""
         self._open += 1
-        if self._open > self._most and self._waiting:
+        if self._open > self._max_open and self._waiting:
             first = next(iter(self._waiting))
             del self._waiting[first]
             first.transport.abort()
@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, timeout_s: float, max_bytes: int, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
         self.parser: Any = _Parser(self)
-        self._timeout_s, self._most, self._crowd = timeout_s, max_bytes, crowd
+        self._timeout_s, self._max_bytes, self._crowd = timeout_s, max_bytes, crowd
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._bytes, self.head, self._in_head, self._begun = 0, 0, True, False
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
             more = len(piece) if self._begun else -self.head
             self.head += more
             self._crowd.head(more)
-            if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._most):
+            if self._bytes > _HEAD_BYTES + (0 if self._in_head else _SPARE * self._max_bytes):
                 self._leave(b"431 Request Header Fields Too Large")
             if self.transport.is_closing():
                 break

@@ -294,7 +294,7 @@ class _Text:
         self, number: int, model: TextModel, server: Server, prompt: Sequence[int], wanted: Wanted, made: _Made
     ) -> None:
         self._number, self._model, self._server, self._made = number, model, server, made
-        self._sampler, self._stops, self._most = Sampler(wanted.sampling), Stops(wanted.stop), wanted.most
+        self._sampler, self._stops, self._max_tokens = Sampler(wanted.sampling), Stops(wanted.stop), wanted.most
         self._decode = model.tokenizer.decoder(prompt)
         self._tokens, self._past, self.count, self._losses = list(prompt), 0, 0, 0
         self._lock = threading.Lock()
@@ -331,7 +331,7 @@ class _Text:
         if room < 0:  # for what is hidden
             self._reset_state(sequence)
             self._uses_draft = False
-        self._step_start, most = perf_counter(), min(room, (self._most or 0) - self.count - 1)
+        self._step_start, most = perf_counter(), min(room, (self._max_tokens or 0) - self.count - 1)
         drafts = self._uses_draft and len(self._model.stepping) == 1 and self._past == len(self._tokens) - 1
         if draft is None or not drafts or not draft.propose(self._tokens, most, partial(self._continue, sequence)):
             self._read(sequence, ())
@@ -427,7 +427,7 @@ class _Text:
             self._put_piece(Piece(self._stops.rest(), self.count, "stop"))
             return False
         text, stopped = self._stops.pass_on(self._decode(token))
-        if stopped or self.count == self._most:
+        if stopped or self.count == self._max_tokens:
             text = text if stopped else text + self._stops.rest()
             self._put_piece(Piece(text, self.count, "stop" if stopped else "length"))
             return False

@@ -58,7 +58,7 @@ class Trial:
     def __init__(self, before: Sequence[float], *, tail: float, in_flight: int | None = None) -> None:
         self._in_flight = in_flight
         self.before = _tails(before)
-        self._most = tail * _p95_within(before, _DEVIATIONS)
+        self._max_p95 = tail * _p95_within(before, _DEVIATIONS)
         self._others: deque[float] = deque(maxlen=_WINDOW)
         self._explored: Request | None = None  # the request on the candidate that has no partner yet
         self._warmup = WARMUP
@@ -90,7 +90,7 @@ class Trial:
             self._explored = request if self._warmup < 0 else None
             return
         self._others.append(request.seconds)
-        if len(self._others) >= _FEWEST_OTHERS and _p95_within(self._others, -_DEVIATIONS) > self._most:
+        if len(self._others) >= _FEWEST_OTHERS and _p95_within(self._others, -_DEVIATIONS) > self._max_p95:
             self.too_slow = True
             return
         tried = self._explored

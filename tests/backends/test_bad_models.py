@@ -182,6 +182,16 @@ def test_a_version_of_onnx_that_cannot_be(onnx_file):
     refused(path, "version 1099511627776")
 
 
+def test_versions_of_the_operators_of_others_are_no_versions_of_onnx(onnx_file):
+    node = helper.make_node("Slice", ["x"], ["y"], starts=[0], ends=[2], axes=[0])  # it has more inputs from version 10 on
+    path = onnx_file([node], [("x", F, [3])], [("y", F, [2])])
+    model = onnx.load(path)
+    model.opset_import[0].version = 9
+    model.opset_import.extend([helper.make_opsetid("com.ms.internal.nhwc", 22), helper.make_opsetid("com.acme", 2026)])
+    onnx.save(model, path)
+    assert [spec.shape for spec in load(path).outputs] == [(2,)]
+
+
 def test_a_damaged_version_of_operators(onnx_file):
     path = onnx_file([helper.make_node("Relu", ["x"], ["y"])], [("x", F, [3])], [("y", F, [3])])
     good = helper.make_opsetid("", 17).SerializeToString()

@@ -16,6 +16,7 @@ from torch import nn
 
 from placeit.backends.openvino.model import OpenVinoModel, describe
 from placeit.backends.torch import model as torch_backend
+from placeit.backends.values import ValueRange, draw
 from placeit.core.placement import Placement
 from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
@@ -88,6 +89,14 @@ def test_a_scatter_gets_no_place_twice(case: str, axis: int) -> None:
     for seed in SEEDS:
         ordered = np.sort(model.random_inputs(seed)["index"], axis)
         assert (np.diff(ordered, axis=axis) > 0).all()
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_numbers_of_a_small_type_do_not_become_negative(axis: int | None) -> None:
+    drawn = draw(np.random.default_rng(0), ValueRange(0, 1000, axis), (128,), "int8")
+    assert (drawn.dtype, drawn.min() >= 0) == (np.int8, True)
+    assert axis is None or len(np.unique(drawn)) == 128
+    assert draw(np.random.default_rng(0), ValueRange(300, 301), (1,), "uint8") == [255]
 
 
 PASSING: tuple[Callable[[Any], Any], ...] = (

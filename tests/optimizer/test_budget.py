@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from placeit.core import clock
 from placeit.core.address import Address
-from placeit.core.cluster import Cluster, Device, Link
+from placeit.core.cluster import Cluster, Device, Link, Power
 from placeit.devices.host import allowed_cores
 from placeit.measuring.budget import min_budget_s
 from placeit.measuring.incumbent import why_hopeless
+from placeit.optimizer import reporting
 from placeit.optimizer.deployed import Deployed
 from placeit.optimizer.options import Candidates
 from placeit.profiler.cache import Cache
@@ -120,8 +122,9 @@ def test_hopeless_is_more_than_five_times_as_slow() -> None:
     assert why_hopeless(1.0, 0.0, "slower") is None
 
 
+@pytest.mark.parametrize("budget", [12, 16, 24])
 def test_runs_that_take_longer_than_expected_do_not_make_a_search_exceed_its_budget(
-    monkeypatch: pytest.MonkeyPatch, cache: Cache
+    budget: int, monkeypatch: pytest.MonkeyPatch, cache: Cache
 ) -> None:
     now, run = 0.0, Deployed.time
 
@@ -137,5 +140,32 @@ def test_runs_that_take_longer_than_expected_do_not_make_a_search_exceed_its_bud
 
     monkeypatch.setattr(clock, "now", look)
     monkeypatch.setattr(Deployed, "time", slow)
-    found = optimize(inception_like(), slowed(1.0, 1.2, 1.5), candidates=Candidates(placers=("heft",)), budget=14, cache=cache)
-    assert found.spent_s < 1.2 * 14 + 0.5
+    candidates = Candidates(placers=("heft",))
+    found = optimize(inception_like(), slowed(1.0, 1.2, 1.5), candidates=candidates, budget=budget, cache=cache)
+    assert found.spent_s < 1.2 * budget + 0.5
+
+
+def test_a_front_is_measured_within_the_budget_though_runs_take_longer_than_expected(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache
+) -> None:
+    now, seconds, run, find = 0.0, 0.0, Deployed.time, reporting.find_front
+
+    def slow(deployed: Deployed) -> float:
+        nonlocal now
+        now += seconds
+        return run(deployed)
+
+    def front(*args: Any, **options: Any) -> Any:
+        nonlocal now, seconds
+        now, seconds = 9.0, 0.5
+        return find(*args, **options)
+
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr(Deployed, "time", slow)
+    monkeypatch.setattr(reporting, "find_front", front)
+    power = Power(1.0, 10.0)
+    cluster = slowed(1.0, 1.2, 1.5)
+    cluster = Cluster(tuple(replace(device, power=power) for device in cluster.devices), cluster.links)
+    found = optimize(inception_like(), cluster, candidates=Candidates(("heft",), pareto=True), budget=15, cache=cache)
+    assert found.pareto
+    assert now <= 15.5

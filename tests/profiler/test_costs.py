@@ -7,12 +7,14 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
 
+from placeit.core import clock
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError
@@ -24,7 +26,9 @@ from placeit.profiler import costs
 from placeit.profiler.cache import Cache
 from placeit.profiler.costs import profile
 from placeit.profiler.machine_load import MachineLoad
+from placeit.profiler.passes import Calm, Passes
 from placeit.profiler.support import supported
+from placeit.runtime.devices.kernels import Kernel
 from placeit.runtime.runtime import Runtime
 from tests.small_models import inception_like
 
@@ -130,6 +134,35 @@ def test_devices_that_share_cores_are_not_measured_beside_each_other() -> None:
         found = profile(MODEL, COARSE, runtime.cluster, runtime, budget_s=BUDGET_S)
     assert not found.load.any()
     assert (found.core > 0).any(axis=0).all()
+
+
+@pytest.mark.parametrize("budget", [30.0, 40.0, 60.0])
+def test_slow_models_are_profiled_within_the_budget(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, now = on_one_core("a", "b"), 0.0
+
+    def run(passes: Passes, in_row: int) -> float:
+        nonlocal now
+        now += in_row
+        passes._executor.time()
+        return 1.0
+
+    def last_times(passes: Passes) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.linspace(0.0, 1.0, len(passes._executor.plan.segments) + 1)
+        return ends[:-1], ends[1:]
+
+    def kernels(model: Any, grouping: Grouping, device: Device, precision: str, passes: int) -> list[Kernel]:
+        nonlocal now
+        now += passes
+        return [Kernel(tuple(range(len(grouping.graph))), 1.0)]
+
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr(Passes, "_run", run)
+    monkeypatch.setattr(Passes, "_last_times", last_times)
+    monkeypatch.setattr(costs, "device_kind", lambda _: SimpleNamespace(kernels=kernels))
+    with Runtime(MODEL, COARSE, cluster) as runtime:
+        found = profile(MODEL, COARSE, cluster, runtime, budget_s=budget, watch=Calm)
+    assert found.core.sum(axis=0) == pytest.approx([1.0, 1.0], rel=1e-3)
+    assert now <= budget
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
