@@ -17,7 +17,7 @@ def message_fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple
     Args:
         data: holds the message.
         at: offset of the message.
-        end: offset behind it; no field ends behind it.
+        end: offset behind it; a field that would end behind it is invalid.
     """
 
     def varint() -> int:
@@ -47,7 +47,9 @@ def message_fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple
                 start, at = at, at + 4
             case _:
                 return
-        yield tag >> 3, tag & 7, start, min(at, end)
+        if at > end:
+            return
+        yield tag >> 3, tag & 7, start, at
 
 
 def field_head(number: int, size: int) -> bytes:

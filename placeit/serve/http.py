@@ -114,7 +114,10 @@ def application(
         return Response()
 
     async def numbers(request: Request) -> Response:
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, kind = choose_encoder(request.headers.get("accept", ""))
+        except TypeError:  # it asks for a version that is not a number
+            encode, kind = choose_encoder("")
         return Response(await asyncio.to_thread(encode, metrics), media_type=kind)
 
     model = "/v2/models/{model}"

@@ -163,6 +163,7 @@ class Repository:
 
     def _failed(self, key: Key, source: Source, error: Exception) -> None:
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
+        why = why.encode(errors="replace").decode()  # paths may have bytes that are not UTF-8
         self._absent[key], self._tried[key] = why, source.stamp
         _LOG.error("%s is not loaded: %s", source.path, why)
 
@@ -354,6 +355,8 @@ class Repository:
         try:
             async with self._turn:
                 yield
+        except OSError as error:
+            raise RefusedError(Status.FAILED, f"{error.filename} cannot be read: {error.strerror}.") from error
         finally:
             self._waiting -= 1
 

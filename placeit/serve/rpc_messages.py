@@ -97,6 +97,7 @@ def _checked(sent: bytes, kind: Any) -> list[tuple[int, int, int]]:
         kind: its descriptor.
 
     Raises:
+        DecodeError: it has invalid fields, or groups, which the protocol does not have.
         RefusedError: it has too many fields, or too many bytes that are no raw contents.
     """
     count, raw = 0, list[tuple[int, int, int]]()
@@ -115,6 +116,8 @@ def _checked(sent: bytes, kind: Any) -> list[tuple[int, int, int]]:
                 elif field.name == _RAW_IN:
                     raw.append((at, start, stop))
             at = stop
+        if at != end:  # protobuf may read on where message_fields does not, behind a group
+            raise DecodeError
     if len(sent) - sum(stop - start for _, start, stop in raw) > _TYPED_BYTES:
         raise RefusedError(Status.TOO_LARGE, f"At most {_TYPED_BYTES} bytes of a request may be other than raw contents.")
     return raw

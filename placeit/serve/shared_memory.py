@@ -24,7 +24,7 @@ __all__ = ["Part", "Regions"]
 
 _FOLDER: Final = Path("/dev/shm")  # noqa: S108 (where Linux keeps what shm_open opens)
 _MOST: Final = 256  # regions, as each keeps a file open
-_LONGEST: Final = 255  # bytes of a name
+_LONGEST: Final = 255  # characters of the name of a region
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,10 @@ class Regions:
             raise invalid("A region needs the text 'key', and whole numbers for 'byte_size' and 'offset'.")
         assert isinstance(offset, int) and isinstance(size, int)  # noqa: S101, PT018
         file = key.lstrip("/")
-        if not file or file in (".", "..") or "/" in file or "\0" in file or max(len(name), len(key)) > _LONGEST:
+        if not file or file in (".", "..") or "/" in file or "\0" in file:
             raise invalid(f"'{key}' does not name an object of shared memory: give its name, as in '/name'.")
+        if len(name) > _LONGEST:
+            raise invalid(f"The name of a region has at most {_LONGEST} characters.")
         try:
             opened = os.open(_FOLDER / file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, UnicodeEncodeError) as error:

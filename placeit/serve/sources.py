@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, TypeAlias
 from placeit.backends.bundle.files import stamp
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.placement import Placement
+from placeit.core.records import parsed
 from placeit.serve.served_model import ServedModel
 from placeit.serving.server import Server
 from placeit.session import Session
@@ -88,7 +88,7 @@ class Planned(Source):
         """
         before, what = self.placement, f"The placement for '{self.entry.name}'"
         try:
-            data = json.loads(text)
+            data = parsed(text)
         except ValueError as error:
             raise PlacementError(f"{what} is not JSON: {error}.") from None
         Placement.from_dict(data if isinstance(data, dict) else {}, what).save(self.file)

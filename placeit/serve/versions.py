@@ -40,7 +40,7 @@ class Models:
         """Return a model by its name and version, or in its newest version if that is empty. Raises RefusedError."""
         versions = self._models.get(name)
         if not versions:
-            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self._models)}.")
+            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self._models) or 'none'}.")
         known = next(iter(versions.values())).versions
         if version not in ("", *known):
             raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has {_names(known)}.")

@@ -206,7 +206,11 @@ def test_a_plan_is_applied_to_a_running_server_and_no_request_is_lost(
         wrong.write_text(wrong.read_text().replace("name: four", f"name: {name}"))
         done = cli("apply", wrong, "--to", url)
         assert (done.exit_code, say in " ".join(done.stdout.split())) == (1, True), done.stdout
-    for config, say in (("{}", "has a list 'devices' of names"), (3, "is the content of a placement's file")):
+    for config, say in (
+        ("{}", "has a list 'devices' of names"),
+        (3, "is the content of a placement's file"),
+        ("[" * 50_000, "is not JSON: it is nested too deep"),
+    ):
         status, answer = process.ask(path="/v2/repository/models/two/load", body={"parameters": {"config": config}})
         assert (status, say in answer["error"]) == (400, True), answer
     on(models / "one" / "model.onnx", cores, cores[0], first.parent / "one.json")

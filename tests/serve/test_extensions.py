@@ -97,6 +97,7 @@ def test_tensors_in_shared_memory_are_read_and_written_there(client: Any, protoc
             ("some", key, 128, "The region 'some' is registered already"),
             ("more", key, 1 << 40, rf"has 256 bytes, and not {1 << 40}"),
             ("more", "../etc/passwd", 8, "does not name an object of shared memory"),
+            ("x" * 256, key, 8, "The name of a region has at most 255 characters"),
             ("more", "/placeit-no-such", 8, "cannot be opened: No such file"),
         ):
             with pytest.raises(InferenceServerException, match=said):
@@ -259,6 +260,7 @@ def test_metrics_have_the_names_of_triton_too(network: Callable[..., NetworkServ
     assert 'nv_inference_pending_request_count{model="types",version="1"} 0.0' in page
     (spent,) = re.findall(r"nv_inference_compute_infer_duration_us{.*} (.*)", page)
     assert float(spent) > 0
+    assert call(made, "/metrics", Accept="text/plain;version=x")[0] == 200  # not a version
 
 
 def test_null_stands_for_what_is_left_out_and_priorities_are_numbers(network: Callable[..., NetworkServer]) -> None:

@@ -309,8 +309,10 @@ def test_what_is_wrong_with_a_call_is_said(made: NetworkServer) -> None:
             assert (what, error.code().name) == (what, code)
             assert re.search(said, error.details()), (what, error.details())
         garbage = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*no ModelInferRequest in protobuf"):
-            garbage(b"\xff" * 100, timeout=60)
+        cut_short, behind_group = b"\x3a" + b"\xff" * 8 + b"\x7f" + bytes(1 << 15), b"\x0b\x0c" + b"\x2a\x00" * (1 << 14)
+        for message in (b"\xff" * 100, cut_short, behind_group):
+            with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*no ModelInferRequest in protobuf"):
+                garbage(message, timeout=60)
         bomb = changed(lambda request: request.raw_input_contents.append(bytes(1 << 26)))
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
             stub.ModelInfer(bomb, timeout=60, compression=grpc.Compression.Gzip)

@@ -48,8 +48,8 @@ def serve(opened: tuple[Session, Placement], tmp_path: Path) -> Iterator[Serve]:
 
     with contextlib.ExitStack() as stack:
 
-        def make(*fixed: ServedModel, **options: Any) -> tuple[NetworkServer, Repository]:
-            repository = Repository(opener, tmp_path, every_s=0.02, **options)
+        def make(*fixed: ServedModel, folder: Path = tmp_path, **options: Any) -> tuple[NetworkServer, Repository]:
+            repository = Repository(opener, folder, every_s=0.02, **options)
             stack.callback(repository.close)
             repository.open_folder()
             return stack.enter_context(NetworkServer(fixed, Options(port=0, grpc_port=0), repository)), repository
@@ -106,6 +106,8 @@ def test_clients_load_and_unload(serve: Serve, tmp_path: Path, kind: str) -> Non
         client.unload_model("types")
         assert states(network)["types", "1"] == ("UNAVAILABLE", "it was unloaded")
         assert infer(network, "types") == 404
+        client.unload_model("later")
+        assert call(network, "/v2/models/types")[1]["error"] == "There is no model 'types' here; there are none."
         client.load_model("types")
         assert infer(network, "types") == 200
         for name, said in (
@@ -154,6 +156,26 @@ def test_what_fails_for_any_reason_is_said_once_and_the_rest_is_followed(
         "UnicodeDecodeError",
         "FileNotFoundError",
     ]
+
+
+def test_clients_are_told_that_the_folder_has_gone(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "types.placeit").touch()
+    network, _ = serve(control=True)
+    away = tmp_path.rename(tmp_path.with_name("gone"))
+    for change in ("load", "unload"):
+        status, answer, _ = call(network, f"/v2/repository/models/types/{change}", "")
+        assert (status, answer["error"]) == (500, f"{tmp_path} cannot be read: No such file or directory.")
+    assert infer(network, "types") == 200
+    away.rename(tmp_path)
+    assert call(network, "/v2/repository/models/types/load", "")[0] == 200
+
+
+def test_models_are_listed_though_a_reason_has_characters_of_no_text(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "bad.placeit").write_text("damaged")
+    network, _ = serve(folder=folder, control=True)
+    assert states(network)["bad", "1"] == ("UNAVAILABLE", f"{tmp_path}/?/bad.placeit is damaged.")
 
 
 def test_statistics_and_metrics_go_on_when_a_model_is_loaded_anew(serve: Serve, tmp_path: Path) -> None:
