@@ -26,8 +26,7 @@ Choice: TypeAlias = tuple[int, ...]
 Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
-_MIN_REQUESTS = 100  # requests of the model with the lowest rate in a simulation
-_MAX_REQUESTS = 4000  # requests of all models in a simulation, to be multiplied by `Predictor.length`
+_FEWEST = 5  # requests of each model in a simulation
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
@@ -44,7 +43,8 @@ class Predictor:
             option has to save 5 % of the weighted latency. None if nothing is served.
         slowdown: factor by which models on other devices slow a model; None if they do not.
         waits: for each model, the seconds to add to the simulated percentiles 50, 95 and 99, ``float64[3]``; empty for none.
-        length: factor on the largest number of requests that are simulated.
+        requests: number of simulated requests of the model with the lowest rate, and the most of all models. A 95th percentile
+            of 200 requests is off by 15 % on devices that are half busy, of 3000 by 3 %.
     """
 
     workload: Workload
@@ -54,14 +54,14 @@ class Predictor:
     now: Sequence[int | None] | None = None
     slowdown: Slowdown | None = None
     waits: Sequence[NDArray[np.float64]] = ()
-    length: float = 1.0
+    requests: tuple[int, int] = (200, 4000)
 
     def __post_init__(self) -> None:
         self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
         pairs = list(zip(self.workload, fastest, strict=True))
         rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in pairs]
-        self._seconds = min(_MIN_REQUESTS / min(rates), self.length * _MAX_REQUESTS / sum(rates))
+        self._seconds = min(self.requests[0] / min(rates), self.requests[1] / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
             entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
             for number, (entry, each) in enumerate(pairs)
@@ -72,8 +72,8 @@ class Predictor:
 
         A rare model gets additional requests, so that its percentiles mean something, for a small share of a device's time.
         """
-        wanted = min(_MIN_REQUESTS / 5, _RARE_SHARE * self._seconds / max(each, 1e-9))
-        count = max(_MIN_REQUESTS // 20, math.ceil(max(rate * self._seconds, wanted)))
+        wanted = min(self.requests[0] / 5, _RARE_SHARE * self._seconds / max(each, 1e-9))
+        count = max(_FEWEST, math.ceil(max(rate * self._seconds, wanted)))
         return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
 
     def chosen(self, choice: Choice) -> list[Option]:

@@ -38,7 +38,7 @@ _WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for 
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
-_LONGER = 2.5  # factor on the requests that are simulated for the predictions that are shown
+_SHOWN = (3000, 12_000)  # requests that are simulated for the predictions that are shown (`Predictor.requests`)
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
@@ -290,7 +290,7 @@ def optimize_workload(
         waits = measure_waits(sessions, workload, options, until=until, seed=seed)
         predict = Predictor(workload, options, memory, seed, now if served else None, interference, waits)
         ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
-        predict, joint = replace(predict, length=_LONGER), next(iter(ways.values()))
+        predict, joint = replace(predict, requests=_SHOWN), next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False

@@ -17,12 +17,13 @@ from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelE
 from placeit.devices.host import allowed_cores
 from placeit.serving.load_run import offer_all
 from placeit.session import Session
-from placeit.simulator.load import constant_arrivals
+from placeit.simulator.load import constant_arrivals, poisson_arrivals
 from placeit.workload import measuring
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.optimize import optimize_workload
 from tests.schema_check import check_schema
 from tests.serving.test_batching import saved
+from tests.simulator.test_replicas import of_two_queues
 from tests.steady import STEADY
 from tests.workload.nets import described, net, write_workload
 
@@ -57,6 +58,21 @@ def test_the_model_that_can_goes_to_the_slower_device(models: Path) -> None:
     assert again.best.predicted[1].p95 == pytest.approx(found.best.predicted[1].p95, rel=0.01)
     data = {"schema": "placeit.workload/1", **found.to_dict(), "workload_file": None}
     check_schema(json.loads(json.dumps(data)), "placeit.workload/1")
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5])
+def test_predicted_percentiles_agree_with_a_direct_simulation_of_two_queues(models: Path, load: float) -> None:
+    net(models, "middle", 64, 3)
+    rates = load / 2 / 0.1106, load / 2 / 0.0493  # each model keeps the device busy for half of the load
+    big, middle = (f"model: {name}/model.onnx, name: {name}, rate: " for name in ("big", "middle"))
+    path = write_workload(models, f"{big}{rates[0]}", f"{middle}{rates[1]}")
+    found = optimize_workload(path, described(only=1e6), budget=1, cache=None).best
+    alone = [option.seconds for option in found.options]
+    assert np.dot(alone, rates) == pytest.approx(load, rel=0.01)
+    arrivals = [poisson_arrivals(rate, round(2e4 * rate), seed=seed) for seed, rate in enumerate(rates)]
+    waited = [ended - times for ended, times in zip(of_two_queues(alone, arrivals), arrivals, strict=True)]
+    expected = [float(np.percentile(each, 95)) for each in waited]
+    assert [point.p95 for point in found.predicted] == pytest.approx(expected, rel=0.06)
 
 
 def test_what_serves_now_is_left_only_for_what_pays(models: Path) -> None:
