@@ -35,14 +35,13 @@ class Predictor:
     """Predicts the latencies of all models by simulation, with the same arrivals for all choices.
 
     Args:
-        workload: the models.
+        workload: the models; their waits are added to the simulated latencies.
         options: the options of each model.
         memory: bytes of weights that each device can hold, by name.
         seed: seed of the arrivals.
         now: index of the option that serves each model now, None for a model that is not served. Each model that leaves its
             option has to save 5 % of the weighted latency. None if nothing is served.
         slowdown: factor by which models on other devices slow a model; None if they do not.
-        waits: for each model, the seconds to add to the simulated percentiles 50, 95 and 99, ``float64[3]``; empty for none.
         requests: number of simulated requests of the model with the lowest rate, and the most of all models. A 95th percentile
             of 200 requests is off by 15 % on devices that are half busy, of 3000 by 3 %.
     """
@@ -53,7 +52,6 @@ class Predictor:
     seed: int = 0
     now: Sequence[int | None] | None = None
     slowdown: Slowdown | None = None
-    waits: Sequence[NDArray[np.float64]] = ()
     requests: tuple[int, int] = (200, 4000)
 
     def __post_init__(self) -> None:
@@ -96,13 +94,13 @@ class Predictor:
             streams = [Stream(option.replicas, times, priority, entry.name) for entry, option, times, priority in models]
             flights = serve_streams(streams, until=self._seconds, slowdown=self.slowdown)
             points = []
-            waits = self.waits or [np.zeros(3)] * len(options)
-            for entry, option, (arrived, _, ended), wait in zip(self.workload, options, flights, waits, strict=True):
+            for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
                 pending = int((ended > arrived[-1]).sum())
                 up = entry.rate is None or pending <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
                 latencies = np.sort(ended - arrived) + option.host
+                wait = self.workload.waits.get(entry.name, (0.0, 0.0, 0.0))
                 latencies += np.interp(np.linspace(0.0, 100.0, len(ended)), (50.0, 95.0, 99.0), wait)
                 points.append(OperatingPoint.of(rate, [(latencies, up)], entry.limited))
             self._cache[choice] = tuple(points)

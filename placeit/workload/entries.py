@@ -98,6 +98,8 @@ class Workload:
         entries: the models, at least one.
         path: the file that it was read from; None if it was not read from a file.
         slowdowns: measured factors by which pairs of models slow each other.
+        waits: by the name of a model, measured seconds that its requests wait beside the simulated work, at the percentiles 50,
+            95 and 99.
 
     Raises:
         UsageError: there is no model, there are more than 1000 models, or two models have the same name.
@@ -106,6 +108,7 @@ class Workload:
     entries: tuple[Entry, ...]
     path: Path | None = None
     slowdowns: tuple[Pair, ...] = ()
+    waits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -129,15 +132,17 @@ class Workload:
             WorkloadError: the file has an error; the message names the file, the line and the key.
         """
         reader = EntryReader(Path(path))
-        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns"), ("models",))
+        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns", "waits"), ("models",))
         slowdowns = reader.items(top["slowdowns"], "'slowdowns'") if "slowdowns" in top else ()
         pairs = tuple(reader.pair(node, f"slowdowns[{number}]") for number, node in enumerate(slowdowns))
+        waits = reader.mapping(top["waits"], "'waits'") if "waits" in top else {}
+        times = {name: reader.wait(node, f"'waits.{name}'") for name, node in waits.items()}
         keys, entries = [_RENAMED.get(field.name, field.name) for field in fields(Entry)], list[Entry]()
         for number, node in enumerate(reader.items(top["models"], "'models'")):
             name = f"models[{number}]"
             entries.append(reader.entry(node, name, reader.mapping(node, f"'{name}'", keys, ("model",))))
         try:
-            return cls(tuple(entries), Path(path), pairs)
+            return cls(tuple(entries), Path(path), pairs, times)
         except UsageError as error:
             raise WorkloadError(f"{path}: {error}") from None
 
@@ -206,8 +211,9 @@ class Workload:
             values |= {key: os.path.relpath(value, path.parent) for key, value in values.items() if isinstance(value, Path)}
             models.append({_RENAMED.get(key, key): value for key, value in values.items() if value is not None})
         slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
-        file = {"models": models} | ({"slowdowns": slowdowns} if slowdowns else {})
-        write_text(path, yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=math.inf))
+        waits = {name: [*times] for name, times in self.waits.items()}
+        measured = {key: values for key, values in (("slowdowns", slowdowns), ("waits", waits)) if values}
+        write_text(path, yaml.safe_dump({"models": models} | measured, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
 def search_factor(is_kept: Callable[[float], bool], max_factor: float) -> float:
@@ -260,6 +266,13 @@ class EntryReader(StrictYaml):
         if not len(models) == len(devices) == len(factors) == 2 or max(factors) > _MAX_SLOWDOWN:
             self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_MAX_SLOWDOWN:g} at most")
         return Pair(models, devices, factors)
+
+    def wait(self, node: Node, entry: str) -> tuple[float, float, float]:
+        """Read the measured waits of a model."""
+        times = [self.quantity(time, entry, "time") for time in self.items(node, entry)]
+        if len(times) != 3:
+            self.fail(node, f"{entry} does not have three times, at the percentiles 50, 95 and 99")
+        return times[0], times[1], times[2]
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
         """Read a limit on latency."""

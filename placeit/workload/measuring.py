@@ -166,7 +166,7 @@ def measure_slowdowns(
 
 def measure_waits(
     sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
-) -> list[NDArray[np.float64]]:
+) -> dict[str, tuple[float, float, float]]:
     """Measure how much longer requests to each model alone, at a light load, take than in a simulation of them.
 
     The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
@@ -180,14 +180,14 @@ def measure_waits(
         seed: seed of the arrivals.
 
     Returns:
-        The differences of the percentiles 50, 95 and 99, ``float64[3]`` seconds, at least 0; 0 for a model that there is no
-        time to measure.
+        The differences of the percentiles 50, 95 and 99 by the name of the model, seconds, at least 0; without models that
+        there is no time to measure.
 
     Raises:
         ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C.
     """
-    waits = [np.zeros(3) for _ in workload]
+    waits = {}
     for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
         seconds = (until - clock.now()) / (len(workload) - k)
         if seconds * _LIGHT < _ALONE[0] * own.seconds:
@@ -203,7 +203,8 @@ def measure_waits(
         (flights,) = serve_streams([Stream(own.replicas, times)])
         each = served.latencies + own.transfer_s, flights.ended - flights.arrived + own.host
         measured, simulated = (np.percentile(latencies, (50, 95, 99)) for latencies in each)
-        waits[k] = np.maximum(measured - simulated, 0.0)
+        p50, p95, p99 = np.maximum(measured - simulated, 0.0).tolist()
+        waits[entry.name] = p50, p95, p99
     return waits
 
 

@@ -111,7 +111,7 @@ def test_a_factor_on_the_least_and_the_highest_rates_is_found_as_well(rate: floa
 def test_measured_waits_are_added_to_the_simulated_percentiles() -> None:
     options, load = [[option(0.01, "d")]], workload(10.0, limit=0.03)
     plain = Predictor(load, options, {})((0,))[0]
-    waiting = Predictor(load, options, {}, waits=[np.array([0.001, 0.02, 0.03])])((0,))[0]
+    waiting = Predictor(replace(load, waits={"m0": (0.001, 0.02, 0.03)}), options, {})((0,))[0]
     found = np.subtract([waiting.p50, waiting.p95, waiting.p99], [plain.p50, plain.p95, plain.p99])
     assert found == pytest.approx([0.001, 0.02, 0.03], abs=1e-3)
     assert (plain.kept, waiting.kept) == (True, False)

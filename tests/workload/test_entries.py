@@ -46,9 +46,10 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     )
     slowdowns = (Pair(("a.b-c", "d"), ("CPU@0", "edge1/CPU"), (1.25, 0.875)),)
-    Workload(entries, slowdowns=slowdowns).save(tmp_path / "w.yaml")
+    waits = {"a.b-c": (0.0, 1 / 3, 1e-7)}
+    Workload(entries, slowdowns=slowdowns, waits=waits).save(tmp_path / "w.yaml")
     found = Workload.load(tmp_path / "w.yaml")
-    assert (found.entries, found.slowdowns) == (entries, slowdowns)
+    assert (found.entries, found.slowdowns, found.waits) == (entries, slowdowns, waits)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,9 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
             "does not have two models",
         ),
         ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b], slowdown: [2, 1e9]}]", "1000 at most"),
+        ("models: [{model: m, rate: 1}]\nwaits: [1, 2, 3]", "line 2: 'waits' is not a mapping"),
+        ("models: [{model: m, rate: 1}]\nwaits: {m: [1ms, 2ms]}", "'waits.m' does not have three times"),
+        ("models: [{model: m, rate: 1}]\nwaits: {m: [1, -2, 3]}", "'waits.m': '-2' is negative"),
         ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
     ],
 )
