@@ -29,6 +29,7 @@ _MAX_IN_FLIGHT = 64  # requests of one model that are under way
 _MAX_MODELS = 1000  # models of a workload
 _MIN_RATE, _MAX_RATE = 1e-12, 1e12  # of rates and weights; sums of much larger numbers overflow
 _MAX_SLOWDOWN = 1000.0  # factor by which a model slows another one
+_MAX_WAIT = 1e9  # seconds
 MAX_FACTOR = 8.0
 """The largest factor on rates that is tried."""
 
@@ -270,8 +271,8 @@ class EntryReader(StrictYaml):
     def wait(self, node: Node, entry: str) -> tuple[float, float, float]:
         """Read the measured waits of a model."""
         times = [self.quantity(time, entry, "time") for time in self.items(node, entry)]
-        if len(times) != 3:
-            self.fail(node, f"{entry} does not have three times, at the percentiles 50, 95 and 99")
+        if len(times) != 3 or max(times) > _MAX_WAIT:
+            self.fail(node, f"{entry} does not have three times of at most {_MAX_WAIT:g} s, at the percentiles 50, 95 and 99")
         return times[0], times[1], times[2]
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
@@ -297,7 +298,9 @@ class EntryReader(StrictYaml):
 
     def file(self, node: Node, entry: str) -> Path:
         """Read a path that is relative to the folder of the file."""
-        return self.path.parent / self.text(node, entry)
+        if not (text := self.text(node, entry)):
+            self.fail(node, f"{entry} is empty; it must be a path")
+        return self.path.parent / text
 
     def names(self, node: Node, entry: str) -> tuple[str, ...]:
         """Read the names of at least one device, each once."""
