@@ -58,7 +58,7 @@ class Predictor:
         self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
         pairs = list(zip(self.workload, fastest, strict=True))
-        rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in pairs]
+        rates = [entry.rate_at(each) for entry, each in pairs]
         self._seconds = min(self.requests[0] / min(rates), self.requests[1] / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
             entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
@@ -165,10 +165,8 @@ def _changes(predict: Predictor, choice: Choice) -> Iterator[Choice]:
 
 def _greedy(predict: Predictor) -> Choice:
     """Return a choice that gives each model, the busiest first, the option with which the busiest device is least busy."""
-    demand = [
-        (entry.rate or entry.in_flight or 1) * own[0].seconds
-        for entry, own in zip(predict.workload, predict.options, strict=True)
-    ]
+    alone = [own[0].seconds for own in predict.options]
+    demand = [entry.rate_at(seconds) * seconds for entry, seconds in zip(predict.workload, alone, strict=True)]
     busy: dict[str, float] = {}
     choice = [0] * len(demand)
     for k in sorted(range(len(demand)), key=lambda k: -demand[k]):
@@ -189,7 +187,7 @@ def device_use(option: Option, entry: Entry) -> dict[str, float]:
 
     A model with a number of requests under way counts as if each took the time of a request alone.
     """
-    rate = entry.rate if entry.rate is not None else (entry.in_flight or 1) / option.seconds
+    rate = entry.rate_at(option.seconds)
     busy: dict[str, float] = {}
     speeds = [
         1 / max(one.scale * float(one.problem.compute[range(len(one.placement)), one.placement].sum()), 1e-12)

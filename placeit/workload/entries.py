@@ -85,6 +85,10 @@ class Entry:
         """The limit; without one, an infinite limit on the 95th percentile."""
         return LatencyLimit(95, math.inf) if self.limit is None else self.limit
 
+    def rate_at(self, seconds: float) -> float:
+        """Return its requests per second; of a number of requests under way, if each takes ``seconds``."""
+        return self.rate if self.rate is not None else (self.in_flight or 1) / max(seconds, 1e-9)
+
     @property
     def load(self) -> str:
         """How its requests come, in words."""
@@ -173,8 +177,8 @@ class Workload:
 
     def used(self) -> list[str]:
         """Return the names of the devices that its placements use. Raises UsageError, FileError or PlacementError."""
-        counts = [Placement.load(entry.placement).counts() for entry in self.placed() if entry.placement is not None]
-        return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
+        placements = [Placement.load(entry.placement) for entry in self.placed() if entry.placement is not None]
+        return list(dict.fromkeys(name for placement in placements for name in placement.used))
 
     def scaled(self, factor: float) -> Self:
         """Return a workload with all rates multiplied by a factor, and clipped to the range of valid rates."""

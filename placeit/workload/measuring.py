@@ -85,10 +85,7 @@ def measure_choices(
                     servers[model, number] = stack.enter_context(server)
         inputs = [session.model.sample_inputs() for session in sessions]
         longest = [max(options[model][choice[model]].seconds for choice in choices.values()) for model in range(len(options))]
-        intervals = [
-            1 / entry.rate if entry.rate is not None else seconds / (entry.in_flight or 1)
-            for entry, seconds in zip(workload, longest, strict=True)
-        ]
+        intervals = [1 / entry.rate_at(seconds) for entry, seconds in zip(workload, longest, strict=True)]
         few_s, many_s = (number * max(intervals) for number in _REQUESTS)
         share = (until - clock.now()) / (FEWEST * len(choices))
         turn_s = float(np.clip(share, max(_TURN_S[0], min(_TURN_S[1], few_s)), max(min(_TURN_S[1], many_s), few_s, _TURN_S[0])))
