@@ -26,7 +26,9 @@ Choice: TypeAlias = tuple[int, ...]
 Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
+_FEW_REQUESTS = (200, 4000)  # `Predictor.requests` while many choices are compared
 _FEWEST = 5  # requests of each model in a simulation
+_MIN_RATE = 1e-6  # requests per second in a simulation, which keeps its times below 1e10 s, and so precise
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
@@ -52,13 +54,13 @@ class Predictor:
     seed: int = 0
     now: Sequence[int | None] | None = None
     slowdown: Slowdown | None = None
-    requests: tuple[int, int] = (200, 4000)
+    requests: tuple[int, int] = (3000, 12_000)
 
     def __post_init__(self) -> None:
         self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
         pairs = list(zip(self.workload, fastest, strict=True))
-        rates = [entry.rate_at(each) for entry, each in pairs]
+        rates = [max(entry.rate_at(each), _MIN_RATE) for entry, each in pairs]
         self._seconds = min(self.requests[0] / min(rates), self.requests[1] / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
             entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
@@ -135,12 +137,19 @@ def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -
 def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf) -> Choice:
     """Find a good choice by local search: change the option of one model, or of two, until no change is better.
 
+    The search is done with few simulated requests first, and then from there with all of them, as long as there is time.
+
     Args:
         predict: predicts latencies.
         starts: choices to start from, besides the greedy one.
         until: time, by :func:`placeit.core.clock.now`, at which the best choice so far is returned.
     """
-    best = min([*starts, _greedy(predict)], key=predict.rank)
+    few = replace(predict, requests=min(predict.requests, _FEW_REQUESTS))
+    return _improve(predict, [_improve(few, [*starts, _greedy(predict)], until), *starts], until)
+
+
+def _improve(predict: Predictor, starts: Sequence[Choice], until: float) -> Choice:
+    best = min(starts, key=predict.rank)
     better: Choice | None = best
     while better is not None:
         best, better = better, None

@@ -38,7 +38,6 @@ _WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for 
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
-_SHOWN = (3000, 12_000)  # requests that are simulated for the predictions that are shown (`Predictor.requests`)
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
@@ -292,7 +291,7 @@ def optimize_workload(
         workload = replace(workload, slowdowns=interference.pairs, waits=waits)
         predict = Predictor(workload, options, memory, seed, now if served else None, interference)
         ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
-        predict, joint = replace(predict, requests=_SHOWN), next(iter(ways.values()))
+        joint = next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False

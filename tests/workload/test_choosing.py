@@ -51,11 +51,21 @@ def test_a_choice_is_about_as_good_as_the_best_of_all(seed: int) -> None:
         seconds = rng.uniform(0.002, 0.02, len(names))
         options.append([option(each, name) for each, name in zip(seconds, names, strict=True)])
         options[-1].append(option(seconds.mean(), *names[:2]))
-    predict = Predictor(workload(*rng.uniform(10, 60, 3), limit=0.03), options, {}, seed=seed)
+    predict = Predictor(workload(*rng.uniform(10, 60, 3), limit=0.03), options, {}, seed=seed, requests=(200, 4000))
     best = min(predict.rank(choice) for choice in itertools.product(range(4), repeat=3))
     found = predict.rank(choose(predict, [(0, 0, 0)]))
     assert found[0] == best[0]
     assert found[2] <= 1.05 * best[2]
+
+
+def test_a_choice_that_is_best_for_few_requests_is_improved_with_more() -> None:
+    rng = np.random.default_rng(6)
+    seconds = rng.uniform(0.002, 0.02, (3, 2))
+    options = [[option(one, "a"), option(other, "b"), option((one + other) / 2, "a", "b")] for one, other in seconds.tolist()]
+    load = workload(*(rng.uniform(0.3, 0.5, 3) / seconds.mean(axis=1)), limit=0.06)
+    few = choose(Predictor(load, options, {}, seed=6, requests=(200, 4000)), [(0, 0, 0)])
+    predict = Predictor(load, options, {}, seed=6)
+    assert predict.rank(choose(predict, [(0, 0, 0)])) < predict.rank(few)
 
 
 def test_a_choice_ends_at_its_time() -> None:
