@@ -75,8 +75,7 @@ def apply(
                 if not reports:
                     raise
                 unreachable, error = True, f"{failure} The model may have been moved: apply the workload again."
-            devices = [device for device, ops in placement.counts().items() if ops]
-            reports.append({"name": name, "outcome": outcome, "devices": devices, "error": error})
+            reports.append({"name": name, "outcome": outcome, "devices": placement.used, "error": error})
     failed = [f"{report['name']}: {report['error']}" for report in reports if report["error"] is not None]
     counts = {outcome: sum(report["outcome"] == outcome for report in reports) for outcome in ("moved", "loaded", "unchanged")}
     answer = "; ".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count), *failed]).strip("; ")

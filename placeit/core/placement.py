@@ -110,6 +110,11 @@ class Placement:
         return dict(zip(self.device_names, counts, strict=True))
 
     @property
+    def used(self) -> list[str]:
+        """The names of the devices that have ops, replicas included."""
+        return [device for device, ops in self.counts().items() if ops]
+
+    @property
     def ops_by_device(self) -> str:
         """The number of ops on each device that has ops, as text: ``CPU@0 120, CPU@1 58``."""
         return ", ".join(f"{device} {ops}" for device, ops in self.counts().items() if ops)

@@ -51,7 +51,9 @@ class StrictYaml:
         except yaml.MarkedYAMLError as error:
             problem = " ".join(part for part in (error.context, error.problem) if part)
             raise self.error(f"{self._where(error.problem_mark)}: not valid YAML: {problem}.") from None
-        except (yaml.YAMLError, RecursionError) as error:
+        except RecursionError:
+            raise self.error(f"{self.path}: not valid YAML: it is nested too deeply.") from None
+        except yaml.YAMLError as error:
             raise self.error(f"{self.path}: not valid YAML: {' '.join(str(error).split())}.") from None
         if node is None:
             raise self.error(f"{self.path} is empty.")

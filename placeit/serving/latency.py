@@ -85,9 +85,15 @@ class OperatingPoint:
 
     @classmethod
     def of(cls, rate: float, turns: Sequence[tuple[NDArray[np.float64], bool]], limit: LatencyLimit) -> Self:
-        """Sum up turns: the latencies of each, ``float64[R]`` seconds, and whether the server kept up with the arrivals."""
+        """Sum up turns: the latencies of each, ``float64[R]`` seconds, and whether the server kept up with the arrivals.
+
+        Percentiles of turns are estimated so that their median is right for few requests, too (Hyndman and Fan 1996, type 8).
+        """
         each = np.array(
-            [np.percentile(latencies, (50, 95, 99)) if len(latencies) else (math.inf,) * 3 for latencies, _ in turns]
+            [
+                np.percentile(latencies, (50, 95, 99), method="median_unbiased") if len(latencies) else (math.inf,) * 3
+                for latencies, _ in turns
+            ]
         )
         p50, p95, p99 = (float(value) for value in np.median(each, axis=0))
         limited = each[:, {50: 0, 95: 1, 99: 2}[limit.percentile]]

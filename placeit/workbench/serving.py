@@ -98,8 +98,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
     begin = perf_counter()
     placements = [Prepared.of(session, one) for one in placement.every]
     leaving, new = server.executors, executors(placements, in_flight, priority)
-    used = [name for name, ops in placement.counts().items() if ops]
-    by = Replacement("Another placement was applied.", tuple(used), 0.0, 0.0, perf_counter() - begin, asked=True)
+    by = Replacement("Another placement was applied.", tuple(placement.used), 0.0, 0.0, perf_counter() - begin, asked=True)
     if not server.exchange(leaving, new, by):
         for executor in new:
             executor.close()

@@ -26,8 +26,9 @@ Choice: TypeAlias = tuple[int, ...]
 Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
 
-_MIN_REQUESTS = 100  # requests of the model with the lowest rate in a simulation
-_MAX_REQUESTS = 4000  # requests of all models in a simulation, to be multiplied by `Predictor.length`
+_FEW_REQUESTS = (200, 4000)  # `Predictor.requests` while many choices are compared
+_FEWEST = 5  # requests of each model in a simulation
+_MIN_RATE = 1e-6  # requests per second in a simulation, which keeps its times below 1e10 s, and so precise
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
@@ -36,15 +37,15 @@ class Predictor:
     """Predicts the latencies of all models by simulation, with the same arrivals for all choices.
 
     Args:
-        workload: the models.
+        workload: the models; their waits are added to the simulated latencies.
         options: the options of each model.
         memory: bytes of weights that each device can hold, by name.
         seed: seed of the arrivals.
         now: index of the option that serves each model now, None for a model that is not served. Each model that leaves its
             option has to save 5 % of the weighted latency. None if nothing is served.
         slowdown: factor by which models on other devices slow a model; None if they do not.
-        waits: for each model, the seconds to add to the simulated percentiles 50, 95 and 99, ``float64[3]``; empty for none.
-        length: factor on the largest number of requests that are simulated.
+        requests: number of simulated requests of the model with the lowest rate, and the most of all models. A 95th percentile
+            of 200 requests is off by 15 % on devices that are half busy, of 3000 by 3 %.
     """
 
     workload: Workload
@@ -53,15 +54,14 @@ class Predictor:
     seed: int = 0
     now: Sequence[int | None] | None = None
     slowdown: Slowdown | None = None
-    waits: Sequence[NDArray[np.float64]] = ()
-    length: float = 1.0
+    requests: tuple[int, int] = (3000, 12_000)
 
     def __post_init__(self) -> None:
         self._cache: dict[Choice, tuple[OperatingPoint, ...]] = {}
         fastest = [min(option.seconds for option in own) for own in self.options]
         pairs = list(zip(self.workload, fastest, strict=True))
-        rates = [entry.rate if entry.rate is not None else (entry.in_flight or 1) / max(each, 1e-9) for entry, each in pairs]
-        self._seconds = min(_MIN_REQUESTS / min(rates), self.length * _MAX_REQUESTS / sum(rates))
+        rates = [max(entry.rate_at(each), _MIN_RATE) for entry, each in pairs]
+        self._seconds = min(self.requests[0] / min(rates), self.requests[1] / sum(rates))
         self._arrivals: list[NDArray[np.float64] | int] = [
             entry.in_flight or self._arrival_times(entry.rate or 0.0, each, self.seed + number)
             for number, (entry, each) in enumerate(pairs)
@@ -72,8 +72,8 @@ class Predictor:
 
         A rare model gets additional requests, so that its percentiles mean something, for a small share of a device's time.
         """
-        wanted = min(_MIN_REQUESTS / 5, _RARE_SHARE * self._seconds / max(each, 1e-9))
-        count = max(_MIN_REQUESTS // 20, math.ceil(max(rate * self._seconds, wanted)))
+        wanted = min(self.requests[0] / 5, _RARE_SHARE * self._seconds / max(each, 1e-9))
+        count = max(_FEWEST, math.ceil(max(rate * self._seconds, wanted)))
         return poisson_arrivals(count / self._seconds if count > rate * self._seconds + 1 else rate, count, seed=seed)
 
     def chosen(self, choice: Choice) -> list[Option]:
@@ -96,13 +96,13 @@ class Predictor:
             streams = [Stream(option.replicas, times, priority, entry.name) for entry, option, times, priority in models]
             flights = serve_streams(streams, until=self._seconds, slowdown=self.slowdown)
             points = []
-            waits = self.waits or [np.zeros(3)] * len(options)
-            for entry, option, (arrived, _, ended), wait in zip(self.workload, options, flights, waits, strict=True):
+            for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
                 pending = int((ended > arrived[-1]).sum())
                 up = entry.rate is None or pending <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
                 latencies = np.sort(ended - arrived) + option.host
+                wait = self.workload.waits.get(entry.name, (0.0, 0.0, 0.0))
                 latencies += np.interp(np.linspace(0.0, 100.0, len(ended)), (50.0, 95.0, 99.0), wait)
                 points.append(OperatingPoint.of(rate, [(latencies, up)], entry.limited))
             self._cache[choice] = tuple(points)
@@ -137,12 +137,19 @@ def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -
 def choose(predict: Predictor, starts: Sequence[Choice], until: float = math.inf) -> Choice:
     """Find a good choice by local search: change the option of one model, or of two, until no change is better.
 
+    The search is done with few simulated requests first, and then from there with all of them, as long as there is time.
+
     Args:
         predict: predicts latencies.
         starts: choices to start from, besides the greedy one.
         until: time, by :func:`placeit.core.clock.now`, at which the best choice so far is returned.
     """
-    best = min([*starts, _greedy(predict)], key=predict.rank)
+    few = replace(predict, requests=min(predict.requests, _FEW_REQUESTS))
+    return _improve(predict, [_improve(few, [*starts, _greedy(predict)], until), *starts], until)
+
+
+def _improve(predict: Predictor, starts: Sequence[Choice], until: float) -> Choice:
+    best = min(starts, key=predict.rank)
     better: Choice | None = best
     while better is not None:
         best, better = better, None
@@ -167,10 +174,8 @@ def _changes(predict: Predictor, choice: Choice) -> Iterator[Choice]:
 
 def _greedy(predict: Predictor) -> Choice:
     """Return a choice that gives each model, the busiest first, the option with which the busiest device is least busy."""
-    demand = [
-        (entry.rate or entry.in_flight or 1) * own[0].seconds
-        for entry, own in zip(predict.workload, predict.options, strict=True)
-    ]
+    alone = [own[0].seconds for own in predict.options]
+    demand = [entry.rate_at(seconds) * seconds for entry, seconds in zip(predict.workload, alone, strict=True)]
     busy: dict[str, float] = {}
     choice = [0] * len(demand)
     for k in sorted(range(len(demand)), key=lambda k: -demand[k]):
@@ -191,7 +196,7 @@ def device_use(option: Option, entry: Entry) -> dict[str, float]:
 
     A model with a number of requests under way counts as if each took the time of a request alone.
     """
-    rate = entry.rate if entry.rate is not None else (entry.in_flight or 1) / option.seconds
+    rate = entry.rate_at(option.seconds)
     busy: dict[str, float] = {}
     speeds = [
         1 / max(one.scale * float(one.problem.compute[range(len(one.placement)), one.placement].sum()), 1e-12)

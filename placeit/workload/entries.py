@@ -29,6 +29,7 @@ _MAX_IN_FLIGHT = 64  # requests of one model that are under way
 _MAX_MODELS = 1000  # models of a workload
 _MIN_RATE, _MAX_RATE = 1e-12, 1e12  # of rates and weights; sums of much larger numbers overflow
 _MAX_SLOWDOWN = 1000.0  # factor by which a model slows another one
+_MAX_WAIT = 1e9  # seconds
 MAX_FACTOR = 8.0
 """The largest factor on rates that is tried."""
 
@@ -84,6 +85,10 @@ class Entry:
         """The limit; without one, an infinite limit on the 95th percentile."""
         return LatencyLimit(95, math.inf) if self.limit is None else self.limit
 
+    def rate_at(self, seconds: float) -> float:
+        """Return its requests per second; of a number of requests under way, if each takes ``seconds``."""
+        return self.rate if self.rate is not None else (self.in_flight or 1) / max(seconds, 1e-9)
+
     @property
     def load(self) -> str:
         """How its requests come, in words."""
@@ -98,6 +103,8 @@ class Workload:
         entries: the models, at least one.
         path: the file that it was read from; None if it was not read from a file.
         slowdowns: measured factors by which pairs of models slow each other.
+        waits: by the name of a model, measured seconds that its requests wait beside the simulated work, at the percentiles 50,
+            95 and 99.
 
     Raises:
         UsageError: there is no model, there are more than 1000 models, or two models have the same name.
@@ -106,6 +113,7 @@ class Workload:
     entries: tuple[Entry, ...]
     path: Path | None = None
     slowdowns: tuple[Pair, ...] = ()
+    waits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -129,15 +137,17 @@ class Workload:
             WorkloadError: the file has an error; the message names the file, the line and the key.
         """
         reader = EntryReader(Path(path))
-        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns"), ("models",))
+        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns", "waits"), ("models",))
         slowdowns = reader.items(top["slowdowns"], "'slowdowns'") if "slowdowns" in top else ()
         pairs = tuple(reader.pair(node, f"slowdowns[{number}]") for number, node in enumerate(slowdowns))
+        waits = reader.mapping(top["waits"], "'waits'") if "waits" in top else {}
+        times = {name: reader.wait(node, f"'waits.{name}'") for name, node in waits.items()}
         keys, entries = [_RENAMED.get(field.name, field.name) for field in fields(Entry)], list[Entry]()
         for number, node in enumerate(reader.items(top["models"], "'models'")):
             name = f"models[{number}]"
             entries.append(reader.entry(node, name, reader.mapping(node, f"'{name}'", keys, ("model",))))
         try:
-            return cls(tuple(entries), Path(path), pairs)
+            return cls(tuple(entries), Path(path), pairs, times)
         except UsageError as error:
             raise WorkloadError(f"{path}: {error}") from None
 
@@ -167,8 +177,8 @@ class Workload:
 
     def used(self) -> list[str]:
         """Return the names of the devices that its placements use. Raises UsageError, FileError or PlacementError."""
-        counts = [Placement.load(entry.placement).counts() for entry in self.placed() if entry.placement is not None]
-        return list(dict.fromkeys(name for each in counts for name, ops in each.items() if ops))
+        placements = [Placement.load(entry.placement) for entry in self.placed() if entry.placement is not None]
+        return list(dict.fromkeys(name for placement in placements for name in placement.used))
 
     def scaled(self, factor: float) -> Self:
         """Return a workload with all rates multiplied by a factor, and clipped to the range of valid rates."""
@@ -206,8 +216,9 @@ class Workload:
             values |= {key: os.path.relpath(value, path.parent) for key, value in values.items() if isinstance(value, Path)}
             models.append({_RENAMED.get(key, key): value for key, value in values.items() if value is not None})
         slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
-        file = {"models": models} | ({"slowdowns": slowdowns} if slowdowns else {})
-        write_text(path, yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=math.inf))
+        waits = {name: [*times] for name, times in self.waits.items()}
+        measured = {key: values for key, values in (("slowdowns", slowdowns), ("waits", waits)) if values}
+        write_text(path, yaml.safe_dump({"models": models} | measured, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
 def search_factor(is_kept: Callable[[float], bool], max_factor: float) -> float:
@@ -261,6 +272,13 @@ class EntryReader(StrictYaml):
             self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_MAX_SLOWDOWN:g} at most")
         return Pair(models, devices, factors)
 
+    def wait(self, node: Node, entry: str) -> tuple[float, float, float]:
+        """Read the measured waits of a model."""
+        times = [self.quantity(time, entry, "time") for time in self.items(node, entry)]
+        if len(times) != 3 or max(times) > _MAX_WAIT:
+            self.fail(node, f"{entry} does not have three times of at most {_MAX_WAIT:g} s, at the percentiles 50, 95 and 99")
+        return times[0], times[1], times[2]
+
     def limit(self, node: Node, entry: str) -> LatencyLimit:
         """Read a limit on latency."""
         try:
@@ -284,7 +302,9 @@ class EntryReader(StrictYaml):
 
     def file(self, node: Node, entry: str) -> Path:
         """Read a path that is relative to the folder of the file."""
-        return self.path.parent / self.text(node, entry)
+        if not (text := self.text(node, entry)):
+            self.fail(node, f"{entry} is empty; it must be a path")
+        return self.path.parent / text
 
     def names(self, node: Node, entry: str) -> tuple[str, ...]:
         """Read the names of at least one device, each once."""

@@ -78,8 +78,10 @@ class _Reader(EntryReader):
         for name, node in nodes.items():
             fields = self.mapping(node, f"'nodes.{name}'", ("site", "class", "count"), ("site", "class"))
             count = self.whole(fields["count"], f"'nodes.{name}.count'") if "count" in fields else 1
-            if not 1 <= count <= _MAX_NODES - len(names):
-                self.fail(node, f"'nodes.{name}.count' is {count:g}; a fleet has 1 to {_MAX_NODES} nodes")
+            if count == 0:
+                self.fail(node, f"'nodes.{name}.count' is 0; it must be at least 1")
+            if len(names) + count > _MAX_NODES:
+                self.fail(node, f"with 'nodes.{name}', there are {len(names) + count} nodes; a fleet has {_MAX_NODES} at most")
             names += [f"{name}-{number + 1}" for number in range(count)] if "count" in fields else [name]
             site += [self.index_of(fields["site"], f"'nodes.{name}.site'", sites)] * count
             class_of += [self.index_of(fields["class"], f"'nodes.{name}.class'", classes)] * count

@@ -85,10 +85,7 @@ def measure_choices(
                     servers[model, number] = stack.enter_context(server)
         inputs = [session.model.sample_inputs() for session in sessions]
         longest = [max(options[model][choice[model]].seconds for choice in choices.values()) for model in range(len(options))]
-        intervals = [
-            1 / entry.rate if entry.rate is not None else seconds / (entry.in_flight or 1)
-            for entry, seconds in zip(workload, longest, strict=True)
-        ]
+        intervals = [1 / entry.rate_at(seconds) for entry, seconds in zip(workload, longest, strict=True)]
         few_s, many_s = (number * max(intervals) for number in _REQUESTS)
         share = (until - clock.now()) / (FEWEST * len(choices))
         turn_s = float(np.clip(share, max(_TURN_S[0], min(_TURN_S[1], few_s)), max(min(_TURN_S[1], many_s), few_s, _TURN_S[0])))
@@ -166,7 +163,7 @@ def measure_slowdowns(
 
 def measure_waits(
     sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
-) -> list[NDArray[np.float64]]:
+) -> dict[str, tuple[float, float, float]]:
     """Measure how much longer requests to each model alone, at a light load, take than in a simulation of them.
 
     The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
@@ -180,14 +177,14 @@ def measure_waits(
         seed: seed of the arrivals.
 
     Returns:
-        The differences of the percentiles 50, 95 and 99, ``float64[3]`` seconds, at least 0; 0 for a model that there is no
-        time to measure.
+        The differences of the percentiles 50, 95 and 99 by the name of the model, seconds, at least 0; without models that
+        there is no time to measure.
 
     Raises:
         ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C.
     """
-    waits = [np.zeros(3) for _ in workload]
+    waits = {}
     for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
         seconds = (until - clock.now()) / (len(workload) - k)
         if seconds * _LIGHT < _ALONE[0] * own.seconds:
@@ -203,7 +200,8 @@ def measure_waits(
         (flights,) = serve_streams([Stream(own.replicas, times)])
         each = served.latencies + own.transfer_s, flights.ended - flights.arrived + own.host
         measured, simulated = (np.percentile(latencies, (50, 95, 99)) for latencies in each)
-        waits[k] = np.maximum(measured - simulated, 0.0)
+        p50, p95, p99 = np.maximum(measured - simulated, 0.0).tolist()
+        waits[entry.name] = p50, p95, p99
     return waits
 
 

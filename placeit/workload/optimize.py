@@ -38,7 +38,6 @@ _WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for 
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
-_LONGER = 2.5  # factor on the requests that are simulated for the predictions that are shown
 _JOINT, _ALONE, _PLAIN, _NOW = "joint", "each alone", "plain", "now"
 
 
@@ -78,7 +77,7 @@ class PlacedWorkload:
     """The result of :func:`optimize_workload`.
 
     Attributes:
-        workload: the workload.
+        workload: the workload, with the slowdowns and the waits that were measured, or else known.
         every: the placements that were compared, the best first.
         chosen: the best placement that keeps all limits; None if no placement does.
         factor: the largest factor on all rates, 8 at most, at which the joint placement is predicted to keep all limits.
@@ -146,7 +145,7 @@ class PlacedWorkload:
         for file, option in zip(files, self.best.options, strict=True):
             option.placement.save(file)
         entries = (replace(entry, placement=file) for entry, file in zip(self.workload, files, strict=True))
-        replace(self.workload, entries=tuple(entries), slowdowns=self.interference.pairs).save(Path(path))
+        replace(self.workload, entries=tuple(entries)).save(Path(path))
 
     def error(self, way: Together, model: int) -> float | None:
         """Return the relative error of the predicted percentile of a model; None if it was not measured."""
@@ -282,15 +281,17 @@ def optimize_workload(
         memory = {device.name: device.memory_bytes for device in every_device.devices}
         until = clock.now() + _PAIRS_SHARE * seconds if cluster.executable and measure else 0.0
         interference = _interference(sessions, workload, options, every_device, until, progress)
+        models, previous = {entry.name for entry in workload}, before or workload
         if not interference.pairs:
-            models = {entry.name for entry in workload}
-            known = workload.slowdowns or (() if before is None else before.slowdowns)
+            known = workload.slowdowns or previous.slowdowns
             interference = replace(interference, pairs=tuple(pair for pair in known if models.issuperset(pair.models)))
         until = clock.now() + _WAITS_SHARE * seconds if cluster.executable and measure else 0.0
-        waits = measure_waits(sessions, workload, options, until=until, seed=seed)
-        predict = Predictor(workload, options, memory, seed, now if served else None, interference, waits)
+        measured = measure_waits(sessions, workload, options, until=until, seed=seed)
+        waits = {name: each for name, each in {**previous.waits, **workload.waits, **measured}.items() if name in models}
+        workload = replace(workload, slowdowns=interference.pairs, waits=waits)
+        predict = Predictor(workload, options, memory, seed, now if served else None, interference)
         ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
-        predict, joint = replace(predict, length=_LONGER), next(iter(ways.values()))
+        joint = next(iter(ways.values()))
         _check_fits(predict, joint)
         points: dict[str, tuple[OperatingPoint, ...]] = {}
         turns, interrupted = 0, False

@@ -134,10 +134,10 @@ def options_of(
         raise KeyboardInterrupt
     able = [one for one in found.candidates if one.failed is None and one.may_be_chosen and one.not_run is None]
     singles = sorted((one for one in able if one.placer == "single" and not one.plain), key=_time)
-    splits = sorted((one for one in able if len(_used(one)) > 1), key=_time)[:_MAX_SPLITS]
+    splits = sorted((one for one in able if len(one.placement.used) > 1), key=_time)[:_MAX_SPLITS]
     plain = [one for one in able if one.plain and one.measured is not None]
     chosen = {one.name: _option(session, found, [one]) for one in (found.chosen, *singles, *splits, *plain)}
-    apart = [one for one in singles if session.cluster.names.index(_used(one)[0]) in session.cluster.apart()]
+    apart = [one for one in singles if session.cluster.names.index(one.placement.used[0]) in session.cluster.apart()]
     for count in range(2, len(apart) + 1):
         together = _option(session, found, apart[:count])
         chosen[together.name] = together
@@ -165,10 +165,6 @@ def _arriving(session: Session, entry: Entry, option: Option) -> Option:
 def _time(candidate: Candidate) -> float:
     measured = candidate.measured
     return (candidate.simulated_s or 0.0) if measured is None else measured.median
-
-
-def _used(candidate: Candidate) -> list[str]:
-    return [name for name, ops in candidate.placement.counts().items() if ops]
 
 
 def _option(session: Session, found: Optimized, replicas: Sequence[Candidate]) -> Option:

@@ -40,6 +40,18 @@ def of_queue(seconds, arrivals):
     return LoadReport.of(arrivals, begun, ended)
 
 
+def of_two_queues(seconds, arrivals):
+    """When the requests of two models end that each take so long, if the models take turns on one device."""
+    ended, now, last = [[], []], 0.0, 1
+    while any(len(done) < len(times) for done, times in zip(ended, arrivals, strict=True)):
+        due = [times[len(done)] if len(done) < len(times) else np.inf for done, times in zip(ended, arrivals, strict=True)]
+        now = max(now, min(due))
+        last = 1 - last if due[1 - last] <= now else last
+        now += seconds[last]
+        ended[last].append(now)
+    return [np.array(times) for times in ended]
+
+
 def figures(report):
     return [report.p50, report.p95, report.p99, report.worst, report.achieved, report.mean_queue, report.max_queued]
 
@@ -87,6 +99,15 @@ def test_models_take_turns_on_a_device_that_they_share():
     first, second = serve_streams([busy, rare])
     assert first.ended.tolist() == [1.0, 2.5, 4.0, 5.0]
     assert second.ended.tolist() == [1.5, 3.0]  # behind one request of the other model each, not behind all that wait
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9, 1.2])
+def test_two_models_on_a_device_are_two_queues_that_take_turns(load):
+    seconds = (1.0, 0.3)
+    arrivals = [poisson_arrivals(load / 2 / each, 300, seed=seed) for seed, each in enumerate(seconds)]
+    streams = [Stream([one_op(each, 4, "d")], times) for each, times in zip(seconds, arrivals, strict=True)]
+    for flights, ended in zip(serve_streams(streams), of_two_queues(seconds, arrivals), strict=True):
+        assert flights.ended == pytest.approx(ended)
 
 
 def test_work_of_the_lowest_priority_number_goes_first():

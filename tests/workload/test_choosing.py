@@ -51,11 +51,21 @@ def test_a_choice_is_about_as_good_as_the_best_of_all(seed: int) -> None:
         seconds = rng.uniform(0.002, 0.02, len(names))
         options.append([option(each, name) for each, name in zip(seconds, names, strict=True)])
         options[-1].append(option(seconds.mean(), *names[:2]))
-    predict = Predictor(workload(*rng.uniform(10, 60, 3), limit=0.03), options, {}, seed=seed)
+    predict = Predictor(workload(*rng.uniform(10, 60, 3), limit=0.03), options, {}, seed=seed, requests=(200, 4000))
     best = min(predict.rank(choice) for choice in itertools.product(range(4), repeat=3))
     found = predict.rank(choose(predict, [(0, 0, 0)]))
     assert found[0] == best[0]
     assert found[2] <= 1.05 * best[2]
+
+
+def test_a_choice_that_is_best_for_few_requests_is_improved_with_more() -> None:
+    rng = np.random.default_rng(6)
+    seconds = rng.uniform(0.002, 0.02, (3, 2))
+    options = [[option(one, "a"), option(other, "b"), option((one + other) / 2, "a", "b")] for one, other in seconds.tolist()]
+    load = workload(*(rng.uniform(0.3, 0.5, 3) / seconds.mean(axis=1)), limit=0.06)
+    few = choose(Predictor(load, options, {}, seed=6, requests=(200, 4000)), [(0, 0, 0)])
+    predict = Predictor(load, options, {}, seed=6)
+    assert predict.rank(choose(predict, [(0, 0, 0)])) < predict.rank(few)
 
 
 def test_a_choice_ends_at_its_time() -> None:
@@ -111,7 +121,7 @@ def test_a_factor_on_the_least_and_the_highest_rates_is_found_as_well(rate: floa
 def test_measured_waits_are_added_to_the_simulated_percentiles() -> None:
     options, load = [[option(0.01, "d")]], workload(10.0, limit=0.03)
     plain = Predictor(load, options, {})((0,))[0]
-    waiting = Predictor(load, options, {}, waits=[np.array([0.001, 0.02, 0.03])])((0,))[0]
+    waiting = Predictor(replace(load, waits={"m0": (0.001, 0.02, 0.03)}), options, {})((0,))[0]
     found = np.subtract([waiting.p50, waiting.p95, waiting.p99], [plain.p50, plain.p95, plain.p99])
     assert found == pytest.approx([0.001, 0.02, 0.03], abs=1e-3)
     assert (plain.kept, waiting.kept) == (True, False)

@@ -46,9 +46,10 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     )
     slowdowns = (Pair(("a.b-c", "d"), ("CPU@0", "edge1/CPU"), (1.25, 0.875)),)
-    Workload(entries, slowdowns=slowdowns).save(tmp_path / "w.yaml")
+    waits = {"a.b-c": (0.0, 1 / 3, 1e-7)}
+    Workload(entries, slowdowns=slowdowns, waits=waits).save(tmp_path / "w.yaml")
     found = Workload.load(tmp_path / "w.yaml")
-    assert (found.entries, found.slowdowns) == (entries, slowdowns)
+    assert (found.entries, found.slowdowns, found.waits) == (entries, slowdowns, waits)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("models:", "'models' is not a list"),
         ("models: []", "1 to 1000 models; got 0"),
         ("models: [3]", "line 1: 'models.0.' is not a mapping"),
+        pytest.param("models: " + "[" * 5000, "w.yaml: not valid YAML: it is nested too deeply", id="deep"),
+        ("models: [{model: '', rate: 3}]", "line 1: 'models.0..model' is empty"),
         ("models: [{rate: 3}]", "line 1: 'models.0.' has no 'model'"),
         ("models:\n- {model: m.onnx}", "line 2: The model 'm' needs either 'rate' or 'in_flight'"),
         ("models: [{model: m, rate: 1, in_flight: 1}]", "needs either 'rate' or 'in_flight'"),
@@ -84,6 +87,10 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
             "does not have two models",
         ),
         ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b], slowdown: [2, 1e9]}]", "1000 at most"),
+        ("models: [{model: m, rate: 1}]\nwaits: [1, 2, 3]", "line 2: 'waits' is not a mapping"),
+        ("models: [{model: m, rate: 1}]\nwaits: {m: [1ms, 2ms]}", "'waits.m' does not have three times"),
+        ("models: [{model: m, rate: 1}]\nwaits: {m: [1, 2, 1e308]}", "three times of at most 1e.09 s"),
+        ("models: [{model: m, rate: 1}]\nwaits: {m: [1, -2, 3]}", "'waits.m': '-2' is negative"),
         ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
     ],
 )

@@ -52,6 +52,8 @@ def test_a_fleet_is_planned_from_its_file() -> None:
         ),
         ("server:", "box:", "line 11: 'nodes' has the key 'box' twice"),
         ("server:", "box-1:", "The node 'box-1' appears twice"),
+        ("count: 2", "count: 0", "'nodes.box.count' is 0; it must be at least 1"),
+        ("count: 2", "count: 100000", "with 'nodes.box', there are 100001 nodes; a fleet has 100000 at most"),
         ("count: 2", "count: 1.5", r"'nodes.box.count' is 1.5; it must be a whole number"),
         ("class: gpu", "class: tpu", "line 10: 'nodes.server.class' is 'tpu', which the file does not describe"),
         ("{gpu: 4ms,", "{tpu: 4ms,", r"line 14: 'models\[0\].seconds' has the unknown key 'tpu'"),

@@ -17,12 +17,13 @@ from placeit.core.errors import ClusterError, FileError, InfeasibleError, ModelE
 from placeit.devices.host import allowed_cores
 from placeit.serving.load_run import offer_all
 from placeit.session import Session
-from placeit.simulator.load import constant_arrivals
+from placeit.simulator.load import constant_arrivals, poisson_arrivals
 from placeit.workload import measuring
 from placeit.workload.entries import Entry, Workload
 from placeit.workload.optimize import optimize_workload
 from tests.schema_check import check_schema
 from tests.serving.test_batching import saved
+from tests.simulator.test_replicas import of_two_queues
 from tests.steady import STEADY
 from tests.workload.nets import described, net, write_workload
 
@@ -57,6 +58,21 @@ def test_the_model_that_can_goes_to_the_slower_device(models: Path) -> None:
     assert again.best.predicted[1].p95 == pytest.approx(found.best.predicted[1].p95, rel=0.01)
     data = {"schema": "placeit.workload/1", **found.to_dict(), "workload_file": None}
     check_schema(json.loads(json.dumps(data)), "placeit.workload/1")
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5])
+def test_predicted_percentiles_agree_with_a_direct_simulation_of_two_queues(models: Path, load: float) -> None:
+    net(models, "middle", 64, 3)
+    rates = load / 2 / 0.1106, load / 2 / 0.0493  # each model keeps the device busy for half of the load
+    big, middle = (f"model: {name}/model.onnx, name: {name}, rate: " for name in ("big", "middle"))
+    path = write_workload(models, f"{big}{rates[0]}", f"{middle}{rates[1]}")
+    found = optimize_workload(path, described(only=1e6), budget=1, cache=None).best
+    alone = [option.seconds for option in found.options]
+    assert np.dot(alone, rates) == pytest.approx(load, rel=0.01)
+    arrivals = [poisson_arrivals(rate, round(2e4 * rate), seed=seed) for seed, rate in enumerate(rates)]
+    waited = [ended - times for ended, times in zip(of_two_queues(alone, arrivals), arrivals, strict=True)]
+    expected = [float(np.percentile(each, 95)) for each in waited]
+    assert [point.p95 for point in found.predicted] == pytest.approx(expected, rel=0.06)
 
 
 def test_what_serves_now_is_left_only_for_what_pays(models: Path) -> None:
@@ -107,6 +123,20 @@ def test_slowdowns_that_were_measured_before_count_where_nothing_is_measured(mod
     assert slowed.best.predicted[0].p95 > 1.1 * alone.best.predicted[0].p95
     slowed.save(models / "next.yaml")
     assert Workload.load(models / "next.yaml").slowdowns == slowed.interference.pairs
+
+
+def test_waits_that_were_measured_before_count_where_nothing_is_measured(models: Path) -> None:
+    path = write_workload(models, *(f"model: {name}/model.onnx, name: {name}, rate: 1" for name in ("big", "small")))
+    alone = optimize_workload(path, described(fast=1e6), budget=1, cache=None)
+    alone.save(models / "placed.yaml")
+    assert "waits" not in (models / "placed.yaml").read_text()
+    with (models / "placed.yaml").open("a") as file:
+        file.write("waits: {small: [1ms, 500ms, 600ms], gone: [1, 1, 1]}\n")
+    again = optimize_workload(path, described(fast=1e6), budget=1, cache=None, start=models / "placed.yaml")
+    added = [now.p95 - before.p95 for now, before in zip(again.best.predicted, alone.best.predicted, strict=True)]
+    assert added == pytest.approx([0.0, 0.5], abs=0.01)
+    again.save(models / "next.yaml")
+    assert Workload.load(models / "next.yaml").waits == {"small": (0.001, 0.5, 0.6)}
 
 
 def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
@@ -215,6 +245,7 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     predicted = optimize_workload(models / "placed.yaml", names, budget=2, cache=None, policy=STEADY, measure=False)
     assert predicted.turns == 0
     assert predicted.interference.pairs == found.interference.pairs
+    assert predicted.workload.waits == found.workload.waits
     data = json.loads(json.dumps(found.to_dict()))
     assert {*data["interference"]["pairs"][0]["models"]} == {"big", "small"}
     check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
