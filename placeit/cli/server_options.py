@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkOptions", "RepositoryOptions", "RunOptions", "read_token"]
 
-_MOST = (1 << 31) - 1  # that gRPC's options hold
+_MAX_INT = (1 << 31) - 1  # of options of gRPC
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class NetworkOptions:
             "--priority-levels",
             metavar="N",
             min=0,
-            max=_MOST,
+            max=_MAX_INT,
             help="Let clients ask for a priority of 1, which goes first, to N, which is the default; 0: all have the same one.",
         ),
     ] = 0
     max_request_bytes: Annotated[
-        int, typer.Option("--max-request-bytes", metavar="N", min=1, max=_MOST, help="Most bytes of a request.")
+        int, typer.Option("--max-request-bytes", metavar="N", min=1, max=_MAX_INT, help="Most bytes of a request.")
     ] = 64 << 20
     request_memory: Annotated[
         str | None,
@@ -217,7 +217,7 @@ class NetworkOptions:
             "--max-connections",
             metavar="N",
             min=1,
-            max=_MOST,
+            max=_MAX_INT,
             help="Open connections of each protocol; default: 1024, or what the limit on open files allows.",
             show_default=False,
         ),
@@ -240,7 +240,7 @@ class NetworkOptions:
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key, or neither.")
-        if not 1 <= self.client_timeout * 1e3 <= _MOST:
+        if not 1 <= self.client_timeout * 1e3 <= _MAX_INT:
             raise UsageError(f"--client-timeout is {self.client_timeout:g} seconds; it must be from 1 ms to 24 days.")
         return Options(
             host=self.host,
