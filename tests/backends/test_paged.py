@@ -83,6 +83,15 @@ def with_a_mask_of_the_state(model: Any) -> None:
     insert(by_name(model, "mask"), cut)
 
 
+def with_scales_in_half_precision(model: Any) -> None:
+    """Give attentions a scale that is stored in half precision, as optimum-intel's models have it."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention":
+            scale = ops.convert(ops.constant(np.float16(0.3)), "f32")
+            ends = [*(node.input_value(index) for index in range(4)), scale.output(0)]
+            insert(node, lambda _, ends=ends: ops.scaled_dot_product_attention(*ends))
+
+
 def write(folder: Path, change: Callable[[Any], object], **architecture: Any) -> Path:
     model = build_decoder(replace(TINY, **architecture), beam_idx=True)
     change(model)
@@ -103,8 +112,16 @@ def test_a_decoder_of_one_text_keeps_caches_of_another_form(tmp_path: Path) -> N
 
 
 @pytest.mark.two_cores
-@pytest.mark.parametrize("change", [id, with_a_mask_of_the_state])
-@pytest.mark.parametrize("architecture", [{}, {"style": "gpt2"}, {"kv_heads": None}])
+@pytest.mark.parametrize(
+    ("change", "architecture"),
+    [
+        (id, {}),
+        (id, {"style": "gpt2"}),
+        (id, {"kv_heads": None}),
+        (with_a_mask_of_the_state, {}),
+        (with_scales_in_half_precision, {}),
+    ],
+)
 def test_texts_of_several_blocks_have_the_tokens_of_the_uncut_model(
     change: Callable[[Any], object], architecture: dict[str, Any], tmp_path: Path
 ) -> None:

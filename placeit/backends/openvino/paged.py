@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.openvino.last_logits import LAST, LOGITS
 from placeit.backends.openvino.segment import RUNTIME_OPTIONS, name_new_nodes
+from placeit.backends.openvino.state import number_of
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["ENDS", "Paging", "variable_of"]
@@ -100,7 +101,8 @@ class Paging:
         size, first = made[0].get_input_size(), made[0]
         ends = {index: first.input_value(index).get_node() for index in range(_FIRST, size) if index != _LONGEST_AT}
         constants = {
-            index: (end.get_element_type(), [*end.get_output_shape(0)], end.data.copy()) for index, end in ends.items()
+            index: (end.get_element_type(), [*end.get_output_shape(0)], None if index == _SCALE_AT else end.data.copy())
+            for index, end in ends.items()
         }
         paging = cls(size, constants, tuple(tuple(dict.fromkeys(op.get_friendly_name() for op in one.ops)) for one in found))
         whole: Any = paging.page(model.clone())
@@ -289,7 +291,10 @@ def _tensor(kind: Any, value: NDArray[Any]) -> Any:
 def _scale(node: Any, head: int) -> float:
     if node.get_input_size() <= 4:
         return float(head**-0.5)
-    return float(np.ravel(node.input_value(4).get_node().data)[0])
+    scale = number_of(node.input_value(4).get_node())
+    if scale is None:
+        raise ValueError("the scale of scores is not known")
+    return float(scale)
 
 
 def _turned(value: Any) -> Any:
