@@ -18,6 +18,7 @@ from placeit.devices.openvino import compile_model, explaining
 from placeit.runtime.devices.base import Buffer, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino_requests import OpenVinoInstance, OpenVinoProgram
+from placeit.runtime.devices.state import OTHER_FORM
 
 __all__ = ["PagedInstance", "PagedProgram", "compile_paged"]
 
@@ -178,6 +179,8 @@ class PagedInstance(OpenVinoInstance):
     def run(self) -> None:
         """Run in the calling thread. Raises RuntimeError or DeviceError."""
         with self._paged.running:
+            if not self._keep:
+                self.reset_state()  # a run that kept its state may have left one
             try:
                 if len(self._beams):
                     texts = [self._text(int(beam)) for beam in self._beams]
@@ -257,7 +260,7 @@ class PagedInstance(OpenVinoInstance):
         program, texts = self._paged, list[_Text]()
         with program.running, explaining("A segment cannot take over the state of another one"):
             if any(f"{name} of text 0" not in states for name in program.caches):
-                raise DeviceError("The state of a text in another form is not known here.")
+                raise DeviceError(OTHER_FORM)
             while (seen := states.get(f"{_SEEN} {len(texts)}")) is not None:
                 text = _Text(program)
                 text.seen = np.array(seen.data[0], bool)
