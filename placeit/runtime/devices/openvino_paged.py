@@ -279,7 +279,10 @@ class PagedInstance(OpenVinoInstance):
 def compile_paged(
     segment: SegmentSource, model: Any, device: Device, precision: str, properties: Mapping[str, Any]
 ) -> PagedProgram:
-    """Compile a segment with caches in blocks: in all bits, unless its model or the precision asks for fewer.
+    """Compile a segment with caches in blocks: in all bits, unless the precision or its model asks for fewer.
+
+    A model in float32 has no caches in float16, for which optimum-intel asks in all models with plain weights: this attention
+    would round new keys and values, too, which the uncut model's does not.
 
     Args:
         segment: the segment.
@@ -291,7 +294,8 @@ def compile_paged(
     Raises:
         RuntimeError: OpenVINO cannot compile it.
     """
-    fewer = precision != "f32" or model.has_rt_info(["runtime_options", _BITS])
+    option = ["runtime_options", _BITS]
+    fewer = precision != "f32" or (model.has_rt_info(option) and model.get_rt_info(option).value != "f16")
     asked = ({} if fewer else {_BITS: "f32"}) | dict(properties)
     compiled = compile_model(model, device, precision, identity=segment.identity, **asked)
     return PagedProgram(segment, compiled, [port.get_any_name() for port in model.inputs[len(segment.inputs) :]])
