@@ -236,7 +236,7 @@ class Sequences:
                 except Exception as error:  # noqa: BLE001 (it concerns this sequence alone)
                     with self._lock:
                         _release(line)
-                        line.failed(failure_of("it could not be moved to another placement.", error))
+                        line.failed(failure_of("it could not be moved to another placement", error))
 
     def tidy(self) -> None:
         """Release the slots of closed sequences that have no requests left; with the lock."""

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from examples.decoder import TINY, build_decoder
+from placeit import Inputs, Session
 from placeit.backends.openvino.reader import load
+from placeit.core.errors import StateLostError
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
+from placeit.workbench.serving import move
 from tests.small_texts import served
 from tests.text_steps import feed, generate
 
@@ -84,6 +87,26 @@ def with_a_mask_of_the_state(model: Any) -> None:
     insert(by_name(model, "mask"), cut)
 
 
+def with_scales_in_half_precision(model: Any) -> None:
+    """Give attentions a scale that is stored in half precision, as optimum-intel's models have it."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention":
+            scale = ops.convert(ops.constant(np.float16(0.3)), "f32")
+            ends = [*(node.input_value(index) for index in range(4)), scale.output(0)]
+            insert(node, lambda _, ends=ends: ops.scaled_dot_product_attention(*ends))
+
+
+def with_heads_of_the_first_layer(model: Any) -> None:
+    """Compute the number of heads from the size of embeddings, as PyTorch's ``view(*shape)`` does."""
+    width = ops.gather(ops.shape_of(by_name(model, "embedding")), ops.constant([2]), ops.constant(0))
+    for node in model.get_ordered_ops():
+        sizes = node.input_value(1).get_node() if node.get_type_name() == "Reshape" else None
+        if sizes is not None and sizes.get_type_name() == "Constant" and [*sizes.data[:2]] == [0, 0] and len(sizes.data) == 4:
+            heads = ops.divide(width, ops.constant([TINY.width // int(sizes.data[2])]))
+            shape = ops.concat([ops.constant([0, 0]), heads, ops.constant(sizes.data[3:])], 0)
+            node.input(1).replace_source_output(shape.output(0))
+
+
 def write(folder: Path, change: Callable[[Any], object], **architecture: Any) -> Path:
     model = build_decoder(replace(TINY, **architecture), beam_idx=True)
     change(model)
@@ -104,8 +127,17 @@ def test_a_decoder_of_one_text_keeps_caches_of_another_form(tmp_path: Path) -> N
 
 
 @pytest.mark.two_cores
-@pytest.mark.parametrize("change", [id, with_a_mask_of_the_state])
-@pytest.mark.parametrize("architecture", [{}, {"style": "gpt2"}, {"kv_heads": None}])
+@pytest.mark.parametrize(
+    ("change", "architecture"),
+    [
+        (id, {}),
+        (id, {"style": "gpt2"}),
+        (id, {"kv_heads": None}),
+        (with_a_mask_of_the_state, {}),
+        (with_scales_in_half_precision, {}),
+        (with_heads_of_the_first_layer, {}),
+    ],
+)
 def test_texts_of_several_blocks_have_the_tokens_of_the_uncut_model(
     change: Callable[[Any], object], architecture: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -123,3 +155,38 @@ def test_texts_of_several_blocks_have_the_tokens_of_the_uncut_model(
             chunks = [feed(prompt[at : at + 7], at) | BEAMS for at in range(0, 30, 7)]
             answers = [sequence.submit(chunk) for chunk in chunks]
             np.testing.assert_allclose(answers[-1].result(60)["logits"][0, -1], logits[0], atol=1e-4)
+
+
+@pytest.mark.two_cores
+def test_texts_are_computed_anew_or_lost_when_a_server_moves_to_or_from_throughput_mode(tmp_path: Path) -> None:
+    """Throughput mode keeps states of another form."""
+    prompt = [*range(7, 17)]
+    with served(write(tmp_path, id), "CPU@0,CPU@1") as (session, server):
+        mode = next(cluster for cluster in session.setup.elsewhere if cluster.names[0].startswith("throughput:"))
+        whole = session.alone(mode).placement(np.zeros(len(session.grouping.groups), np.int32))
+        one = np.zeros(len(session.model.graph), np.int32)
+        here = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        for placement in (replace(whole, segments=one), replace(here, segments=one)):
+            with server.sequence() as lost, server.sequence(recompute=True) as kept:
+                for sequence in (lost, kept):
+                    sequence.run(feed(prompt, 0) | BEAMS)
+                move(session, server, placement, in_flight=None)
+                with pytest.raises(StateLostError, match="another placement: Caches in blocks and states"):
+                    lost.run(feed([1], len(prompt)) | BEAMS)
+                lost.reset()
+                wanted = lost.run(feed([*prompt, 1], 0) | BEAMS)["logits"][0, -1]
+                found = kept.run(feed([1], len(prompt)) | BEAMS)["logits"][0, -1]
+                np.testing.assert_allclose(found, wanted, atol=0.1)  # throughput mode keeps 8 bits
+
+
+def test_a_placement_for_several_texts_is_measured_and_its_outputs_are_right(tmp_path: Path) -> None:
+    """Also if the model asks for caches in float16, as optimum-intel's models do."""
+
+    def half(model: Any) -> None:
+        model.set_rt_info("f16", ["runtime_options", "KV_CACHE_PRECISION"])
+
+    with Session(write(tmp_path, half), "CPU@0", inputs=Inputs(context=64), cache=None) as session:
+        placement = session.placement(np.zeros(len(session.grouping.groups), np.int32))
+        report = session.run(replace(placement, segments=np.zeros(len(session.model.graph), np.int32)), runs=2)
+        assert report.failed is None
+        assert report.output_error.max_rel < 1e-4

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.openvino.last_logits import LAST, LOGITS
 from placeit.backends.openvino.segment import RUNTIME_OPTIONS, name_new_nodes
+from placeit.backends.openvino.state import number_of
 from placeit.core.telemetry import import_openvino
 
 __all__ = ["ENDS", "Paging", "variable_of"]
@@ -55,6 +56,11 @@ class _Attention:
         """All of its ops."""
         return (*self.reads, *self.joins, *self.between, self.op)
 
+    @property
+    def new(self) -> tuple[Any, ...]:
+        """Queries, keys and values of new tokens."""
+        return (self.op.input_value(0), *(join.input_value(1) for join in self.joins))
+
 
 @dataclass(frozen=True)
 class Paging:
@@ -64,12 +70,15 @@ class Paging:
         inputs: number of inputs of OpenVINO's op.
         constants: type, shape and value of those inputs that are equal in all runs, by index.
         together: names of the ops of each attention, which a cut must not separate.
+        heads: number of heads and size of each, of queries, keys and values, by the attention's name: a segment may leave
+            them open.
         live: names of the ops whose values the model then uses; empty if they are not known.
     """
 
     inputs: int
     constants: Mapping[int, _Constant]
     together: tuple[tuple[str, ...], ...]
+    heads: Mapping[str, Sequence[tuple[int, int]]]
     live: frozenset[str] = frozenset()
 
     @classmethod
@@ -100,9 +109,12 @@ class Paging:
         size, first = made[0].get_input_size(), made[0]
         ends = {index: first.input_value(index).get_node() for index in range(_FIRST, size) if index != _LONGEST_AT}
         constants = {
-            index: (end.get_element_type(), [*end.get_output_shape(0)], end.data.copy()) for index, end in ends.items()
+            index: (end.get_element_type(), [*end.get_output_shape(0)], None if index == _SCALE_AT else end.data.copy())
+            for index, end in ends.items()
         }
-        paging = cls(size, constants, tuple(tuple(dict.fromkeys(op.get_friendly_name() for op in one.ops)) for one in found))
+        together = tuple(tuple(dict.fromkeys(op.get_friendly_name() for op in one.ops)) for one in found)
+        heads = {one.op.get_friendly_name(): [_heads(value) for value in one.new] for one in found}
+        paging = cls(size, constants, together, heads)
         whole: Any = paging.page(model.clone())
         read = {value.get_node().get_friendly_name() for op in whole.get_ops() for value in op.input_values()}
         if whole.input(_MASKED).get_node().get_friendly_name() in read or any(name.startswith(_NO_PAST) for name in read):
@@ -155,9 +167,8 @@ class Paging:
 
     def _write(self, one: _Attention, caches: Sequence[Any], given: Mapping[str, Any]) -> None:
         """Replace an attention."""
-        ops, query = openvino.opset13, one.op.input_value(0)
-        new = [join.input_value(1) for join in one.joins]
-        (heads, head), *sizes = map(_heads, (query, *new))
+        ops, (query, *new) = openvino.opset13, one.new
+        (heads, head), *sizes = self.heads[one.op.get_friendly_name()]
         by_token = _turned(query)
         ends = [_flat(by_token, heads * head)]
         ends += [_flat(_turned(value), count * size) for value, (count, size) in zip(new, sizes, strict=True)]
@@ -187,8 +198,6 @@ def _attentions(model: Any) -> list[_Attention]:
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ScaledDotProductAttention":
             (keys, first, one), (values, second, other) = (_cache_of(node.input_value(index)) for index in (1, 2))
-            for value in (node.input_value(0), keys.input_value(1), values.input_value(1)):
-                _heads(value)
             found.append(_Attention(node, (keys, values), (first, second), (*one, *other)))
     reads = {node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "ReadValue"}
     if reads != {read.get_friendly_name() for one in found for read in one.reads} or len(reads) != 2 * len(found):
@@ -289,7 +298,10 @@ def _tensor(kind: Any, value: NDArray[Any]) -> Any:
 def _scale(node: Any, head: int) -> float:
     if node.get_input_size() <= 4:
         return float(head**-0.5)
-    return float(np.ravel(node.input_value(4).get_node().data)[0])
+    scale = number_of(node.input_value(4).get_node())
+    if scale is None:
+        raise ValueError("the scale of scores is not known")
+    return float(scale)
 
 
 def _turned(value: Any) -> Any:

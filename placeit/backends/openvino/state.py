@@ -23,6 +23,7 @@ __all__ = [
     "fuse_with_attention",
     "keep_caches",
     "make_state",
+    "number_of",
 ]
 
 openvino = import_openvino()
@@ -313,7 +314,7 @@ def fix_initial_states(model: Any) -> None:
             sizes[0] = openvino.Dimension(1)
         if not sizes or any(size.is_dynamic for size in sizes):
             continue
-        number = _number(value.get_node())
+        number = number_of(value.get_node())
         if number is None or (rows is None and value.get_node().get_type_name() != "Broadcast"):
             continue
         shape = [size.get_length() for size in sizes]
@@ -325,8 +326,8 @@ def fix_initial_states(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _number(node: Any) -> Any:
-    """Return the number that all elements of an initial value equal; None if they differ or are not known."""
+def number_of(node: Any) -> Any:
+    """Return the number that all elements of a value equal; None if they differ or are not known."""
     while node.get_type_name() in ("Broadcast", "Convert"):
         node = node.input_value(0).get_node()
     numbers = np.unique(node.data) if node.get_type_name() == "Constant" else None

@@ -18,6 +18,7 @@ from placeit.devices.openvino import compile_model, explaining
 from placeit.runtime.devices.base import Buffer, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.openvino_requests import OpenVinoInstance, OpenVinoProgram
+from placeit.runtime.devices.state import OTHER_FORM
 
 __all__ = ["PagedInstance", "PagedProgram", "compile_paged"]
 
@@ -178,6 +179,8 @@ class PagedInstance(OpenVinoInstance):
     def run(self) -> None:
         """Run in the calling thread. Raises RuntimeError or DeviceError."""
         with self._paged.running:
+            if not self._keep:
+                self.reset_state()  # a run that kept its state may have left one
             try:
                 if len(self._beams):
                     texts = [self._text(int(beam)) for beam in self._beams]
@@ -257,7 +260,7 @@ class PagedInstance(OpenVinoInstance):
         program, texts = self._paged, list[_Text]()
         with program.running, explaining("A segment cannot take over the state of another one"):
             if any(f"{name} of text 0" not in states for name in program.caches):
-                raise DeviceError("The state of a text in another form is not known here.")
+                raise DeviceError(OTHER_FORM)
             while (seen := states.get(f"{_SEEN} {len(texts)}")) is not None:
                 text = _Text(program)
                 text.seen = np.array(seen.data[0], bool)
@@ -276,7 +279,10 @@ class PagedInstance(OpenVinoInstance):
 def compile_paged(
     segment: SegmentSource, model: Any, device: Device, precision: str, properties: Mapping[str, Any]
 ) -> PagedProgram:
-    """Compile a segment with caches in blocks: in all bits, unless its model or the precision asks for fewer.
+    """Compile a segment with caches in blocks: in all bits, unless the precision or its model asks for fewer.
+
+    A model in float32 has no caches in float16, for which optimum-intel asks in all models with plain weights: this attention
+    would round new keys and values, too, which the uncut model's does not.
 
     Args:
         segment: the segment.
@@ -288,7 +294,8 @@ def compile_paged(
     Raises:
         RuntimeError: OpenVINO cannot compile it.
     """
-    fewer = precision != "f32" or model.has_rt_info(["runtime_options", _BITS])
+    option = ["runtime_options", _BITS]
+    fewer = precision != "f32" or (model.has_rt_info(option) and model.get_rt_info(option).value != "f16")
     asked = ({} if fewer else {_BITS: "f32"}) | dict(properties)
     compiled = compile_model(model, device, precision, identity=segment.identity, **asked)
     return PagedProgram(segment, compiled, [port.get_any_name() for port in model.inputs[len(segment.inputs) :]])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.devices.compiled import from_cache
@@ -18,7 +19,7 @@ from placeit.runtime.devices.counters import counted_kernels
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
 from placeit.runtime.devices.openvino_c import NativeModel
-from placeit.runtime.devices.state import fetched
+from placeit.runtime.devices.state import OTHER_FORM, fetched
 
 __all__ = ["OpenVinoInstance", "OpenVinoProgram", "RequestInstance", "copied"]
 
@@ -149,6 +150,8 @@ class OpenVinoInstance(RequestInstance):
         """Set its variables to values from ``states``. Raises DeviceError."""
         with explaining("A segment cannot take over the state of another one"):
             for variable in self._variables:
+                if variable.name not in states:
+                    raise DeviceError(OTHER_FORM)
                 variable.state = fetched(states[variable.name])
 
     def state_bytes(self) -> int:

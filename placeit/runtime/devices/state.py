@@ -7,7 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Fetched", "KeepsState", "MayBePaged", "Pages", "ReadsTexts", "fetched"]
+__all__ = ["OTHER_FORM", "Fetched", "KeepsState", "MayBePaged", "Pages", "ReadsTexts", "fetched"]
+
+OTHER_FORM = "Caches in blocks and states of other forms are not converted to each other."
+"""Why a segment cannot take over a state."""
 
 
 @runtime_checkable
