@@ -298,9 +298,13 @@ class Segmenter:
         Segments are numbered from 0, so that none reads from one with a higher number, and each is on one device.
 
         Raises:
-            PlacementError: wrong length, unknown device, a group where it cannot run, or a segment that reads from a later one.
+            PlacementError: wrong length, unknown device, a group where it cannot run, a number that is left out, a segment on
+                several devices, or one that reads from a later one.
         """
         of, devices = np.array(segment_of, np.int32), self._check(placement)
+        numbers = set(of.tolist())
+        if len(of) != len(devices) or numbers != set(range(len({*zip(of.tolist(), devices.tolist(), strict=True)}))):
+            raise PlacementError("'segments' has a number for each op, from 0 on, and the ops of a segment are on one device.")
         ends = of[self.graph.edges]
         if (ends[:, 0] > ends[:, 1]).any():
             raise PlacementError("A segment of the placement reads from a later one: leave 'segments' out to plan it anew.")

@@ -192,6 +192,13 @@ def test_a_search_is_never_worse_than_its_start_and_the_same_for_the_same_seed(s
     assert problem.check(found).tolist() == segmenter.search(start, problem, steps=60, seed=seed).tolist()
 
 
+@pytest.mark.parametrize("numbers", [[1] * 5, [0, 0, 0, 0, -1], [0] * 4, [0] * 5])
+def test_numbers_of_segments_that_do_not_fit_are_an_error(numbers: list[int]) -> None:
+    segmenter = random_segmenter(0, 5, 2, ties=False)
+    with pytest.raises(PlacementError, match="a number for each op, from 0 on, and the ops of a segment are on one device"):
+        segmenter.merged(numbers, [0, 0, 0, 0, 1])
+
+
 def test_a_search_improves_a_random_placement() -> None:
     segmenter = random_segmenter(3, 20, 2, ties=False)
     start = feasible_placement(segmenter, 0)
