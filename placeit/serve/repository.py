@@ -163,9 +163,9 @@ class Repository:
 
     def _failed(self, key: Key, source: Source, error: Exception) -> None:
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
-        why = why.encode(errors="replace").decode()  # paths may have bytes that are not UTF-8
+        path, why = (text.encode(errors="replace").decode() for text in (str(source.path), why))  # paths need not be UTF-8
         self._absent[key], self._tried[key] = why, source.stamp
-        _LOG.error("%s is not loaded: %s", source.path, why)
+        _LOG.error("%s is not loaded: %s", path, why)
 
     # -- on the thread of the event loop -------------------------------------------------------------------------------------
 
