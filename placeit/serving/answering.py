@@ -172,6 +172,15 @@ class Answering(Turns):
             self._record(request, replica, ran, moved, ended)
         return True
 
+    def uncounted(self, replica: Replica, request: Pending, error: BaseException) -> None:
+        """Release a request that has ended, and that :meth:`release` failed to record."""
+        with self._lock:
+            request.over = True
+            if request in replica.flying:
+                replica.flying.remove(request)
+                self.queued.exit()
+        request.uncounted(error)
+
     def _record(
         self, request: Pending, replica: Replica, ran: abc.Sequence[Ran], moved: abc.Sequence[Moved], ended: float
     ) -> None:

@@ -190,7 +190,7 @@ class ReplicaThread(Replica):
             self._server.tell(item, () if joined else ran, self)  # no costs are of joined steps
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
-            item.uncounted(error)
+            self._server.uncounted(self, item, error)
 
         def tell(future: Answer) -> None:
             try:

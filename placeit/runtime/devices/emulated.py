@@ -42,7 +42,7 @@ def slowed(device: RuntimeDevice, slowdown: float) -> RuntimeDevice:
     closing, start, close = Gate(), device.start, device.close
 
     def finish(done: DoneCallback, begin: float, end: float, error: BaseException | None) -> None:
-        _sleep(begin + (end - begin) * slowdown - perf_counter(), closing)
+        _sleep(begin + (end - begin) * vars(device)["slowdown"] - perf_counter(), closing)
         done(begin, perf_counter(), error)
 
     def start_slowed(instance: Instance, done: DoneCallback) -> None:
