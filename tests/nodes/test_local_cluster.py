@@ -216,7 +216,7 @@ def test_a_node_that_runs_out_of_memory_while_it_loads_is_an_error_and_nothing_i
         assert isinstance(device, NodeDevice)
         connection.ray_module().get(device._actor.__ray_call__.remote(limit), timeout=60)
         segmenter = Segmenter(runtime.grouping, Costs.zero(groups, cluster))
-        with pytest.raises(DeviceError, match="memory"):
+        with pytest.raises(DeviceError, match=r"memory|its process has ended"):  # Ray may need memory first
             runtime.executor(segmenter.plan([0] * groups))
         with runtime.executor(segmenter.plan([1] * groups)) as executor:
             executor.run(model.random_inputs(0), timeout=60)
