@@ -44,6 +44,7 @@ from placeit.backends.openvino.hetero import HOW_TO_RUN, export_hetero
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.core.errors import UsageError
 from placeit.core.placement import Placement
+from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import openvino_core
 from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS
 from placeit.measuring.check import OutputDifference
@@ -202,7 +203,7 @@ _hetero: Infer | None = None
 def _open_hetero(xml: Path, device: str, values: list[NDArray[np.generic]]) -> None:
     """Compile the file that ``placeit export`` writes, as its text says, with a CPU plugin for each of the two devices."""
     global _hetero
-    core = openvino_core()
+    core = import_openvino().Core()  # with plugins and properties that the shared one must not have
     core.register_plugin("openvino_intel_cpu_plugin", "CPUB")
     for plugin in ("CPU", "CPUB"):
         core.set_property(plugin, openvino_options(1))

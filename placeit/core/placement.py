@@ -17,7 +17,10 @@ from placeit.core.files import write_text
 from placeit.core.records import RecordError, read_json, record
 from placeit.core.sizes import SizeRange
 
-__all__ = ["Conditions", "Placement", "Serving"]
+__all__ = ["NOT_SEGMENTS", "Conditions", "Placement", "Serving", "are_segments"]
+
+NOT_SEGMENTS = "'segments' has a number for each op, from 0 on, and the ops of a segment are on one device."
+"""What does not hold where :func:`are_segments` is false."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,13 @@ def _is_size(size: int | str) -> bool:
     return False
 
 
+def are_segments(segments: Sequence[int], devices: Sequence[int]) -> bool:
+    """Return whether segments of ops are numbered from 0 on without gaps, and the ops of each are on one device."""
+    if len(segments) != len(devices):
+        return False
+    return set(segments) == set(range(len(set(zip(segments, devices, strict=True)))))
+
+
 def _read(path: str | Path, found: _Replica, devices: tuple[str, ...], graph: str) -> Placement:
     """Return a placement that serves whole requests: the placement itself, or a replica."""
     ops = found.ops
@@ -311,14 +321,6 @@ def _read(path: str | Path, found: _Replica, devices: tuple[str, ...], graph: st
     if found.segments is None:
         return Placement(tuple(ops), numbers, devices, graph)
     segments = found.segments
-    pairs = set(zip(segments, numbers.tolist(), strict=False))
-    if (
-        len(segments) != len(ops)
-        or not all(0 <= s < len(ops) for s in segments)
-        or not len(pairs) == len(set(segments)) == max(segments) + 1
-    ):
-        raise PlacementError(
-            f"{path}: 'segments' has a number for each op, from 0 on, and the ops of a segment are on one device. "
-            "Without 'segments' they are planned anew."
-        )
+    if not are_segments(segments, numbers.tolist()):
+        raise PlacementError(f"{path}: {NOT_SEGMENTS} Without 'segments' they are planned anew.")
     return Placement(tuple(ops), numbers, devices, graph, np.array(segments, np.int32))

@@ -15,6 +15,7 @@ from placeit.core.cluster import Cluster, Link
 from placeit.core.conflicts import exclusive, shares_beside
 from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
+from placeit.core.placement import NOT_SEGMENTS, are_segments
 from placeit.core.problem import Problem
 from placeit.core.problem_checks import device_numbers
 from placeit.core.units import milliseconds
@@ -302,9 +303,8 @@ class Segmenter:
                 several devices, or one that reads from a later one.
         """
         of, devices = np.array(segment_of, np.int32), self._check(placement)
-        numbers = set(of.tolist())
-        if len(of) != len(devices) or numbers != set(range(len({*zip(of.tolist(), devices.tolist(), strict=True)}))):
-            raise PlacementError("'segments' has a number for each op, from 0 on, and the ops of a segment are on one device.")
+        if not are_segments(of.tolist(), devices.tolist()):
+            raise PlacementError(NOT_SEGMENTS)
         ends = of[self.graph.edges]
         if (ends[:, 0] > ends[:, 1]).any():
             raise PlacementError("A segment of the placement reads from a later one: leave 'segments' out to plan it anew.")

@@ -356,7 +356,7 @@ class Repository:
             async with self._turn:
                 yield
         except OSError as error:
-            raise RefusedError(Status.FAILED, f"{error.filename} cannot be read: {error.strerror}.") from error
+            raise RefusedError(Status.FAILED, f"{error.filename or self._folder} cannot be read: {error.strerror}.") from error
         finally:
             self._waiting -= 1
 

@@ -159,9 +159,7 @@ class Answering(Turns):
             if request.over:
                 self.repeated += 1
                 return False
-            if request in replica.flying:
-                replica.flying.remove(request)
-                self.queued.exit()
+            self._land(replica, request)
             request.alone &= self.queued.begun == request.number
             if request.line is not None:
                 self.sequences.released(request.line, request, failure, well=math.isfinite(ended))
@@ -176,10 +174,14 @@ class Answering(Turns):
         """Release a request that has ended, and that :meth:`release` failed to record."""
         with self._lock:
             request.over = True
-            if request in replica.flying:
-                replica.flying.remove(request)
-                self.queued.exit()
+            self._land(replica, request)
         request.uncounted(error)
+
+    def _land(self, replica: Replica, request: Pending) -> None:
+        """Remove a request from those that a replica has in flight, if it is one of them; with the lock."""
+        if request in replica.flying:
+            replica.flying.remove(request)
+            self.queued.exit()
 
     def _record(
         self, request: Pending, replica: Replica, ran: abc.Sequence[Ran], moved: abc.Sequence[Moved], ended: float

@@ -14,7 +14,7 @@ MAKE_A_CORE = {
     "placeit/devices/openvino_shared.py",
     "placeit/backends/openvino/hetero.py",  # in a text for users
     "benchmarks/bundle.py",  # in other processes
-    "benchmarks/executor.py",  # takes it out of the text for users
+    "benchmarks/executor.py",  # a second plugin, held as long as the process lives
     "tests/backends/test_hetero.py",  # a second plugin, held as long as the tests run
 }
 
