@@ -43,7 +43,7 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
         "faster one has too little memory for the whole model)",
     )
     options.add_argument("--policy", default="doppler", help="agent that learns from runs: doppler or hsdag (default: doppler)")
-    options.add_argument("--budget", type=float, default=210, help="seconds of the search, including training (default: 210)")
+    options.add_argument("--budget", type=float, default=150, help="seconds of the search, including training (default: 150)")
     options.add_argument("--runs", type=int, default=20, help="rounds of the race at the end (default: 20)")
     options.add_argument("--placer", action="append", help="placer to run, repeatable; default: several")
     options.add_argument("--folder", type=Path, default=Path(f"{prog}-placed"), help=f"for results (default: {prog}-placed)")

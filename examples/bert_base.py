@@ -1,4 +1,4 @@
-"""Place BERT-base on two emulated boards, train a policy on measured runs, and embed sentences; takes five minutes.
+"""Place BERT-base on two emulated boards, train a policy on measured runs, and embed sentences; takes four minutes.
 
 GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
 with a search, HEFT and the single devices; the fastest is the answer. Needs placeit with the extras learn and report.
@@ -22,7 +22,7 @@ from placeit import PlaceitError
 def main(arguments: list[str] | None = None) -> None:
     options_parser = parser("bert_base", __doc__)
     options_parser.add_argument("--batch", type=int, default=1, help="sentences in one inference (default: 1)")
-    options_parser.add_argument("--seq", type=int, default=128, help="tokens in a sentence (default: 128)")
+    options_parser.add_argument("--seq", type=int, default=64, help="tokens in a sentence (default: 64)")
     options = options_parser.parse_args(arguments)
     shape = (options.batch, options.seq)
     sentences = {

@@ -14,17 +14,31 @@ from numpy.typing import NDArray
 from placeit.core import clock
 from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
-from placeit.simulator.arrivals import Slowdown, Stream, serve_streams
+from placeit.simulator.arrivals import RequestTimes, Slowdown, Stream, serve_streams
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.entries import MAX_FACTOR, Entry, Workload, search_factor
+from placeit.workload.entries import MAX_FACTOR, Correction, Entry, Workload, search_factor
 from placeit.workload.options import Option
 
-__all__ = ["Choice", "Predictor", "Rank", "choose", "device_use", "largest_factor", "longer_limits", "rank"]
+__all__ = [
+    "PERCENTILES",
+    "Choice",
+    "Predictor",
+    "Rank",
+    "choose",
+    "device_use",
+    "largest_factor",
+    "longer_limits",
+    "rank",
+    "simulate_mix",
+]
 
 Choice: TypeAlias = tuple[int, ...]
 """The index of the option of each model."""
 Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
+
+PERCENTILES = (50.0, 95.0, 99.0)
+"""The percentiles that corrections have waits for."""
 
 _FEW_REQUESTS = (200, 4000)  # `Predictor.requests` while many choices are compared
 _FEWEST = 5  # requests of each model in a simulation
@@ -37,7 +51,7 @@ class Predictor:
     """Predicts the latencies of all models by simulation, with the same arrivals for all choices.
 
     Args:
-        workload: the models; their waits are added to the simulated latencies.
+        workload: the models; their corrections are applied to the simulated latencies.
         options: the options of each model.
         memory: bytes of weights that each device can hold, by name.
         seed: seed of the arrivals.
@@ -92,9 +106,7 @@ class Predictor:
         """Return the predicted latencies of each model."""
         if choice not in self._cache:
             options = self.chosen(choice)
-            models = zip(self.workload, options, self._arrivals, self.workload.priorities, strict=True)
-            streams = [Stream(option.replicas, times, priority, entry.name) for entry, option, times, priority in models]
-            flights = serve_streams(streams, until=self._seconds, slowdown=self.slowdown)
+            flights = simulate_mix(self.workload, options, self._arrivals, self.slowdown, until=self._seconds)
             points = []
             for entry, option, (arrived, _, ended) in zip(self.workload, options, flights, strict=True):
                 in_flight = sum(one.in_flight for one in option.replicas)
@@ -102,8 +114,8 @@ class Predictor:
                 up = entry.rate is None or pending <= most_left(in_flight, len(arrived))
                 rate = entry.rate if entry.rate is not None else len(ended) / float(ended.max())
                 latencies = np.sort(ended - arrived) + option.host
-                wait = self.workload.waits.get(entry.name, (0.0, 0.0, 0.0))
-                latencies += np.interp(np.linspace(0.0, 100.0, len(ended)), (50.0, 95.0, 99.0), wait)
+                waits = self.workload.corrections.get(entry.name, Correction()).waits
+                latencies += np.interp(np.linspace(0.0, 100.0, len(ended)), PERCENTILES, waits)
                 points.append(OperatingPoint.of(rate, [(latencies, up)], entry.limited))
             self._cache[choice] = tuple(points)
         return self._cache[choice]
@@ -118,6 +130,31 @@ class Predictor:
         """Return the names of the models that leave the options that serve now."""
         models = zip(self.workload, choice, self.now or (None,) * len(choice), strict=True)
         return [entry.name for entry, number, now in models if now not in (None, number)]
+
+
+def simulate_mix(
+    workload: Workload,
+    options: Sequence[Option],
+    arrivals: Sequence[NDArray[np.float64] | int],
+    slowdown: Slowdown | None,
+    *,
+    until: float = math.inf,
+) -> list[RequestTimes]:
+    """Simulate requests to all models, with their corrected times (:func:`placeit.simulator.arrivals.serve_streams`).
+
+    Args:
+        workload: the models.
+        options: the option of each model.
+        arrivals: arrival times of the requests to each model, or the number of its requests under way.
+        slowdown: factor by which models on other devices slow a model; None if they do not.
+        until: seconds after which closed loops submit no more requests.
+    """
+    streams = []
+    for entry, option, times, priority in zip(workload, options, arrivals, workload.priorities, strict=True):
+        scale = workload.corrections.get(entry.name, Correction()).scale
+        replicas = [replace(one, scale=scale * one.scale) for one in option.replicas]
+        streams.append(Stream(replicas, times, priority, entry.name))
+    return serve_streams(streams, until=until, slowdown=slowdown)
 
 
 def rank(workload: Workload, points: Sequence[OperatingPoint], moves: int = 0) -> Rank:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import yaml
 
@@ -20,7 +20,7 @@ from placeit.core.strictyaml import Node, StrictYaml
 from placeit.serving.latency import LatencyLimit
 from placeit.workload.interference import Pair
 
-__all__ = ["MAX_FACTOR", "Entry", "EntryReader", "Workload", "search_factor"]
+__all__ = ["MAX_FACTOR", "Correction", "Entry", "EntryReader", "Workload", "search_factor"]
 
 _RENAMED = {"limit": "latency_limit", "shapes": "input_shapes"}  # attributes of a model that have another key in the file
 _NAME = re.compile(r"\.*[\w-][\w.-]*", re.ASCII)  # names that a server can serve (placeit.serve.served_model.is_name)
@@ -29,7 +29,7 @@ _MAX_IN_FLIGHT = 64  # requests of one model that are under way
 _MAX_MODELS = 1000  # models of a workload
 _MIN_RATE, _MAX_RATE = 1e-12, 1e12  # of rates and weights; sums of much larger numbers overflow
 _MAX_SLOWDOWN = 1000.0  # factor by which a model slows another one
-_MAX_WAIT = 1e9  # seconds
+_MAX_WAIT, _MAX_SCALE = 1e9, 100.0  # seconds; factor on the times of a model
 MAX_FACTOR = 8.0
 """The largest factor on rates that is tried."""
 
@@ -95,6 +95,18 @@ class Entry:
         return f"{self.in_flight} under way" if self.rate is None else f"{self.rate:g} requests/s"
 
 
+class Correction(NamedTuple):
+    """How measured latencies of a model, in the mix of all models, differ from simulated ones.
+
+    Attributes:
+        scale: factor on the simulated times of its segments.
+        waits: seconds that are added to the percentiles 50, 95 and 99 of its simulated latency.
+    """
+
+    scale: float = 1.0
+    waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Models that share devices.
@@ -103,8 +115,7 @@ class Workload:
         entries: the models, at least one.
         path: the file that it was read from; None if it was not read from a file.
         slowdowns: measured factors by which pairs of models slow each other.
-        waits: by the name of a model, measured seconds that its requests wait beside the simulated work, at the percentiles 50,
-            95 and 99.
+        corrections: measured corrections of simulated latencies, by the name of the model.
 
     Raises:
         UsageError: there is no model, there are more than 1000 models, or two models have the same name.
@@ -113,7 +124,7 @@ class Workload:
     entries: tuple[Entry, ...]
     path: Path | None = None
     slowdowns: tuple[Pair, ...] = ()
-    waits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -137,17 +148,17 @@ class Workload:
             WorkloadError: the file has an error; the message names the file, the line and the key.
         """
         reader = EntryReader(Path(path))
-        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns", "waits"), ("models",))
+        top = reader.mapping(reader.root(), "the file", ("models", "slowdowns", "corrections"), ("models",))
         slowdowns = reader.items(top["slowdowns"], "'slowdowns'") if "slowdowns" in top else ()
         pairs = tuple(reader.pair(node, f"slowdowns[{number}]") for number, node in enumerate(slowdowns))
-        waits = reader.mapping(top["waits"], "'waits'") if "waits" in top else {}
-        times = {name: reader.wait(node, f"'waits.{name}'") for name, node in waits.items()}
+        of_models = reader.mapping(top["corrections"], "'corrections'") if "corrections" in top else {}
+        corrections = {name: reader.correction(node, f"corrections.{name}") for name, node in of_models.items()}
         keys, entries = [_RENAMED.get(field.name, field.name) for field in fields(Entry)], list[Entry]()
         for number, node in enumerate(reader.items(top["models"], "'models'")):
             name = f"models[{number}]"
             entries.append(reader.entry(node, name, reader.mapping(node, f"'{name}'", keys, ("model",))))
         try:
-            return cls(tuple(entries), Path(path), pairs, times)
+            return cls(tuple(entries), Path(path), pairs, corrections)
         except UsageError as error:
             raise WorkloadError(f"{path}: {error}") from None
 
@@ -216,8 +227,8 @@ class Workload:
             values |= {key: os.path.relpath(value, path.parent) for key, value in values.items() if isinstance(value, Path)}
             models.append({_RENAMED.get(key, key): value for key, value in values.items() if value is not None})
         slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
-        waits = {name: [*times] for name, times in self.waits.items()}
-        measured = {key: values for key, values in (("slowdowns", slowdowns), ("waits", waits)) if values}
+        corrections = {name: {"scale": scale, "waits": [*waits]} for name, (scale, waits) in self.corrections.items()}
+        measured = {key: values for key, values in (("slowdowns", slowdowns), ("corrections", corrections)) if values}
         write_text(path, yaml.safe_dump({"models": models} | measured, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
@@ -272,12 +283,16 @@ class EntryReader(StrictYaml):
             self.fail(node, f"'{name}' does not have two models, two devices, and two factors of {_MAX_SLOWDOWN:g} at most")
         return Pair(models, devices, factors)
 
-    def wait(self, node: Node, entry: str) -> tuple[float, float, float]:
-        """Read the measured waits of a model."""
-        times = [self.quantity(time, entry, "time") for time in self.items(node, entry)]
-        if len(times) != 3 or max(times) > _MAX_WAIT:
+    def correction(self, node: Node, name: str) -> Correction:
+        """Read the measured correction of a model."""
+        nodes, entry = self.mapping(node, f"'{name}'", Correction._fields, Correction._fields), f"'{name}.waits'"
+        scale = self.positive(nodes["scale"], f"'{name}.scale'")
+        waits = [self.quantity(time, entry, "time") for time in self.items(nodes["waits"], entry)]
+        if len(waits) != 3 or max(waits) > _MAX_WAIT:
             self.fail(node, f"{entry} does not have three times of at most {_MAX_WAIT:g} s, at the percentiles 50, 95 and 99")
-        return times[0], times[1], times[2]
+        if not 1 / _MAX_SCALE <= scale <= _MAX_SCALE:
+            self.fail(node, f"'{name}.scale' is {scale:g}; it must be from {1 / _MAX_SCALE:g} to {_MAX_SCALE:g}")
+        return Correction(scale, (waits[0], waits[1], waits[2]))
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
         """Read a limit on latency."""

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +17,17 @@ from placeit.core import clock
 from placeit.measuring.statistics import FEWEST
 from placeit.profiler.costs import Progress
 from placeit.serving.latency import OperatingPoint, most_left
-from placeit.serving.load_run import Served, keep_busy, offer, offer_all
+from placeit.serving.load_run import Served, keep_busy, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
-from placeit.simulator.arrivals import Stream, serve_streams
+from placeit.simulator.arrivals import Slowdown
 from placeit.simulator.load import poisson_arrivals
-from placeit.workload.choosing import Choice
-from placeit.workload.entries import Entry, Workload
+from placeit.workload.choosing import PERCENTILES, Choice, simulate_mix
+from placeit.workload.entries import Correction, Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
 
-__all__ = ["measure_choices", "measure_slowdowns", "measure_waits"]
+__all__ = ["measure_choices", "measure_corrections", "measure_slowdowns"]
 
 _PAIR_TURNS = 3  # turns in which a pair of models is measured alone and together
 _PAIR_S = (0.05, 0.5)  # least and most seconds of such a turn; more if fewer than 5 requests would fit
@@ -34,8 +35,10 @@ _TURN_S = (0.1, 5.0)  # least and most seconds of a turn; more if the budget all
 _REQUESTS = (5, 100)  # least (if the budget allows) and most requests of the model with the lowest rate in a turn
 _MAX_REQUESTS = 20_000  # requests of a model in a turn
 _JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
-_LIGHT = 0.3  # largest share of its time that a device works for a model whose waits are measured
-_ALONE = (20, 100)  # least requests from which waits are known, and requests that are sent for them if the device has the time
+_LIGHT = 0.6  # largest sum, over all models, of rate times seconds while corrections are measured
+_MIN_REQUESTS = 20  # of each model while corrections are measured
+_STEPS = 5  # simulations in which the scales of corrections are found
+_MAX_SCALE = 5.0  # largest factor on the times of a model
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests in seconds, whether its server kept up, and the requests per second that it served."""
@@ -161,48 +164,65 @@ def measure_slowdowns(
     return found
 
 
-def measure_waits(
-    sessions: Sequence[Session], workload: Workload, options: Sequence[Sequence[Option]], *, until: float, seed: int
-) -> dict[str, tuple[float, float, float]]:
-    """Measure how much longer requests to each model alone, at a light load, take than in a simulation of them.
+def measure_corrections(
+    sessions: Sequence[Session],
+    workload: Workload,
+    options: Sequence[Sequence[Option]],
+    slowdown: Slowdown | None,
+    *,
+    until: float,
+    seed: int,
+) -> dict[str, Correction]:
+    """Measure how latencies of the models, at a light load, differ from a simulation with the same arrivals.
 
-    The difference is the time in which threads of the client and of the server wake up, the spread of the model's time, and
-    what else the machine does.
+    All models are served at once. The times of each model are scaled so that its simulated median is the measured one, which
+    includes what clients, servers and other models take from its cores and caches. What its higher percentiles are longer by is
+    the spread of these times, and the time in which threads wake up.
 
     Args:
         sessions: the session of each model.
         workload: the models.
         options: the options of each model, of which the first one is measured.
+        slowdown: factor by which models on other devices slow a model; None if they do not.
         until: when to end, by :func:`placeit.core.clock.now`.
         seed: seed of the arrivals.
 
     Returns:
-        The differences of the percentiles 50, 95 and 99 by the name of the model, seconds, at least 0; without models that
-        there is no time to measure.
+        The corrections by the name of the model, without models that there is no time to measure.
 
     Raises:
         ExecutionError: a request failed.
         KeyboardInterrupt: Ctrl-C.
     """
-    waits = {}
-    for k, (entry, (own, *_)) in enumerate(zip(workload, options, strict=True)):
-        seconds = (until - clock.now()) / (len(workload) - k)
-        if seconds * _LIGHT < _ALONE[0] * own.seconds:
-            continue
-        rate = min(_LIGHT / own.seconds, max(entry.rate or math.inf, _ALONE[1] / seconds))
-        times = poisson_arrivals(rate, min(math.ceil(rate * seconds), _MAX_REQUESTS), seed=seed)
-        with sessions[k].serve(own.placement) as server:
-            served = offer(server, sessions[k].model.sample_inputs(), times)
-        if served.interrupted:
-            raise KeyboardInterrupt
-        if served.error is not None:
-            raise served.error
-        (flights,) = serve_streams([Stream(own.replicas, times)])
-        each = served.latencies + own.transfer_s, flights.ended - flights.arrived + own.host
-        measured, simulated = (np.percentile(latencies, (50, 95, 99)) for latencies in each)
-        p50, p95, p99 = np.maximum(measured - simulated, 0.0).tolist()
-        waits[entry.name] = p50, p95, p99
-    return waits
+    seconds, share, first = max(until - clock.now(), 1e-9), _LIGHT / len(workload), [own[0] for own in options]
+    pairs = list(zip(workload, first, strict=True))
+    rates = [max(min(entry.rate or math.inf, share / own.seconds), _MIN_REQUESTS / seconds) for entry, own in pairs]
+    measured = [k for k, own in enumerate(first) if rates[k] * own.seconds <= share]
+    if not measured:
+        return {}
+    mix = replace(workload, entries=tuple(workload.entries[k] for k in measured), corrections={})
+    chosen = [first[k] for k in measured]
+    arrivals = [poisson_arrivals(rates[k], min(math.ceil(rates[k] * seconds), _MAX_REQUESTS), seed=seed + k) for k in measured]
+    with contextlib.ExitStack() as stack:
+        priorities = zip(measured, chosen, mix.priorities, strict=True)
+        servers = [stack.enter_context(sessions[k].serve(own.placement, priority=one)) for k, own, one in priorities]
+        inputs = [sessions[k].model.sample_inputs() for k in measured]
+        served = offer_all(list(zip(servers, inputs, arrivals, strict=True)))
+    latencies = []
+    for one, option in zip(served, chosen, strict=True):
+        _check(one)
+        latencies.append(np.percentile(one.latencies + option.transfer_s, PERCENTILES))
+    for _ in range(_STEPS):
+        flights = simulate_mix(mix, chosen, arrivals, slowdown)
+        found = {}
+        for entry, option, actual, times in zip(mix, chosen, latencies, flights, strict=True):
+            simulated = np.percentile(times.ended - times.arrived + option.host, PERCENTILES)
+            p50, p95, p99 = np.maximum(actual - simulated, 0.0).tolist()
+            before = mix.corrections.get(entry.name, Correction()).scale
+            scale = float(np.clip(before * actual[0] / simulated[0], 1 / _MAX_SCALE, _MAX_SCALE))
+            found[entry.name] = Correction(before, (p50, p95, p99)), scale
+        mix = replace(mix, corrections={name: Correction(scale) for name, (_, scale) in found.items()})
+    return {name: correction for name, (correction, _) in found.items()}
 
 
 def _turn(
@@ -232,14 +252,21 @@ def _turn(
     if any(one.interrupted for one in served.values()):
         return None
     for one in served.values():
-        if one.error is not None:
-            raise one.error
+        _check(one)
     turns = []
     for k, entry in enumerate(workload):
         in_flight, one = sum(executor.in_flight for executor in servers[k].executors), served[k]
         up = entry.rate is None or one.keeps_up(most_left(in_flight, one.arrived))
         turns.append((one.latencies, up, len(one.latencies) / one.seconds))
     return turns
+
+
+def _check(served: Served) -> None:
+    """Raise the error of the first request that failed, or KeyboardInterrupt after Ctrl-C."""
+    if served.interrupted:
+        raise KeyboardInterrupt
+    if served.error is not None:
+        raise served.error
 
 
 def _summed_up(workload: Workload, turns: Mapping[str, Sequence[Sequence[Turn]]]) -> dict[str, tuple[OperatingPoint, ...]]:

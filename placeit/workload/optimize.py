@@ -28,13 +28,13 @@ from placeit.workload.arriving import node_of
 from placeit.workload.choosing import Choice, Predictor, choose, device_use, largest_factor, longer_limits, rank
 from placeit.workload.entries import Workload
 from placeit.workload.interference import Interference, Place, pairs_by_load
-from placeit.workload.measuring import measure_choices, measure_slowdowns, measure_waits
+from placeit.workload.measuring import measure_choices, measure_corrections, measure_slowdowns
 from placeit.workload.options import Option, naming, open_entry, options_of
 
 __all__ = ["PlacedWorkload", "Together", "optimize_workload"]
 
 _SEARCH_SHARE = 0.5  # share of the budget for the searches of the models
-_WAITS_SHARE = 0.05  # share of the budget for measuring what requests wait for beside the simulated work
+_CORRECTIONS_SHARE = 0.08  # share of the budget for measuring how latencies in the mix differ from simulated ones
 _PAIRS_SHARE = 0.1  # share of the budget for measuring how models slow each other
 _CHOICE_SHARE = 0.1  # share of the budget for choosing an option for each model
 _MAX_MODELS = 64  # models of a workload that is placed by measuring
@@ -77,7 +77,7 @@ class PlacedWorkload:
     """The result of :func:`optimize_workload`.
 
     Attributes:
-        workload: the workload, with the slowdowns and the waits that were measured, or else known.
+        workload: the workload, with the slowdowns and the corrections that were measured, or else known.
         every: the placements that were compared, the best first.
         chosen: the best placement that keeps all limits; None if no placement does.
         factor: the largest factor on all rates, 8 at most, at which the joint placement is predicted to keep all limits.
@@ -218,10 +218,10 @@ def optimize_workload(
     the whole workload on shared devices: it has to keep all limits, and then have the least weighted latency. The simulation
     takes into account how models on different devices of a machine slow each other
     (:class:`placeit.workload.interference.Interference`). That is measured in a tenth of the budget, or else known from the
-    file of the workload, or from ``start``. In a twentieth, each model gets requests alone: what they wait for beside its work
-    is added to predictions. The search among choices takes at most another tenth. The best choice is then measured by requests
-    to all models at once, against each model where a search for it alone puts it, and against each model on the whole CPU as
-    its runtime uses it without placeit. The measurement decides.
+    file of the workload, or from ``start``. In a twelfth, all models get requests at a light load, and predictions are
+    corrected by their latencies. The search among choices takes at most another tenth. The best choice is then measured by
+    requests to all models at once, against each model where a search for it alone puts it, and against each model on the whole
+    CPU as its runtime uses it without placeit. The measurement decides.
 
     Args:
         workload: the workload, or the path of its file.
@@ -285,10 +285,12 @@ def optimize_workload(
         if not interference.pairs:
             known = workload.slowdowns or previous.slowdowns
             interference = replace(interference, pairs=tuple(pair for pair in known if models.issuperset(pair.models)))
-        until = clock.now() + _WAITS_SHARE * seconds if cluster.executable and measure else 0.0
-        measured = measure_waits(sessions, workload, options, until=until, seed=seed)
-        waits = {name: each for name, each in {**previous.waits, **workload.waits, **measured}.items() if name in models}
-        workload = replace(workload, slowdowns=interference.pairs, waits=waits)
+        corrections = {**previous.corrections, **workload.corrections}
+        if cluster.executable and measure:
+            until = clock.now() + _CORRECTIONS_SHARE * seconds
+            corrections |= measure_corrections(sessions, workload, options, interference, until=until, seed=seed)
+        corrections = {name: each for name, each in corrections.items() if name in models}
+        workload = replace(workload, slowdowns=interference.pairs, corrections=corrections)
         predict = Predictor(workload, options, memory, seed, now if served else None, interference)
         ways = _ways(predict, clock.now() + _CHOICE_SHARE * seconds)
         joint = next(iter(ways.values()))

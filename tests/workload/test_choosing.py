@@ -14,7 +14,7 @@ from placeit.core.problem import Problem
 from placeit.serving.latency import LatencyLimit
 from placeit.simulator.arrivals import SimulatedReplica
 from placeit.workload.choosing import Predictor, choose, largest_factor
-from placeit.workload.entries import Entry, Workload
+from placeit.workload.entries import Correction, Entry, Workload
 from placeit.workload.options import Option
 
 NOWHERE = Placement(("op",), np.zeros(1, np.int32), ("d",))
@@ -118,13 +118,15 @@ def test_a_factor_on_the_least_and_the_highest_rates_is_found_as_well(rate: floa
     assert largest_factor(Predictor(workload(rate, limit=1e9), [[option(1e-12, "d")]], {}), (0,)) == 8.0
 
 
-def test_measured_waits_are_added_to_the_simulated_percentiles() -> None:
+def test_measured_waits_are_added_to_percentiles_of_scaled_times() -> None:
     options, load = [[option(0.01, "d")]], workload(10.0, limit=0.03)
     plain = Predictor(load, options, {})((0,))[0]
-    waiting = Predictor(replace(load, waits={"m0": (0.001, 0.02, 0.03)}), options, {})((0,))[0]
+    waiting = Predictor(replace(load, corrections={"m0": Correction(1.0, (0.001, 0.02, 0.03))}), options, {})((0,))[0]
     found = np.subtract([waiting.p50, waiting.p95, waiting.p99], [plain.p50, plain.p95, plain.p99])
     assert found == pytest.approx([0.001, 0.02, 0.03], abs=1e-3)
     assert (plain.kept, waiting.kept) == (True, False)
+    scaled = Predictor(replace(load, corrections={"m0": Correction(2.0)}), options, {})((0,))
+    assert scaled == Predictor(load, [[option(0.02, "d")]], {})((0,))
 
 
 def test_requests_under_way_have_the_rate_at_which_they_are_served() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from placeit.core.errors import FileError, UsageError, WorkloadError
 from placeit.serving.latency import LatencyLimit
-from placeit.workload.entries import Entry, Workload
+from placeit.workload.entries import Correction, Entry, Workload
 from placeit.workload.interference import Pair
 from tests.workload.nets import write_workload
 
@@ -46,10 +46,13 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     )
     slowdowns = (Pair(("a.b-c", "d"), ("CPU@0", "edge1/CPU"), (1.25, 0.875)),)
-    waits = {"a.b-c": (0.0, 1 / 3, 1e-7)}
-    Workload(entries, slowdowns=slowdowns, waits=waits).save(tmp_path / "w.yaml")
+    corrections = {"a.b-c": Correction(1.5, (0.0, 1 / 3, 1e-7))}
+    Workload(entries, slowdowns=slowdowns, corrections=corrections).save(tmp_path / "w.yaml")
     found = Workload.load(tmp_path / "w.yaml")
-    assert (found.entries, found.slowdowns, found.waits) == (entries, slowdowns, waits)
+    assert (found.entries, found.slowdowns, found.corrections) == (entries, slowdowns, corrections)
+
+
+CORRECTED = "models: [{model: m, rate: 1}]\ncorrections:"
 
 
 @pytest.mark.parametrize(
@@ -87,10 +90,16 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
             "does not have two models",
         ),
         ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b], slowdown: [2, 1e9]}]", "1000 at most"),
-        ("models: [{model: m, rate: 1}]\nwaits: [1, 2, 3]", "line 2: 'waits' is not a mapping"),
-        ("models: [{model: m, rate: 1}]\nwaits: {m: [1ms, 2ms]}", "'waits.m' does not have three times"),
-        ("models: [{model: m, rate: 1}]\nwaits: {m: [1, 2, 1e308]}", "three times of at most 1e.09 s"),
-        ("models: [{model: m, rate: 1}]\nwaits: {m: [1, -2, 3]}", "'waits.m': '-2' is negative"),
+        (f"{CORRECTED} [1, 2, 3]", "line 2: 'corrections' is not a mapping"),
+        (f"{CORRECTED} {{m: {{waits: [1, 2, 3]}}}}", "line 2: 'corrections.m' has no 'scale'"),
+        (f"{CORRECTED} {{m: {{scale: 1, waits: [1ms, 2ms]}}}}", "'corrections.m.waits' does not have three times"),
+        (f"{CORRECTED} {{m: {{scale: 1, waits: [1, 2, 1e308]}}}}", "three times of at most 1e.09 s"),
+        (f"{CORRECTED} {{m: {{scale: 1, waits: [1, -2, 3]}}}}", "'corrections.m.waits': '-2' is negative"),
+        (f"{CORRECTED} {{m: {{scale: 0, waits: [1, 2, 3]}}}}", "'corrections.m.scale' is 0; it must be above 0"),
+        (
+            f"{CORRECTED} {{m: {{scale: 1e9, waits: [1, 2, 3]}}}}",
+            r"'corrections.m.scale' is 1e\+09; it must be from 0.01 to 100",
+        ),
         ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
     ],
 )

@@ -125,18 +125,19 @@ def test_slowdowns_that_were_measured_before_count_where_nothing_is_measured(mod
     assert Workload.load(models / "next.yaml").slowdowns == slowed.interference.pairs
 
 
-def test_waits_that_were_measured_before_count_where_nothing_is_measured(models: Path) -> None:
+def test_corrections_that_were_measured_before_count_where_nothing_is_measured(models: Path) -> None:
     path = write_workload(models, *(f"model: {name}/model.onnx, name: {name}, rate: 1" for name in ("big", "small")))
     alone = optimize_workload(path, described(fast=1e6), budget=1, cache=None)
     alone.save(models / "placed.yaml")
-    assert "waits" not in (models / "placed.yaml").read_text()
+    assert "corrections" not in (models / "placed.yaml").read_text()
     with (models / "placed.yaml").open("a") as file:
-        file.write("waits: {small: [1ms, 500ms, 600ms], gone: [1, 1, 1]}\n")
+        small, gone = "{scale: 1, waits: [1ms, 500ms, 600ms]}", "{scale: 1, waits: [1, 1, 1]}"
+        file.write(f"corrections: {{small: {small}, gone: {gone}}}\n")
     again = optimize_workload(path, described(fast=1e6), budget=1, cache=None, start=models / "placed.yaml")
     added = [now.p95 - before.p95 for now, before in zip(again.best.predicted, alone.best.predicted, strict=True)]
     assert added == pytest.approx([0.0, 0.5], abs=0.01)
     again.save(models / "next.yaml")
-    assert Workload.load(models / "next.yaml").waits == {"small": (0.001, 0.5, 0.6)}
+    assert Workload.load(models / "next.yaml").corrections == {"small": (1.0, (0.001, 0.5, 0.6))}
 
 
 def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
@@ -245,7 +246,7 @@ def test_models_on_two_core_sets_are_measured_beside_each_other(models: Path) ->
     predicted = optimize_workload(models / "placed.yaml", names, budget=2, cache=None, policy=STEADY, measure=False)
     assert predicted.turns == 0
     assert predicted.interference.pairs == found.interference.pairs
-    assert predicted.workload.waits == found.workload.waits
+    assert predicted.workload.corrections == found.workload.corrections
     data = json.loads(json.dumps(found.to_dict()))
     assert {*data["interference"]["pairs"][0]["models"]} == {"big", "small"}
     check_schema({"schema": "placeit.workload/1", **data, "workload_file": None}, "placeit.workload/1")
