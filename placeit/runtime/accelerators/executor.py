@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.arrays import GpuArray
-from placeit.core.errors import DeviceError, ExecutionError, UsageError, forget_frames
+from placeit.core.errors import DeviceError, ExecutionError, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Job, Worker
-from placeit.runtime.accelerators.blanks import Blanks
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
@@ -60,9 +59,9 @@ class StreamExecutor(PlanExecutor):
     Executors of one accelerator may run at the same time, each on its own streams.
 
     Args:
-        work: what to run.
+        work: tasks of the plan.
         accelerator: the devices to run it on.
-        in_flight: how many requests may be in flight at once.
+        in_flight: maximum number of requests in flight at once.
         ahead: number of segments that may be queued on a device, and of tensors on a link, including the running one. If all
             segments are on one device, there is no limit for 2 and more.
         priority: priority of its streams: where work of several executors is ready, lower numbers start first; 0 for background
@@ -71,7 +70,7 @@ class StreamExecutor(PlanExecutor):
     Raises:
         DeviceError: weights and buffers do not fit into a device's free memory.
         ExecutionError: the accelerator is closed.
-        UsageError: an argument out of its range.
+        UsageError: ``in_flight`` is below 1, or above 1024.
     """
 
     native = False  # Python launches the work of streams
@@ -80,8 +79,6 @@ class StreamExecutor(PlanExecutor):
     def __init__(
         self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD, priority: int = 0
     ) -> None:
-        if in_flight < 1 or ahead < 1:
-            raise UsageError(f"'in_flight' and 'ahead' must be at least 1; got {in_flight} and {ahead}.")
         super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()}, priority)
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
@@ -90,7 +87,7 @@ class StreamExecutor(PlanExecutor):
         self._times, self._request_io = Times(self._launcher), RequestIO(self._launcher, self.inputs)
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # None after a run that failed: the next run makes one
-        self._blanks = Blanks(self._launcher)
+        self._blanked: int | None = None  # the sentinel, if the buffers are blank
         self._inputs: dict[int, Mapping[str, Any]] = {}  # copied when the next run begins, by request
         self._out: Mapping[str, GpuArray] = {}  # arrays for outputs of the first request of the next run
         self._outputs: dict[int, dict[str, Any]] = {}  # of the last run, by request, until they are read
@@ -107,19 +104,19 @@ class StreamExecutor(PlanExecutor):
         self._worker = Worker("placeit launches", around=accelerator.launching)
 
     def checked(self, inputs: Arrays) -> dict[str, Any]:
-        """Return inputs in the model's order and types; see :meth:`RequestIO.checked`."""
+        """Check inputs; see :meth:`RequestIO.checked`."""
         return self._request_io.checked(inputs)
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:
-        """Make an array ready to have an output written to it; see :meth:`RequestIO.adopted`."""
+        """Prepare an array on a GPU for an output; see :meth:`RequestIO.adopted`."""
         return self._request_io.adopted(name, array)
 
     def on_device(self) -> dict[str, GpuArray]:
-        """Make arrays for outputs on GPUs. Raises NoRoomError."""
+        """Allocate arrays for outputs on GPUs. Raises NoRoomError."""
         return self._request_io.on_device()
 
     def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
-        self._blanks.forget()
+        self._blanked = None
         self._outputs.clear()
         return _Requests(count, bell)
 
@@ -304,20 +301,37 @@ class StreamExecutor(PlanExecutor):
         return job.result()
 
     def _blank(self, sentinel: int) -> str | None:
-        """Blank all buffers that a run writes. Returns a message if memory was written after the last run, else None."""
         self._outputs.clear()
-        found = self._on_launching_thread(functools.partial(self._blanks.fill, sentinel))
+        found = self._on_launching_thread(functools.partial(self._fill, sentinel))
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
+
+    def _fill(self, sentinel: int) -> int | None:
+        """Blank all buffers that a run writes; return a place whose memory was written since the last fill, or None.
+
+        Buffers may share memory. It is blank for the first buffer that a run writes. Late writes within a run are not detected
+        here, but by wrong outputs of the segments that read them.
+        """
+        layout, found = self.layout, None
+        written = [b for launch in layout.launches for b in launch.writes]
+        first = {layout.slot_of[b]: b for b in reversed(written)}
+        for slot in self._launcher.slots:
+            for b in first.values():
+                if self._blanked is not None and not self._accelerator.is_blank(slot.views[b], self._blanked):
+                    found = layout.places[b]
+            for b in reversed(written):
+                self._accelerator.blank(slot.views[b], sentinel)
+        self._blanked = sentinel
+        return found
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the segments and transfers of each request of the last call, with its number among those in flight.
 
         Copies between the host and a device are on separate links. A simulation does not have them.
         """
-        return [*self._times.all()]
+        return self._times.all()
 
     @functools.cached_property
     def labels(self) -> Labels:
