@@ -20,11 +20,11 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, Delivers, Instance,
 from placeit.runtime.nodes.tensors import Outgoing, ReceivingBuffers, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Parcel, ProtocolError
 
-__all__ = ["DRIVER", "Lane", "SegmentJob", "Wiring", "rank"]
+__all__ = ["DRIVER", "MAX_TEXT_BYTES", "Lane", "SegmentJob", "Wiring", "data_parcel"]
 
 DRIVER = ""
 """Name of the connection to the driver: the process with the executor."""
-_MAX_TEXT_BYTES = 4096
+MAX_TEXT_BYTES = 4096  # limit on the text of an error in a frame
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Lane:
     def place(self, frame: Frame) -> memoryview | None:
         """Return memory for a payload; see :meth:`placeit.runtime.nodes.wire.Receiver.place`."""
         if frame.kind != Kind.DATA:
-            raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
+            raise ProtocolError(f"an unexpected payload (kind {frame.kind})")
         with self._lock:
             entry = self._buffers.get(frame.target)
             if entry is None or self._slots[entry.slot].epoch > frame.epoch:
@@ -241,7 +241,7 @@ class Lane:
         if self._peers.get(connection.name, connection) is not connection:
             return
         self._peers.pop(connection.name, None)
-        text = f"{connection.name}: {why}".encode()[:_MAX_TEXT_BYTES]
+        text = f"{connection.name}: {why}".encode()[:MAX_TEXT_BYTES]
         driver = self._peers.get(DRIVER)
         if driver is not None:
             driver.send(Frame(Kind.LOST), memoryview(text))
@@ -361,7 +361,7 @@ class Lane:
                 self._leave_queue(number)
                 for job in [job for entry in sent for job in entry.readers]:
                     self._count_input(job)
-        text = b"" if error is None else (str(error) or type(error).__name__).encode()[:_MAX_TEXT_BYTES]
+        text = b"" if error is None else (str(error) or type(error).__name__).encode()[:MAX_TEXT_BYTES]
         ended = Frame(Kind.ENDED, epoch=epoch, target=number, start=start, finish=finish)
         self._send_outputs(slot, epoch, sent, ended, text)
         for frame in deferred:
@@ -380,14 +380,11 @@ class Lane:
         self, slot: int, epoch: int, sent: Mapping[_TrackedBuffer, Outgoing | None], report: Frame | None, text: bytes = b""
     ) -> None:
         """Send values to all devices that read them, then a report to the driver, after the values that the driver reads."""
-        begin = perf_counter()
         parcels: dict[str, list[Parcel]] = {}
         for entry, value in sent.items():
-            if value is None:
-                continue
-            for name, number, priority in entry.sends:
-                frame = Frame(Kind.DATA, value.coding, 0, epoch, number, start=begin, finish=value.scale, sizes=value.sizes)
-                parcels.setdefault(name, []).append(Parcel(frame, value.payload, rank(len(value.payload), priority)))
+            if value is not None:
+                for name, number, priority in entry.sends:
+                    parcels.setdefault(name, []).append(data_parcel(value, epoch, number, priority))
         if report is not None:
             before = [(one.priority[0], math.inf) for one in parcels.get(DRIVER, ())]
             parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
@@ -401,6 +398,8 @@ class Lane:
         return (found := self._slots.get(slot)) is not None and found.epoch == epoch
 
 
-def rank(nbytes: int, priority: float) -> tuple[float, ...]:
-    """Return the priority of a tensor's frames on a link: tensors of one chunk precede longer ones, and then ``priority``."""
-    return (1.0, priority) if nbytes > CHUNK else (0.0, priority)
+def data_parcel(sent: Outgoing, epoch: int, number: int, priority: float = 0.0) -> Parcel:
+    """Return a tensor for the buffer with a number. On a link, tensors of one chunk precede longer ones, then ``priority``."""
+    start = perf_counter()
+    frame = Frame(Kind.DATA, sent.coding, 0, epoch, number, start=start, finish=sent.scale, sizes=sent.sizes)
+    return Parcel(frame, sent.payload, (float(len(sent.payload) > CHUNK), priority))
