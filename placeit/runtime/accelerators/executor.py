@@ -115,7 +115,32 @@ class StreamExecutor(PlanExecutor):
         """Allocate arrays for outputs on GPUs. Raises NoRoomError."""
         return self._request_io.on_device()
 
-    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
+    def _execute(self, count: int, deadline: float) -> None:
+        self._check_not_broken()
+        self._drain(deadline)
+        if self._waiting.locked():
+            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
+        run = self._prepare(count=count)
+        try:
+            with self._waiting:
+                self._run = run
+                self._start(run)
+                self._wait(run, deadline)
+        except BaseException:
+            run.stop()
+            raise
+        if run.error is not None:
+            raise run.error
+        if run.stopped:
+            raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+        self.inner = run.end - run.begin
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """Begin and end of the last run on its streams, in seconds of ``time.perf_counter``."""
+        return (self._run.begin, self._run.end) if isinstance(self._run, _Requests) else (0.0, 0.0)
+
+    def _prepare(self, bell: Bell | None = None, count: int = 0) -> _Requests:
         self._blanked = None
         self._outputs.clear()
         return _Requests(count, bell)
@@ -133,9 +158,9 @@ class StreamExecutor(PlanExecutor):
         return narrowed(_Requests, run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
-        self._worker.submit(functools.partial(self._launch, run))
+        self._worker.submit(functools.partial(self._launch, narrowed(_Requests, run)))
 
-    def _launch(self, run: ActiveRun) -> None:
+    def _launch(self, run: _Requests) -> None:
         """Run requests from begin to end. The launching thread calls this."""
         with self._lock:
             if run.stopped:
@@ -152,7 +177,7 @@ class StreamExecutor(PlanExecutor):
                     raise
         except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
             failed = self._launcher.failed_request
-            run.failed = failed if failed is not None else narrowed(_Requests, run).copying
+            run.failed = failed if failed is not None else run.copying
             if run.error is None and not isinstance(error, _StoppedError):
                 run.error = _failure(error)
         with self._lock:
@@ -163,7 +188,7 @@ class StreamExecutor(PlanExecutor):
         if ended:
             self._end_lanes()
 
-    def _run_all(self, run: ActiveRun) -> None:
+    def _run_all(self, run: _Requests) -> None:
         self._check_accelerator()
         launcher = self._launcher
         dispatcher = self._dispatcher or Dispatcher(launcher, self._ahead)
@@ -176,22 +201,20 @@ class StreamExecutor(PlanExecutor):
             self._request_io.write_to(request, {} if request else out)
         self._times.begin()
         run.begin = run.end = perf_counter()
-        requests = narrowed(_Requests, run)
-        slots = min(requests.waiting, len(launcher.slots))
+        slots = min(run.waiting, len(launcher.slots))
         for request in range(slots):
-            requests.waiting -= 1
-            requests.in_flight.append(request)
+            run.waiting -= 1
+            run.in_flight.append(request)
             dispatcher.begin(request)
-        admits = run.bell is not None
-        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.pending:
+        while self._begin_admitted(run, dispatcher) or launcher.pending:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
             dispatcher.ended(*token)
-            for request in self._take_ended(requests):
-                if requests.waiting:
-                    requests.waiting -= 1
-                    requests.in_flight.append(request)
+            for request in self._take_ended(run):
+                if run.waiting:
+                    run.waiting -= 1
+                    run.in_flight.append(request)
                     dispatcher.begin(request)
         self._outputs.update((request, self._request_io.get(request)) for request in range(slots))
         self._dispatcher = dispatcher
@@ -222,7 +245,7 @@ class StreamExecutor(PlanExecutor):
         While requests are in flight, the caller asks again after the next report.
         """
         begun = False
-        while run.bell is not None and run.admitting:
+        while run.admitting:
             try:
                 what = run.admitted.get(block=not (begun or self._launcher.pending))
             except Empty:
@@ -347,10 +370,16 @@ class StreamExecutor(PlanExecutor):
 
 
 class _Requests(ActiveRun):
-    """A run of a given number of requests, or of requests that are admitted one by one."""
+    """A run of a given number of requests, or of requests that are admitted one by one.
+
+    Attributes:
+        begin: time of the call, then of the begin on its streams, in seconds of ``time.perf_counter``.
+        end: time at which the last request ended, in seconds of ``time.perf_counter``.
+    """
 
     def __init__(self, count: int, bell: Bell | None) -> None:
         super().__init__(bell)
+        self.begin, self.end = perf_counter(), 0.0
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
         self.admitted: SimpleQueue[tuple[int, Mapping[str, Any], Mapping[str, GpuArray]] | None] = SimpleQueue()
