@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, Unpack, cast
 from weakref import WeakSet
@@ -19,8 +18,8 @@ from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.calls import check_process, check_requests
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool, PoolOptions
-from placeit.runtime.devices.accelerator import StreamProgram, Streams
-from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice, Transport
+from placeit.runtime.devices.accelerator import StreamProgram
+from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice
 from placeit.runtime.devices.state import Pages
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
@@ -114,16 +113,6 @@ class Runtime:
     def devices(self) -> tuple[RuntimeDevice, ...]:
         """The open devices, in the cluster's order; empty if streams drive them."""
         return self.pool.devices
-
-    @property
-    def transports(self) -> Mapping[tuple[int, int], Transport]:
-        """The open links, by (source, destination)."""
-        return self.pool.transports
-
-    @property
-    def streams(self) -> Streams | None:
-        """The streams that drive all devices; None if the host decides when each segment starts."""
-        return self.pool.streams
 
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
         """Make an executor of a plan, of the type for these devices.
