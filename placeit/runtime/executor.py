@@ -327,7 +327,7 @@ class Executor(PlanExecutor):
 
     def _ended(self, run: ActiveRun) -> list[int]:
         self._conclude(run)
-        return [run.ended.popleft() for _ in range(len(run.ended))]
+        return super()._ended(run)
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002
         return self._read(request), *self._steps.ran(request)

@@ -130,7 +130,14 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight, priority, alone=alone)
+        programs = self.compiler.compile(plan.programs, alone=alone)
+        executor: PlanExecutor
+        if self.pool.streams is not None:
+            work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
+            executor = StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
+        else:
+            made = cast("list[Program]", programs)
+            executor = Executor(self.book, self.pool, plan, made, in_flight=in_flight, priority=priority)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -147,10 +154,3 @@ class Runtime:
         if not isinstance(device, DividedIntoStreams):
             return None
         return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
-
-    def _executor(self, plan: Plan, in_flight: int, priority: int, *, alone: bool) -> PlanExecutor:
-        programs = self.compiler.compile(plan.programs, alone=alone)
-        if self.pool.streams is not None:
-            work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
-            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
-        return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight, priority=priority)

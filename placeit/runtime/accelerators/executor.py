@@ -151,9 +151,6 @@ class StreamExecutor(PlanExecutor):
     def _admit_no_more(self, run: ActiveRun) -> None:
         narrowed(_Requests, run).admitted.put(None)
 
-    def _ended(self, run: ActiveRun) -> list[int]:
-        return [run.ended.popleft() for _ in range(len(run.ended))]
-
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, Any], Sequence[Ran], Sequence[Moved]]:
         return narrowed(_Requests, run).outcomes.pop(request)
 

@@ -257,8 +257,9 @@ class Launcher:
         self.failed_request = request if self.failed_request is None else self.failed_request
         what = "Copying the value of" if launch.program is None else "The segment that starts with"
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
-        failure = DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
-        failure.device = self._named(n)[1]
+        name, device = self._named(n)
+        failure = DeviceError(f"{what} {name} failed on {device}: {why}")
+        failure.device = device
         return failure
 
     def _named(self, n: int) -> tuple[str, str]:

@@ -242,8 +242,7 @@ class Lane:
             return
         self._peers.pop(connection.name, None)
         text = f"{connection.name}: {why}".encode()[:MAX_TEXT_BYTES]
-        driver = self._peers.get(DRIVER)
-        if driver is not None:
+        if (driver := self._peers.get(DRIVER)) is not None:
             driver.send(Frame(Kind.LOST), memoryview(text))
 
     # -- decisions; "(locked)": the caller holds the lock ---------------------------------------------------------------
@@ -348,7 +347,8 @@ class Lane:
     def _done(self, number: int, slot: int, epoch: int, start: float, finish: float, error: BaseException | None) -> None:
         sent: dict[_TrackedBuffer, Outgoing | None] = {}
         with self._lock:
-            outputs = self._outputs(number, slot, epoch) if error is None else []
+            current = error is None and self._is_current(slot, epoch)
+            outputs = [self._buffers[output] for output in self._jobs[number][0].outputs] if current else []
         try:  # before another segment runs here, which might give the tensors other sizes
             sent = {entry: self._sent_value(entry) for entry in outputs}
         except Exception as failure:  # noqa: BLE001 (it is reported to the driver)
@@ -368,10 +368,6 @@ class Lane:
             self._use_arrived(frame)
         self._start_next()
 
-    def _outputs(self, number: int, slot: int, epoch: int) -> list[_TrackedBuffer]:
-        """Return the buffers that a job has written; none if its run is over (locked)."""
-        return [self._buffers[output] for output in self._jobs[number][0].outputs] if self._is_current(slot, epoch) else []
-
     def _sent_value(self, entry: _TrackedBuffer) -> Outgoing | None:
         """Return the value of a buffer in the form that is sent; None if it is not sent."""
         return None if entry.sent is None else outgoing(entry.sent, self._coding)
@@ -389,8 +385,7 @@ class Lane:
             before = [(one.priority[0], math.inf) for one in parcels.get(DRIVER, ())]
             parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
         for name in sorted(parcels, key=lambda name: name == DRIVER):
-            peer = self._peers.get(name)
-            if peer is not None:
+            if (peer := self._peers.get(name)) is not None:
                 peer.send_all(parcels[name], functools.partial(self._is_current, slot, epoch))
 
     def _is_current(self, slot: int, epoch: int) -> bool:
