@@ -26,7 +26,8 @@ from placeit.planning.segments import Plan
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.actor import local as as_on_its_node
-from placeit.runtime.nodes.package import Package, Unpacked, pack
+from placeit.runtime.nodes.formats import Package
+from placeit.runtime.nodes.package import Unpacked, pack
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.session import Session
 

@@ -175,7 +175,7 @@ class _Reader(StrictYaml):
             if stated["slowdown"] < 1:
                 self.fail(
                     fields["slowdown"],
-                    f"'{entry}.slowdown' is {stated['slowdown']:g}; it must be 1 or more: nothing can be sped up",
+                    f"'{entry}.slowdown' is {stated['slowdown']:g}; it must be 1 or more: a device can only be slowed down",
                 )
         address = self.real[name] = self.address(fields["runs_on"], f"'{entry}.runs_on'")
         return Device(name, address.runtime or hardware_kind(address), address), stated

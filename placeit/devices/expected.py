@@ -24,17 +24,15 @@ def with_expected(cluster: Cluster, expected: Mapping[str, str]) -> Cluster:
         UsageError: a device is not on a node, or fewer than two devices are present, whose link stands for missing links.
     """
     if expected and len(cluster) < 2:
-        raise UsageError(
-            "Devices are expected beside two that are there: links to them are taken to be like those between two."
-        )
+        raise UsageError("Expected devices need two present devices: links to them are assumed to equal the link of these two.")
     present, added = dict(zip(cluster.names, cluster.devices, strict=True)), []
     for name, like in expected.items():
         address = parse_device(name)
         if not address.node or like not in present or not present[like].where.node:
             nodes = ", ".join(name for name, device in present.items() if device.where.node)
             raise UsageError(
-                f"'{name}' is expected to be like '{like}': both have to be devices of nodes, and the latter has to be there "
-                f"({nodes or 'none is'})."
+                f"'{name}' cannot be expected to equal '{like}': both have to be devices of nodes, and the second has to be "
+                f"present (present devices of nodes: {nodes or 'none'})."
             )
         all_cores = () if address.cores else present[like].all_cores
         added.append(replace(present[like], name=name, address=address, all_cores=all_cores))

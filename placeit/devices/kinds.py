@@ -147,11 +147,8 @@ class OnOpenVino(Protocol):
         ...
 
 
-class _Unknown(Kind):
-    formats = ()
-
-
-_UNKNOWN = _Unknown()
+_UNKNOWN = Kind()
+_UNKNOWN.formats = ()
 
 
 def kinds() -> Iterator[tuple[str, Kind]]:
@@ -183,10 +180,9 @@ def load_kind(name: str) -> Kind | None:
         try:
             kind = load_entry("kind of device", table, name)
         except UsageError as error:
-            if isinstance(error.__cause__, TypeError) and "DeviceKind() takes no arguments" in str(error.__cause__):
-                kind = None
-            else:
+            if not (isinstance(error.__cause__, TypeError) and "DeviceKind() takes no arguments" in str(error.__cause__)):
                 raise
+            kind = None
         if not isinstance(kind, Kind):
             raise UsageError(
                 f"The kind of device '{name}' ({table[name].value}) is written for another version of placeit, in which a kind "

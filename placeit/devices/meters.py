@@ -83,7 +83,9 @@ class Sampler:
         if not interval > 0:
             raise UsageError(f"Meters cannot be read every {interval} s: the interval must be positive.")
         self._interval, self._stop = interval, threading.Event()
-        meters = [_cpu(), _memory(), *packages(system), *intel_gpus(system)]
+        process = Meter("process CPU", "cores", None, time.process_time, counts=True)
+        memory = Meter("resident memory", "B", None, _resident_bytes)
+        meters = [process, memory, *packages(system), *intel_gpus(system)]
         self._meters = [meter for meter in meters if _readable(meter)]
         self._points: list[list[tuple[float, float]]] = [[] for _ in self._meters]  # time and value
         self._thread: threading.Thread | None = None
@@ -155,15 +157,8 @@ def _readable(meter: Meter) -> bool:
     return False
 
 
-def _cpu() -> Meter:
-    return Meter("process CPU", "cores", None, time.process_time, counts=True)
-
-
-def _memory() -> Meter:
-    page = os.sysconf("SC_PAGE_SIZE")
-    return Meter(
-        "resident memory", "B", None, lambda: float(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
-    )
+def _resident_bytes() -> float:
+    return float(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _number(path: Path, scale: float) -> _Read:

@@ -76,7 +76,7 @@ _ANSWERS: weakref.WeakKeyDictionary[Any, dict[tuple[Any, str], frozenset[str]]] 
 
 
 def supported_nodes(model: Any, target: str) -> frozenset[str]:
-    """Return the friendly names of the nodes of an ``openvino.Model`` that a plugin says it runs; each is asked once.
+    """Return the friendly names of the nodes of an ``openvino.Model`` that a plugin supports. Results are cached.
 
     Raises OpenVINO's errors.
     """

@@ -130,7 +130,7 @@ class Asked:
     def __init__(self, races: Races, segmenter: Segmenter, problem: Problem) -> None:
         self._races, self._segmenter, self._problem = races, segmenter, problem
         runtime = races.session.runtime
-        self._shared = not runtime.transports and len({device.space for device in runtime.devices}) == 1
+        self._shared = not runtime.pool.transports and len({device.space for device in runtime.devices}) == 1
         self._names: dict[bytes | frozenset[tuple[int, tuple[int, ...]]], str] = {}  # by placement and by plan
 
     def rows(self, placements: ArrayLike) -> list[NDArray[np.int32]]:

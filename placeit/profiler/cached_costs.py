@@ -37,7 +37,9 @@ _MARGIN = 1.1  # factor between the cached and the new interval that counts as n
 def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str, Any]:
     """Return the conditions under which costs are measured, as a JSON-compatible cache key."""
     return {
-        "what": "group costs" if runtime.streams is None else "group costs on streams",  # streams copy the outputs of segments
+        "what": "group costs"
+        if runtime.pool.streams is None
+        else "group costs on streams",  # streams copy the outputs of segments
         "model": runtime.model.identity,
         "groups": grouping.group_of.tolist(),
         "devices": [device_key(device) for device in cluster.devices],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import PlaceitError
@@ -26,29 +24,23 @@ class ActiveRun:
 
     Attributes:
         thread: identifier of the thread that called.
-        deadline: seconds, by ``time.perf_counter``, until which that thread waits; infinite if it waits without limit.
         begun: whether lanes have begun it.
         error: the first error; None if there was none.
         failed: number of the request with that error among the requests in flight; None if it is unknown.
         ended: numbers of the requests that have ended, if there is a bell.
         failures: errors of these requests, by number; requests that have succeeded have no entry.
-        begin: time of the call, or of the begin on its lanes, in seconds of ``time.perf_counter``.
-        end: time at which the whole run had ended, in seconds of ``time.perf_counter``.
         over: gate that opens at the end of the run.
     """
 
     def __init__(self, bell: Bell | None = None) -> None:
         self.bell = bell
         self.thread = threading.get_ident()
-        self.deadline = math.inf
         self.begun = self._stopped = False
         self._stop_lanes: Callable[[], object] | None = None
         self.error: PlaceitError | None = None
         self.failed: int | None = None
         self.ended: deque[int] = deque()
         self.failures: dict[int, PlaceitError] = {}
-        self.begin = perf_counter()
-        self.end = 0.0
         self.over = Gate()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from placeit.runtime.devices.base import Buffer, Instance, Rebinds
+from placeit.runtime.devices.base import Buffer, Instance, Rebinds, Runnable
 from placeit.runtime.devices.host_buffer import HostBuffer
 
 __all__ = ["Alternating", "SharesState", "alternating"]
@@ -24,16 +24,6 @@ class SharesState(Instance, Protocol):
     def beside(self, outputs: Sequence[Buffer]) -> Instance:
         """Return an instance for another slot, with the same state and other output buffers."""
         ...
-
-
-class _Runnable(Rebinds, Protocol):
-    """An instance that runs on the calling thread."""
-
-    def bind(self, index: int, buffer: Buffer) -> None: ...
-
-    def output(self, index: int) -> Buffer: ...
-
-    def run(self) -> None: ...
 
 
 class Alternating:
@@ -55,7 +45,7 @@ class Alternating:
     rebinds = True
     alternates = True
 
-    def __init__(self, instance: _Runnable, outputs: Sequence[Buffer], last: list[Alternating | None] | None = None) -> None:
+    def __init__(self, instance: Runnable, outputs: Sequence[Buffer], last: list[Alternating | None] | None = None) -> None:
         self.instance, self._outputs = instance, [*outputs]
         self._bound: dict[int, Buffer] = {}
         self._last: list[Alternating | None] = [None] if last is None else last

@@ -37,9 +37,8 @@ def segment_failure(first: str, device: RuntimeDevice, error: object) -> Executi
         device: the device.
         error: the exception that the run raised; any other object if a native entry reported the failure.
     """
-    explain = device.failure if isinstance(device, MakesErrors) else None
-    if explain is not None and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
-        error = explain(error)
+    if isinstance(device, MakesErrors) and isinstance(error, BaseException) and not isinstance(error, PlaceitError):
+        error = device.failure(error)
     if not isinstance(error, BaseException):
         error = ExecutionError(device.explain() if isinstance(device, ExplainsEntries) else "its device does not say why")
     prefix = f"Inference failed on {device.name}: "

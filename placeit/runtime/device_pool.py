@@ -215,7 +215,7 @@ class DevicePool:
             failed.trial()
             passed = True
         except PlaceitError as error:
-            _LOG.debug("%s is not there again: %s", name, error)
+            _LOG.debug("%s is still lost: %s", name, error)
         finally:  # also after an interrupt of the trial
             with self._lock:
                 now, passed = self.devices, passed and not self._closed
@@ -298,15 +298,11 @@ def _open_streams(cluster: Cluster, precision: str) -> Streams | None:
 
     The host has to pace clusters of several kinds or nodes, and emulated devices and links.
     """
-    if any(device.emulated for device in cluster.devices) or any(link.origin == "emulated" for link in cluster.links.values()):
+    emulates = any(link.origin == "emulated" for link in cluster.links.values())
+    if emulates or any(device.emulated or device.where.node for device in cluster.devices):
         return None
-    if any(device.where.node for device in cluster.devices):
-        return None
-    for device in cluster.devices:
-        streams = device_kind(device).streams(cluster.devices, precision)
-        if streams is not None:
-            return streams
-    return None
+    asked = (device_kind(device).streams(cluster.devices, precision) for device in cluster.devices)
+    return next((streams for streams in asked if streams is not None), None)
 
 
 def _open(

@@ -40,24 +40,6 @@ class EngineRun(ActiveRun):
         self.begun = True
 
     @property
-    def begin(self) -> float:
-        """See :class:`placeit.runtime.active_run.ActiveRun`."""
-        return self._engine.begun_at
-
-    @begin.setter
-    def begin(self, _: float) -> None:
-        pass
-
-    @property
-    def end(self) -> float:
-        """See :class:`placeit.runtime.active_run.ActiveRun`."""
-        return self._engine.ended_at
-
-    @end.setter
-    def end(self, _: float) -> None:
-        pass
-
-    @property
     def stopped(self) -> bool:
         """See :class:`placeit.runtime.active_run.ActiveRun`."""
         return self._engine.stopped

@@ -165,6 +165,11 @@ class Executor(PlanExecutor):
         devices = [self._devices[d] for d in used]
         return tuple(device.name for device in devices if isinstance(device, HostPaced) and device.host_paced)
 
+    @property
+    def window(self) -> tuple[float, float]:
+        """Begin and end of the last run on its lanes, in seconds of ``time.perf_counter``."""
+        return self._engine.begun_at, self._engine.ended_at
+
     def at_work(self) -> Collection[tuple[int, int, int]]:
         """Return the segments that run now; see :meth:`placeit.runtime.plan_lanes.PlanLanes.at_work`."""
         nodes = [] if self.by_size else [divmod(node, self._steps.size) for node in self._engine.running()]
@@ -299,7 +304,7 @@ class Executor(PlanExecutor):
 
     # -- requests as they come -----------------------------------------------------------------------------------------------
 
-    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:  # noqa: ARG002
+    def _prepare(self, bell: Bell) -> ActiveRun:
         self._blended = None
         self.pool.check_open()
         _OPEN.check()
@@ -322,7 +327,7 @@ class Executor(PlanExecutor):
 
     def _ended(self, run: ActiveRun) -> list[int]:
         self._conclude(run)
-        return [run.ended.popleft() for _ in range(len(run.ended))]
+        return super()._ended(run)
 
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:  # noqa: ARG002
         return self._read(request), *self._steps.ran(request)

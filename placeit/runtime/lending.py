@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.narrowing import narrowed
-from placeit.core.telemetry import import_openvino
 from placeit.runtime.devices.base import Buffer, BufferSpec
-from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.host_buffer import HostBuffer, shared_tensor
 
 __all__ = ["MAX_COPIED_BYTES", "MIN_LENT_BYTES", "InputPort", "OutputPort", "is_lendable"]
 
@@ -90,7 +89,7 @@ class InputPort(_Port):
         """Set the value that the next requests read; it must not change until they have ended."""
         if self._bind is not None and value.flags.c_contiguous and value.flags.writeable and value.flags.aligned:
             if self._lent is not value:
-                self._bind(HostBuffer(_spec(self.buffer), _shared(value)))
+                self._bind(HostBuffer(_spec(self.buffer), shared_tensor(value)))
                 self._lent = value
             return
         self.unlend()
@@ -118,7 +117,7 @@ class _OutputMemory:
 
     def __init__(self, spec: BufferSpec) -> None:
         self.array = np.zeros(spec.shape, spec.dtype)
-        self.buffer = HostBuffer(spec, _shared(self.array))
+        self.buffer = HostBuffer(spec, shared_tensor(self.array))
         self._references = sys.getrefcount(self.array)
 
     @property
@@ -154,7 +153,7 @@ class OutputPort(_Port):
         """Bind the next request to a caller's array; return False if the output has to be copied there instead."""
         if self._bind is None or not (out.flags.c_contiguous and out.flags.aligned):
             return False
-        self._use(HostBuffer(_spec(self.buffer), _shared(out)))
+        self._use(HostBuffer(_spec(self.buffer), shared_tensor(out)))
         return True
 
     def make_room(self) -> None:
@@ -182,7 +181,3 @@ class OutputPort(_Port):
 
 def _spec(buffer: Buffer) -> BufferSpec:
     return narrowed(HostBuffer, buffer).spec
-
-
-def _shared(array: NDArray[np.generic]) -> Any:
-    return import_openvino().Tensor(array, shared_memory=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Sample
 from placeit.backends.checking import checked_inputs
 from placeit.core.arrays import GpuArray
-from placeit.core.errors import ExecutionError, NoRoomError, UsageError
+from placeit.core.errors import NoRoomError, UsageError
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.calls import check_memory, checked_out
@@ -252,28 +252,6 @@ class PlanExecutor(ServingLoop):
                 array[...] = outputs[name]
             outputs[name] = array
         return outputs
-
-    def _execute(self, count: int, deadline: float) -> None:
-        """Run ``count`` requests on the inputs that were set. Requires the turn."""
-        self._check_not_broken()
-        self._drain(deadline)
-        if self._waiting.locked():
-            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
-        run = self._prepare(count)
-        run.deadline = deadline
-        try:
-            with self._waiting:
-                self._run = run
-                self._start(run)
-                self._wait(run, deadline)
-        except BaseException:
-            run.stop()
-            raise
-        if run.error is not None:
-            raise run.error
-        if run.stopped:
-            raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
-        self.inner = run.end - run.begin
 
 
 def with_room(open_for: Callable[..., PlanExecutor], in_flight: int) -> PlanExecutor:

@@ -128,10 +128,9 @@ class PlanLanes(ABC):
         return 0.0
 
     @property
+    @abstractmethod
     def window(self) -> tuple[float, float]:
         """Begin and end of the last call of :meth:`times` on its lanes, in seconds of ``time.perf_counter``."""
-        run = self._run
-        return (0.0, 0.0) if run is None else (run.begin, run.end)
 
     @property
     def gone(self) -> PlaceitError | None:
@@ -200,8 +199,12 @@ class PlanLanes(ABC):
         return None
 
     @abstractmethod
-    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
-        """Prepare a run of ``count`` requests or, with a bell to ring at each end, of requests that are admitted later."""
+    def _execute(self, count: int, deadline: float) -> None:
+        """Run ``count`` requests on the inputs that were set. Requires the turn."""
+
+    @abstractmethod
+    def _prepare(self, bell: Bell) -> ActiveRun:
+        """Prepare a run of requests that are admitted later; it rings the bell whenever a request ends."""
 
     @abstractmethod
     def _admit(self, run: ActiveRun, request: int, inputs: Mapping[str, Any], out: Mapping[str, GpuArray]) -> None:
@@ -218,12 +221,12 @@ class PlanLanes(ABC):
     def _admit_no_more(self, run: ActiveRun) -> None:
         """End a run with a bell as soon as no request of it is in flight."""
 
-    @abstractmethod
     def _ended(self, run: ActiveRun) -> list[int]:
         """Return the numbers of the requests of a run with a bell that have ended since the last call.
 
-        ``run.failures`` says which of them have failed.
+        ``run.failures`` has the errors of requests that failed.
         """
+        return [run.ended.popleft() for _ in range(len(run.ended))]
 
     @abstractmethod
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, NDArray[np.generic]], Sequence[Ran], Sequence[Moved]]:

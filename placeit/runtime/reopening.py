@@ -80,7 +80,7 @@ def reopened(
                 stack.pop_all()
         except DeviceError as error:
             current[d] = device
-            _LOG.debug("%s is not there again: %s", names[d], error)
+            _LOG.debug("%s is still lost: %s", names[d], error)
         else:
             current_links |= opened
             for other in current:

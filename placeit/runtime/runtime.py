@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, Unpack, cast
 from weakref import WeakSet
@@ -19,8 +18,8 @@ from placeit.runtime.accelerators.work import PlanTasks
 from placeit.runtime.calls import check_process, check_requests
 from placeit.runtime.compiling import Compiling
 from placeit.runtime.device_pool import DevicePool, PoolOptions
-from placeit.runtime.devices.accelerator import StreamProgram, Streams
-from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice, Transport
+from placeit.runtime.devices.accelerator import StreamProgram
+from placeit.runtime.devices.base import DividedIntoStreams, Program, RuntimeDevice
 from placeit.runtime.devices.state import Pages
 from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
@@ -115,16 +114,6 @@ class Runtime:
         """The open devices, in the cluster's order; empty if streams drive them."""
         return self.pool.devices
 
-    @property
-    def transports(self) -> Mapping[tuple[int, int], Transport]:
-        """The open links, by (source, destination)."""
-        return self.pool.transports
-
-    @property
-    def streams(self) -> Streams | None:
-        """The streams that drive all devices; None if the host decides when each segment starts."""
-        return self.pool.streams
-
     def executor(self, plan: Plan, *, in_flight: int = 1, priority: int = 0, alone: bool = False) -> PlanExecutor:
         """Make an executor of a plan, of the type for these devices.
 
@@ -141,7 +130,14 @@ class Runtime:
         """
         check_process(self._process)
         check_requests(in_flight)
-        executor = self._executor(plan, in_flight, priority, alone=alone)
+        programs = self.compiler.compile(plan.programs, alone=alone)
+        executor: PlanExecutor
+        if self.pool.streams is not None:
+            work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
+            executor = StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
+        else:
+            made = cast("list[Program]", programs)
+            executor = Executor(self.book, self.pool, plan, made, in_flight=in_flight, priority=priority)
         with self._opening:
             self._executors.add(executor)
         return executor
@@ -158,10 +154,3 @@ class Runtime:
         if not isinstance(device, DividedIntoStreams):
             return None
         return device.streams(cast("Program", self.compiler.compile(plan.programs)[0]))
-
-    def _executor(self, plan: Plan, in_flight: int, priority: int, *, alone: bool) -> PlanExecutor:
-        programs = self.compiler.compile(plan.programs, alone=alone)
-        if self.pool.streams is not None:
-            work = PlanTasks.of(self.book, plan, cast("list[StreamProgram]", programs))
-            return StreamExecutor(work, self.pool.streams.accelerator, in_flight=in_flight, priority=priority)
-        return Executor(self.book, self.pool, plan, cast("list[Program]", programs), in_flight=in_flight, priority=priority)

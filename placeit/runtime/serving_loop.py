@@ -69,7 +69,7 @@ class ServingLoop(RunEnds):
         with self._turn:
             self._check_not_broken()
             self._drain()
-            serving = Serving(self._prepare(0, feed.bell), self.in_flight, feed.slots)
+            serving = Serving(self._prepare(feed.bell), self.in_flight, feed.slots)
             run = serving.run
             item, number = _next(feed, serving)
             if item is None and not feed.stays():

@@ -125,7 +125,8 @@ class Slot:
                 if isinstance(instance, WritesTo) and not _shares(pool.devices[d]):
                     for i, t in enumerate(segment.outputs):
                         shared = _shared(pool, book.spec(t), readers[t], pool.devices[d].space)
-                        in_place = any(_reads_in_place(pool.devices[far]) for far in readers[t])
+                        far_devices = [pool.devices[far] for far in readers[t]]
+                        in_place = any(isinstance(far, ReadsInPlace) and far.reads_in_place for far in far_devices)
                         if shared is None and in_place and not isinstance(instance.output(i), HostBuffer):
                             shared = HostBuffer(book.spec(t))
                         if shared is not None:
@@ -174,7 +175,8 @@ class Slot:
         used = {segment.device for segment in plan.programs}
         parallel = any(isinstance(pool.devices[d], ServesSlots) for d in used)
         stateful = [instance for instance in self.instances if isinstance(instance, KeepsState)]
-        self.at_once = len(used) if not parallel and all(map(_alternates, stateful)) else 1
+        alternate = all(isinstance(instance, SharesState) and instance.alternates for instance in stateful)
+        self.at_once = len(used) if alternate and not parallel else 1
 
     def _instance(self, device: RuntimeDevice, program: Program, keep: bool, beside: Instance | None) -> Instance:
         """Make the instance of a segment, with the state of ``beside``, an instance in another slot, if that can be shared."""
@@ -302,16 +304,8 @@ class Slot:
         return found
 
 
-def _alternates(instance: object) -> bool:
-    return isinstance(instance, SharesState) and instance.alternates
-
-
 def _shares(device: RuntimeDevice) -> bool:
     return isinstance(device, SharesMemory) and device.shares_memory
-
-
-def _reads_in_place(device: RuntimeDevice) -> bool:
-    return isinstance(device, ReadsInPlace) and device.reads_in_place
 
 
 def _shared(pool: DevicePool, spec: BufferSpec, readers: Collection[int], space: str) -> Buffer | None:

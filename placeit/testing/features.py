@@ -358,8 +358,8 @@ def breakable(session: Session) -> Callable[[], None]:
         if broken:
             raise RuntimeError("it was told to fail")
 
-    if runtime.streams is not None:
-        accelerator: Any = runtime.streams.accelerator
+    if runtime.pool.streams is not None:
+        accelerator: Any = runtime.pool.streams.accelerator
         open_stream, prepare, own = accelerator.open_stream, accelerator.prepare, list[object]()
 
         def opened(device: int, priority: int = 0) -> object:

@@ -23,10 +23,10 @@ def test_a_device_that_is_expected_is_like_another_one_but_on_its_own_node() -> 
 @pytest.mark.parametrize(
     ("there", "name", "like", "said"),
     [
-        (["edge1/CPU@0"], "edge2/CPU@0", "edge1/CPU@0", "beside two"),
+        (["edge1/CPU@0"], "edge2/CPU@0", "edge1/CPU@0", "need two present devices"),
         (["CPU@0", "edge1/CPU@0"], "CPU@1", "edge1/CPU@0", "both have to be devices of nodes"),
-        (["CPU@0", "edge1/CPU@0"], "edge2/CPU@0", "CPU@0", r"has to be there \(edge1/CPU@0\)"),
-        (["CPU@0", "CPU@1"], "edge2/CPU@0", "edge3/CPU@0", r"has to be there \(none is\)"),
+        (["CPU@0", "edge1/CPU@0"], "edge2/CPU@0", "CPU@0", r"has to be present \(present devices of nodes: edge1/CPU@0\)"),
+        (["CPU@0", "CPU@1"], "edge2/CPU@0", "edge3/CPU@0", r"has to be present \(present devices of nodes: none\)"),
     ],
 )
 def test_a_device_that_cannot_be_expected_is_an_error(there: list[str], name: str, like: str, said: str) -> None:

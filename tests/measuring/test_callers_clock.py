@@ -12,7 +12,7 @@ from placeit.backends.base import Sample
 from placeit.core.cluster import Cluster, Device
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime import active_run, engine_run, executor, plan_executor, run_ends
+from placeit.runtime import engine_run, executor, plan_executor, run_ends
 from placeit.runtime.devices.base import Buffer
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.runtime import Runtime
@@ -59,7 +59,7 @@ class SlowDevice(NullDevice):
 def opened(monkeypatch: pytest.MonkeyPatch):
     """An executor of a model in one segment, whose clock is virtual, and the model."""
     clock = VirtualClock()
-    for module in (active_run, engine_run, executor, plan_executor, run_ends):
+    for module in (engine_run, executor, plan_executor, run_ends):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
 
     def fill(_: HostBuffer, value: NDArray[np.generic]) -> None:

@@ -22,7 +22,8 @@ from placeit.devices.openvino import openvino_core
 from placeit.planning.coarsen import coarsen
 from placeit.planning.segments import Costs, Segmenter
 from placeit.runtime.nodes import remote_calls
-from placeit.runtime.nodes.package import Unpacked, pack, pack_program
+from placeit.runtime.nodes.formats import encode
+from placeit.runtime.nodes.package import Unpacked, pack
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.runtime import Runtime
 from placeit.session import Session
@@ -84,7 +85,7 @@ def test_a_call_goes_on_when_another_process_stores_the_weights_between_two_look
     store: WeightStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = inception_like().ov_model
-    pieces = pack_program("openvino", program)[1]
+    pieces = encode("openvino", program)[1]
     assert pieces
     get = store.get
 

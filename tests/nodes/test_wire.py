@@ -193,7 +193,7 @@ def test_nobody_listens_on_all_interfaces(host: str) -> None:
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (Frame(Kind.DATA, target=1, size=1 << 31), "are the most"),
+        (Frame(Kind.DATA, target=1, size=1 << 31), "more than the maximum"),
         (Frame(Kind.DATA, target=1, size=101), "which has 100"),
         (Frame(Kind.DATA, target=1, size=100, offset=1), "which has 100"),
         (Frame(Kind.DATA, target=1, size=1, offset=(1 << 64) - 1), "which has 100"),
@@ -331,7 +331,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent(port: Any) -> None:
         ends.inbox.expect(number, around(np.zeros(2 * CHUNK, np.uint8)))
     sender = meet(port)
     payload = memoryview(bytes(2 * CHUNK))
-    sender.send(Frame(Kind.DATA, target=1), payload, is_current=lambda: False)
+    sender.send_all([Parcel(Frame(Kind.DATA, target=1), payload)], lambda: False)
     sender.send(Frame(Kind.DATA, target=2), payload)
     assert ends.arrived.wait(120)
     assert {frame.target for frame in ends.frames} == {2}

@@ -65,7 +65,7 @@ def test_outputs_are_written_to_arrays_of_the_caller_on_the_gpu_that_makes_them(
         assert executor.run(inputs, out={"out_op3": out})["out_op3"] is out
         np.testing.assert_array_equal(out.value, case.expected(inputs)["out_op3"])
         assert cuda.order.faults == []
-        with pytest.raises(UsageError, match=r"'out' has an array on a GPU for 'out_op3', which is made on cuda:1"):
+        with pytest.raises(UsageError, match=r"'out' has an array on a GPU for 'out_op3', which cuda:1 computes"):
             executor.run(inputs, out={"out_op3": CallersArray(cuda, 0, out.value)})
         np.testing.assert_array_equal(executor.run(inputs)["out_op3"], case.expected(inputs)["out_op3"])
 

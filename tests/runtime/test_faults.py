@@ -218,8 +218,8 @@ class Bench:
 
     def break_a_transfer(self, error: Exception) -> None:
         """Have the next one fail, once."""
-        streams = self.runtime.streams
-        movers = list(self.runtime.transports.values()) if streams is None else [streams.accelerator]
+        streams = self.runtime.pool.streams
+        movers = list(self.runtime.pool.transports.values()) if streams is None else [streams.accelerator]
         broken = iter([error])
         for mover in movers:
             name = "start" if streams is None else "copy"
@@ -266,7 +266,7 @@ def test_lanes_are_what_they_are_called(bench: Callable[..., Bench], lanes: str)
     with made.executor() as executor:
         assert executor.native == (lanes == "native")
         assert executor.host_paced == (("cpu",) if lanes == "paced by the host" else ())
-        assert (made.runtime.streams is not None) == (lanes in ("streams", "fake"))
+        assert (made.runtime.pool.streams is not None) == (lanes in ("streams", "fake"))
         made.check(executor)
 
 

@@ -112,8 +112,8 @@ class Nodes:
             return nodes[name]
         if any(node.name == name for node, _ in self._listed()):
             raise DeviceError(
-                f"The node '{name}' of the Ray cluster at {self.address} has ended, or was silent for so long that Ray "
-                "dropped it for good: start it again."
+                f"The node '{name}' of the Ray cluster at {self.address} has ended, or Ray has dropped it as it was silent: "
+                "start it again."
             )
         raise DeviceError(f"The Ray cluster at {self.address} has no node '{name}'; its nodes are {', '.join(nodes)}.")
 
@@ -130,7 +130,7 @@ class Nodes:
                 "ended."
             ) from error
         except (RayError, RuntimeError) as error:
-            raise DeviceError(f"The Ray cluster at {self.address} says nothing of its nodes ({first_line(error)}).") from error
+            raise DeviceError(f"The Ray cluster at {self.address} does not list its nodes ({first_line(error)}).") from error
         entries.sort(key=lambda entry: ("node:__internal_head__" not in entry["Resources"], entry["NodeID"]))
         listed = []
         for entry in entries:
@@ -303,7 +303,7 @@ def answer_of(reference: Any, what: str, timeout: float, cancelled: Callable[[],
     try:
         while not ray.wait([reference], timeout=min(CHECK_S, max(0.0, deadline - time.monotonic())))[0]:
             if cancelled():
-                raise DeviceError(f"{what} is not there any more.")
+                raise DeviceError(f"{what} is no longer available.")
             if time.monotonic() >= deadline:
                 break
         return ray.get(reference, timeout=0)
@@ -436,5 +436,5 @@ def ray_module() -> Any:
     """Import Ray. Raises DeviceError if it is not installed, or too old."""
     ray = import_extra("A device of another node", "ray", "ray", DeviceError)
     if tuple(map(int, ray.__version__.split(".")[:2])) < _MIN_RAY:
-        raise DeviceError(f"Ray {ray.__version__} is installed, which lets everybody in: placeit needs 2.59 or later.")
+        raise DeviceError(f"Ray {ray.__version__} has no authentication: placeit needs Ray 2.59 or later.")
     return ray

@@ -159,7 +159,7 @@ def running(file: Path | None = None) -> LocalCluster | None:
         with os.fdopen(handle) as source:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise ValueError("it is no file of this user")
+                raise ValueError("it is not a file of this user")
             return record(LocalCluster, parsed(source.read()))
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -139,7 +139,7 @@ class CupyLibrary:
 
     def divide(self, name: str, place: Place, parts: int) -> None:  # noqa: ARG002
         """Refuse. Raises DeviceError."""
-        raise DeviceError(f"{name}: parts of a GPU are for PyTorch models: name the whole GPU, or load the model in PyTorch.")
+        raise DeviceError(f"{name}: parts of a GPU run PyTorch models only: name the whole GPU, or load the model in PyTorch.")
 
     def exact(self) -> AbstractContextManager[object]:
         """Return a context that does nothing: no kernel of CuPy runs."""

@@ -28,7 +28,7 @@ class Dispatcher:
 
     Args:
         launcher: the requests, streams and launches.
-        ahead: how many segments may be queued on a device, and tensors on a link, the running one included.
+        ahead: maximum number of segments queued on a device, and of tensors on a link, including the running one.
     """
 
     def __init__(self, launcher: Launcher, ahead: int) -> None:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core.arrays import GpuArray
-from placeit.core.errors import DeviceError, ExecutionError, UsageError, forget_frames
+from placeit.core.errors import DeviceError, ExecutionError, forget_frames
 from placeit.core.narrowing import narrowed
 from placeit.core.threads import Job, Worker
-from placeit.runtime.accelerators.blanks import Blanks
 from placeit.runtime.accelerators.dispatcher import Dispatcher
 from placeit.runtime.accelerators.launcher import Launcher
 from placeit.runtime.accelerators.layout import RequestLayout
@@ -60,9 +59,9 @@ class StreamExecutor(PlanExecutor):
     Executors of one accelerator may run at the same time, each on its own streams.
 
     Args:
-        work: what to run.
+        work: tasks of the plan.
         accelerator: the devices to run it on.
-        in_flight: how many requests may be in flight at once.
+        in_flight: maximum number of requests in flight at once.
         ahead: number of segments that may be queued on a device, and of tensors on a link, including the running one. If all
             segments are on one device, there is no limit for 2 and more.
         priority: priority of its streams: where work of several executors is ready, lower numbers start first; 0 for background
@@ -71,7 +70,7 @@ class StreamExecutor(PlanExecutor):
     Raises:
         DeviceError: weights and buffers do not fit into a device's free memory.
         ExecutionError: the accelerator is closed.
-        UsageError: an argument out of its range.
+        UsageError: ``in_flight`` is below 1, or above 1024.
     """
 
     native = False  # Python launches the work of streams
@@ -80,8 +79,6 @@ class StreamExecutor(PlanExecutor):
     def __init__(
         self, work: PlanTasks, accelerator: Accelerator, *, in_flight: int = 1, ahead: int = _AHEAD, priority: int = 0
     ) -> None:
-        if in_flight < 1 or ahead < 1:
-            raise UsageError(f"'in_flight' and 'ahead' must be at least 1; got {in_flight} and {ahead}.")
         super().__init__(work.plan, in_flight, {name: work.values[v] for name, v in work.inputs.items()}, priority)
         self.work, self._accelerator = work, accelerator
         self.layout = RequestLayout(work, accelerator)
@@ -90,7 +87,7 @@ class StreamExecutor(PlanExecutor):
         self._times, self._request_io = Times(self._launcher), RequestIO(self._launcher, self.inputs)
         self._ahead = ahead
         self._dispatcher: Dispatcher | None = None  # None after a run that failed: the next run makes one
-        self._blanks = Blanks(self._launcher)
+        self._blanked: int | None = None  # the sentinel, if the buffers are blank
         self._inputs: dict[int, Mapping[str, Any]] = {}  # copied when the next run begins, by request
         self._out: Mapping[str, GpuArray] = {}  # arrays for outputs of the first request of the next run
         self._outputs: dict[int, dict[str, Any]] = {}  # of the last run, by request, until they are read
@@ -107,19 +104,44 @@ class StreamExecutor(PlanExecutor):
         self._worker = Worker("placeit launches", around=accelerator.launching)
 
     def checked(self, inputs: Arrays) -> dict[str, Any]:
-        """Return inputs in the model's order and types; see :meth:`RequestIO.checked`."""
+        """Check inputs; see :meth:`RequestIO.checked`."""
         return self._request_io.checked(inputs)
 
     def adopted(self, name: str, array: GpuArray) -> GpuArray:
-        """Make an array ready to have an output written to it; see :meth:`RequestIO.adopted`."""
+        """Prepare an array on a GPU for an output; see :meth:`RequestIO.adopted`."""
         return self._request_io.adopted(name, array)
 
     def on_device(self) -> dict[str, GpuArray]:
-        """Make arrays for outputs on GPUs. Raises NoRoomError."""
+        """Allocate arrays for outputs on GPUs. Raises NoRoomError."""
         return self._request_io.on_device()
 
-    def _prepare(self, count: int, bell: Bell | None = None) -> ActiveRun:
-        self._blanks.forget()
+    def _execute(self, count: int, deadline: float) -> None:
+        self._check_not_broken()
+        self._drain(deadline)
+        if self._waiting.locked():
+            raise ExecutionError("A run was started inside another run of the same executor, perhaps by a signal handler.")
+        run = self._prepare(count=count)
+        try:
+            with self._waiting:
+                self._run = run
+                self._start(run)
+                self._wait(run, deadline)
+        except BaseException:
+            run.stop()
+            raise
+        if run.error is not None:
+            raise run.error
+        if run.stopped:
+            raise ExecutionError("This executor was closed in the middle of a run: make a new one.")
+        self.inner = run.end - run.begin
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """Begin and end of the last run on its streams, in seconds of ``time.perf_counter``."""
+        return (self._run.begin, self._run.end) if isinstance(self._run, _Requests) else (0.0, 0.0)
+
+    def _prepare(self, bell: Bell | None = None, count: int = 0) -> _Requests:
+        self._blanked = None
         self._outputs.clear()
         return _Requests(count, bell)
 
@@ -129,16 +151,13 @@ class StreamExecutor(PlanExecutor):
     def _admit_no_more(self, run: ActiveRun) -> None:
         narrowed(_Requests, run).admitted.put(None)
 
-    def _ended(self, run: ActiveRun) -> list[int]:
-        return [run.ended.popleft() for _ in range(len(run.ended))]
-
     def _outcome(self, run: ActiveRun, request: int) -> tuple[dict[str, Any], Sequence[Ran], Sequence[Moved]]:
         return narrowed(_Requests, run).outcomes.pop(request)
 
     def _start(self, run: ActiveRun) -> None:
-        self._worker.submit(functools.partial(self._launch, run))
+        self._worker.submit(functools.partial(self._launch, narrowed(_Requests, run)))
 
-    def _launch(self, run: ActiveRun) -> None:
+    def _launch(self, run: _Requests) -> None:
         """Run requests from begin to end. The launching thread calls this."""
         with self._lock:
             if run.stopped:
@@ -155,7 +174,7 @@ class StreamExecutor(PlanExecutor):
                     raise
         except BaseException as error:  # noqa: BLE001 (it is raised in the thread that waits)
             failed = self._launcher.failed_request
-            run.failed = failed if failed is not None else narrowed(_Requests, run).copying
+            run.failed = failed if failed is not None else run.copying
             if run.error is None and not isinstance(error, _StoppedError):
                 run.error = _failure(error)
         with self._lock:
@@ -166,7 +185,7 @@ class StreamExecutor(PlanExecutor):
         if ended:
             self._end_lanes()
 
-    def _run_all(self, run: ActiveRun) -> None:
+    def _run_all(self, run: _Requests) -> None:
         self._check_accelerator()
         launcher = self._launcher
         dispatcher = self._dispatcher or Dispatcher(launcher, self._ahead)
@@ -179,22 +198,20 @@ class StreamExecutor(PlanExecutor):
             self._request_io.write_to(request, {} if request else out)
         self._times.begin()
         run.begin = run.end = perf_counter()
-        requests = narrowed(_Requests, run)
-        slots = min(requests.waiting, len(launcher.slots))
+        slots = min(run.waiting, len(launcher.slots))
         for request in range(slots):
-            requests.waiting -= 1
-            requests.in_flight.append(request)
+            run.waiting -= 1
+            run.in_flight.append(request)
             dispatcher.begin(request)
-        admits = run.bell is not None
-        while (admits and self._begin_admitted(requests, dispatcher)) or launcher.pending:
+        while self._begin_admitted(run, dispatcher) or launcher.pending:
             token = launcher.next_report()
             if token is None or run.stopped:
                 raise _StoppedError
             dispatcher.ended(*token)
-            for request in self._take_ended(requests):
-                if requests.waiting:
-                    requests.waiting -= 1
-                    requests.in_flight.append(request)
+            for request in self._take_ended(run):
+                if run.waiting:
+                    run.waiting -= 1
+                    run.in_flight.append(request)
                     dispatcher.begin(request)
         self._outputs.update((request, self._request_io.get(request)) for request in range(slots))
         self._dispatcher = dispatcher
@@ -225,7 +242,7 @@ class StreamExecutor(PlanExecutor):
         While requests are in flight, the caller asks again after the next report.
         """
         begun = False
-        while run.bell is not None and run.admitting:
+        while run.admitting:
             try:
                 what = run.admitted.get(block=not (begun or self._launcher.pending))
             except Empty:
@@ -304,20 +321,37 @@ class StreamExecutor(PlanExecutor):
         return job.result()
 
     def _blank(self, sentinel: int) -> str | None:
-        """Blank all buffers that a run writes. Returns a message if memory was written after the last run, else None."""
         self._outputs.clear()
-        found = self._on_launching_thread(functools.partial(self._blanks.fill, sentinel))
+        found = self._on_launching_thread(functools.partial(self._fill, sentinel))
         if found is None:
             return None
         name = "the host" if found == HOST else self._accelerator.names[found]
         return f"memory of {name} was still written after everything had been reported to have ended"
+
+    def _fill(self, sentinel: int) -> int | None:
+        """Blank all buffers that a run writes; return a place whose memory was written since the last fill, or None.
+
+        Buffers may share memory. It is blank for the first buffer that a run writes. Late writes within a run are not detected
+        here, but by wrong outputs of the segments that read them.
+        """
+        layout, found = self.layout, None
+        written = [b for launch in layout.launches for b in launch.writes]
+        first = {layout.slot_of[b]: b for b in reversed(written)}
+        for slot in self._launcher.slots:
+            for b in first.values():
+                if self._blanked is not None and not self._accelerator.is_blank(slot.views[b], self._blanked):
+                    found = layout.places[b]
+            for b in reversed(written):
+                self._accelerator.blank(slot.views[b], sentinel)
+        self._blanked = sentinel
+        return found
 
     def last_run(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the segments and transfers of each request of the last call, with its number among those in flight.
 
         Copies between the host and a device are on separate links. A simulation does not have them.
         """
-        return [*self._times.all()]
+        return self._times.all()
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -333,10 +367,16 @@ class StreamExecutor(PlanExecutor):
 
 
 class _Requests(ActiveRun):
-    """A run of a given number of requests, or of requests that are admitted one by one."""
+    """A run of a given number of requests, or of requests that are admitted one by one.
+
+    Attributes:
+        begin: time of the call, then of the begin on its streams, in seconds of ``time.perf_counter``.
+        end: time at which the last request ended, in seconds of ``time.perf_counter``.
+    """
 
     def __init__(self, count: int, bell: Bell | None) -> None:
         super().__init__(bell)
+        self.begin, self.end = perf_counter(), 0.0
         self.waiting, self.admitting = count, bell is not None
         self.in_flight: list[int] = []
         self.admitted: SimpleQueue[tuple[int, Mapping[str, Any], Mapping[str, GpuArray]] | None] = SimpleQueue()

@@ -22,9 +22,9 @@ def check_parts(name: str, index: int, parts: int) -> None:
     """Divide a GPU into equal parts, unless it is divided already.
 
     Args:
-        name: the device in errors: ``cuda:0@1of2``.
+        name: name of the device in errors, such as ``cuda:0@1of2``.
         index: number of the GPU.
-        parts: how many equal parts.
+        parts: number of equal parts.
 
     Raises:
         DeviceError: a package is missing, the driver is too old, or the GPU cannot be divided like this.
@@ -50,8 +50,8 @@ def part_stream(index: int, part: tuple[int, int], priority: int) -> Any:
 
     Args:
         index: number of the GPU.
-        part: number of the part, from 1, and how many parts there are.
-        priority: as ``torch.cuda.Stream`` has it.
+        part: number of the part, from 1, and number of parts.
+        priority: priority of the stream, as in ``torch.cuda.Stream``.
 
     Raises:
         RuntimeError: the driver refuses.

@@ -83,11 +83,10 @@ class HostStream:
         if event._pending is not None:
             self.launch(functools.partial(_wait_for, event._pending))
 
-    def query(self) -> bool:
-        """Confirm that the thread is alive. Raises RuntimeError if it is not."""
+    def query(self) -> None:
+        """Raise RuntimeError if the thread has ended."""
         if not self._worker.alive:
             raise RuntimeError("its thread has ended")
-        return True
 
     def synchronize(self) -> None:
         """Wait for everything launched, even after the stream was closed."""

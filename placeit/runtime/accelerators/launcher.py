@@ -65,8 +65,8 @@ class Launcher:
     """Programs, memory, streams and events of a number of requests.
 
     Args:
-        layout: what there is to launch.
-        accelerator: the devices to launch it on.
+        layout: launches and buffers of a request.
+        accelerator: the devices to launch on.
         priority: priority of its streams.
 
     Attributes:
@@ -97,7 +97,7 @@ class Launcher:
         """Load every program, open streams, and allocate all memory, with inputs of zeros.
 
         Args:
-            in_flight: how many requests.
+            in_flight: number of requests.
             batched: whether all segments may be launched together, if they are on one device that does not compute in the
                 host's memory.
 
@@ -191,7 +191,7 @@ class Launcher:
         """Launch all segments and copies of a batched request, and request one report of its end.
 
         Raises:
-            DeviceError: names the segment, or what was to be copied, and the device.
+            DeviceError: a launch failed; the message names the segment or the copied value, and the device.
         """
         slot, layout = self.slots[request], self.layout
         batch, last = slot.batch, self._in_batch[-1]
@@ -224,7 +224,7 @@ class Launcher:
             after: launches to wait for.
 
         Raises:
-            DeviceError: names the segment, or what was to be copied, and the device.
+            DeviceError: a launch failed; the message names the segment or the copied value, and the device.
         """
         slot, launch, accelerator = self.slots[request], self.layout.launches[n], self.accelerator
         stream, prepared = self.streams[launch.stream], slot.prepared[n]
@@ -255,10 +255,11 @@ class Launcher:
     def _failure(self, request: int, n: int, error: Exception) -> DeviceError:
         launch = self.layout.launches[n]
         self.failed_request = request if self.failed_request is None else self.failed_request
-        what = "Copying what is made by" if launch.program is None else "The segment that starts with"
+        what = "Copying the value of" if launch.program is None else "The segment that starts with"
         why = str(error) if isinstance(error, PlaceitError) else f"{type(error).__name__}: {error}"
-        failure = DeviceError(f"{what} {self._named(n)[0]} failed on {self._named(n)[1]}: {why}")
-        failure.device = self._named(n)[1]
+        name, device = self._named(n)
+        failure = DeviceError(f"{what} {name} failed on {device}: {why}")
+        failure.device = device
         return failure
 
     def _named(self, n: int) -> tuple[str, str]:
@@ -290,6 +291,7 @@ class Launcher:
         return token
 
     def _check(self) -> None:
+        """Raise DeviceError if a launch failed."""
         if self._inbox.failure is not None:
             token, error = self._inbox.failure
             raise self._failure(*token, error) from error
@@ -302,7 +304,7 @@ class Launcher:
         launch, (name, device) = self.layout.launches[n], self._named(n)
         if self.batched:
             first = next(one.name for one in self.layout.launches if one.program is not None)
-            return f"the segment that starts with '{first}' on {device}, or what follows it there"
+            return f"the segment that starts with '{first}' on {device}, or a later launch there"
         if launch.program is not None:
             return f"the segment that starts with {name} on {device}"
         src, dst = ("the host" if end == HOST else self.accelerator.names[end] for end in self.layout.routes[launch.stream])

@@ -47,25 +47,25 @@ class RequestLayout:
 
     Args:
         work: the tasks of a plan.
-        accelerator: the devices; knows where each computes, and which can write each other's memory.
+        accelerator: the devices.
 
     Attributes:
-        launches: in an order in which they may be launched.
+        launches: launches, in an order in which they may be started.
         streams: device of each stream.
         routes: source and destination of the copies on each stream; for a stream of segments, both are its device.
-        runs: for each task its launch; None if it runs nothing.
-        moves: for (tensor of the plan's problem, destination) the legs that copy it; other transfers copy nothing.
-        makers: for each (tensor, destination) whose transfer copies nothing, since the value is already in that memory: the
-            launch that writes it.
-        peers: for each stream the device that it copies to directly; None if it copies from or to the host, or copies nothing.
-        tensor_of: for each launch that copies, the tensor, by its number in :class:`placeit.runtime.spans.Labels`.
+        runs: launch of each task; None if the task runs nothing.
+        moves: launches that copy a tensor of the plan's problem, by (tensor, destination).
+        makers: launch that writes a tensor, by (tensor, destination), if the transfer copies nothing since the two devices have
+            one memory.
+        peers: for each stream, the device that it copies to directly; None if it copies from or to the host, or copies nothing.
+        tensor_of: number of the tensor that a launch copies, by launch; see :class:`placeit.runtime.spans.Labels`.
         host_to_device: launches that copy inputs of the model from the host to the devices that read them.
         device_to_host: for each task, the launches that copy outputs of the model from its device to the host.
         specs: shape and type of each buffer.
-        places: for each buffer the first device of its memory, or ``HOST``.
+        places: first device of the memory of each buffer, or ``HOST``.
         buffer_of: the buffer of a value on a device or the host, by (value, device).
-        slot_of: for each buffer its slot of memory.
-        slots: for each slot of memory its device and bytes.
+        slot_of: slot of memory of each buffer.
+        slots: device and bytes of each slot of memory.
     """
 
     def __init__(self, work: PlanTasks, accelerator: Accelerator) -> None:

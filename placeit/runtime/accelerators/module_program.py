@@ -45,7 +45,7 @@ class ModuleProgram:
     def workspace_bytes(self, enough: float) -> int:
         """Return the bytes of a launch's intermediate tensors, including its outputs, which are copied.
 
-        Returns 0 for a module that is no graph, as they are unknown. Memory that kernels allocate is not included: if it runs
+        Returns 0 for a module that is not a graph: they are unknown. Memory that kernels allocate is not included: if it runs
         out, the launch fails, and later launches may succeed.
         """
         if not isinstance(self._module, GraphModule):

@@ -55,7 +55,7 @@ class RequestIO:
         The thread of the caller calls this, as its current streams may still be writing the arrays.
 
         Raises:
-            UsageError: an input is missing, unknown, or has another shape or type than the model wants.
+            UsageError: an input is missing or unknown, or its shape or type differs from the model's.
         """
         on_gpus: dict[str, GpuArray] = {}
         for name, given in inputs.items():
@@ -82,10 +82,10 @@ class RequestIO:
             if array.place == self._accelerator.place(device):
                 return array
         where = "the host" if device is None else self._accelerator.names[device]
-        raise UsageError(f"'out' has an array on a GPU for '{name}', which is made on {where}: give an array there.")
+        raise UsageError(f"'out' has an array on a GPU for '{name}', which {where} computes: give an array there.")
 
     def on_device(self) -> dict[str, GpuArray]:
-        """Make arrays for outputs on the GPUs that compute them. Raises NoRoomError."""
+        """Allocate arrays for outputs on the GPUs that compute them. Raises NoRoomError."""
         found, accelerator = {}, self._accelerator
         for name, device in self._writers.items():
             if device is not None and accelerator.memory(device) != HOST:
@@ -100,7 +100,7 @@ class RequestIO:
             try:
                 array.place, array.view, array.ready = self._accelerator.adopt(array.value)
             except (RuntimeError, ValueError, TypeError, BufferError) as error:
-                raise UsageError(f"{what} cannot be used where it is ({error}): copy it.") from error
+                raise UsageError(f"{what} cannot be used in place ({error}): copy it.") from error
 
     def put(self, request: int, inputs: Mapping[str, Any]) -> None:
         """Give a request its checked inputs. The request must not be in flight."""
@@ -116,7 +116,7 @@ class RequestIO:
             self._launcher.separate_copies()
 
     def write_to(self, request: int, out: Mapping[str, GpuArray]) -> None:
-        """Have a request write some outputs to arrays, and all others to the host. The request must not be in flight."""
+        """Set arrays for outputs of a request, which must not be in flight; other outputs go to the host."""
         given = self._launcher.slots[request].caller_arrays
         for name, device in self._writers.items():
             if device is not None:

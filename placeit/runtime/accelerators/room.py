@@ -16,7 +16,7 @@ def check_room(layout: RequestLayout, accelerator: Accelerator, in_flight: int) 
     Args:
         layout: buffers of a request, and the plan's programs.
         accelerator: the devices.
-        in_flight: how many requests may be in flight at once.
+        in_flight: maximum number of requests in flight at once.
     """
     memories: dict[int, list[int]] = {}
     for device in range(len(accelerator.names)):
@@ -34,7 +34,7 @@ def check_room(layout: RequestLayout, accelerator: Accelerator, in_flight: int) 
             raise NoRoomError(
                 f"The plan does not fit on {' and '.join(accelerator.names[d] for d in devices)}: it needs "
                 f"{_bytes(weights)} for weights, {_bytes(buffers)} for the tensors of {in_flight} request(s) in flight and "
-                f"{_bytes(workspace)} to work in, and {_bytes(free)} are free. Place fewer ops there, keep fewer requests "
+                f"{_bytes(workspace)} of workspace, and {_bytes(free)} are free. Place fewer ops there, keep fewer requests "
                 "in flight, or free memory that other processes use."
             )
 

@@ -66,7 +66,7 @@ class StreamAccelerator:
         self._threads: list[HostStream] = []
         self._exact = ExitStack()
         self.view, self.host_view, self.array = library.view, library.host_view, library.array
-        self.adopt, self.trim = library.adopt, library.trim
+        self.adopt, self.trim, self.launching = library.adopt, library.trim, library.launching
         self.closed = False
         try:
             for number, core_set in self._sets.items():  # not in a run, where an interrupt could leak a thread
@@ -89,10 +89,6 @@ class StreamAccelerator:
             lock = threading.RLock()
             self._locks.add(lock)
             return lock
-
-    def launching(self) -> AbstractContextManager[object]:
-        """Return the library's context."""
-        return self.library.launching()
 
     def close(self) -> None:
         """Wait for the holders of locks, stop every thread, and restore the rounding of float32."""
@@ -168,14 +164,12 @@ class StreamAccelerator:
         if device in self._sets:
             return self._shared[device]
         with self._lock, self._errors[device]:
-            idle = self._idle.setdefault((device, priority), [])
-            if not idle:
-                graphs = self._graphs(device, priority)  # first, as they have a stream that no executor may have
-                stream = self._new_stream(device, priority)
-                queue = Queue((device, priority), stream, self.library, self._errors[device], graphs)
-                self._queues.append(queue)
-                return queue
-            return idle.pop()
+            if idle := self._idle.setdefault((device, priority), []):
+                return idle.pop()
+            graphs = self._graphs(device, priority)  # first, as they have a stream that no executor may have
+            stream = self._new_stream(device, priority)
+            self._queues.append(Queue((device, priority), stream, self.library, self._errors[device], graphs))
+            return self._queues[-1]
 
     def close_stream(self, stream: Queue) -> None:
         """Keep the stream for :meth:`open_stream`: pools are finite, and each stream has a thread that reports."""
@@ -191,11 +185,10 @@ class StreamAccelerator:
 
     def _new_stream(self, device: int, priority: int) -> LibraryStream:
         recording = self._recordings.get((device, priority))
-        made = self.library.stream(self._places[device], priority, self._parts[device])
-        for _ in range(_POOL):
+        for _ in range(_POOL + 1):
+            made = self.library.stream(self._places[device], priority, self._parts[device])
             if recording is None or made != recording.stream:  # a pool returns its streams in turn
                 break
-            made = self.library.stream(self._places[device], priority, self._parts[device])
         return made
 
     def shared_stream(self, device: int) -> LibraryStream:

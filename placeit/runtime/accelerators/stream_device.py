@@ -111,18 +111,15 @@ class _CopyLane:
     def _room(self, spec: BufferSpec) -> View:
         need = max(1, spec.nbytes)
         if self._pinned is None or self._pinned[0] < need:
-            self._free()
+            self.close()
             self._pinned = need, self._accelerator.allocate(HOST, need)
         return self._accelerator.view(self._pinned[1], spec)
 
-    def _free(self) -> None:
-        pinned, self._pinned = self._pinned, None
-        if pinned is not None:
-            self._accelerator.free(pinned[1])
-
     def close(self) -> None:
         with self._lock:
-            self._free()
+            pinned, self._pinned = self._pinned, None
+            if pinned is not None:
+                self._accelerator.free(pinned[1])
 
 
 class PinnedBuffer:
@@ -130,7 +127,7 @@ class PinnedBuffer:
 
     Args:
         accelerator: allocates the memory.
-        spec: of the tensor.
+        spec: shape and type of the tensor.
     """
 
     space = "host"
@@ -161,7 +158,7 @@ class StreamBuffer:
 
     Args:
         device: the device.
-        spec: of the tensor.
+        spec: shape and type of the tensor.
     """
 
     def __init__(self, device: StreamDevice, spec: BufferSpec) -> None:

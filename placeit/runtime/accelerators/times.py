@@ -36,9 +36,9 @@ class Times:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._origins: dict[int, tuple[Event, float]] = {}  # by device: the event, and its time by the host's clock
-        self._next_origins: dict[int, Event] = {}  # by device: recorded, and used as soon as they have happened
+        self._next_origins: dict[int, Event] = {}  # by device: recorded events, used as origins when they have happened
         self._spare_events: dict[int, Event] = {}
-        self._requests_left = 0  # that have to end before the next origins have certainly happened
+        self._requests_left = 0  # number of requests that have to end until the next origins have certainly happened
         self._due = 0.0
         self._requests: list[tuple[int, list[tuple[float, float]]]] = []
         self._samples = [deque[float](maxlen=_MAX_SAMPLES) for _ in launcher.layout.runs]
@@ -120,7 +120,7 @@ class Times:
         moved = [(t, *layout.routes[layout.launches[n].stream], *times[n]) for n, t in layout.tensor_of.items()]
         return ran, moved
 
-    def all(self) -> list[tuple[int, list[Ran], list[Moved]]]:
+    def all(self) -> list[tuple[int, Sequence[Ran], Sequence[Moved]]]:
         """Return the times of segments and transfers of each request of the last run, by its number among those in flight."""
         return [(request, *self._spans(times)) for request, times in self._requests]
 

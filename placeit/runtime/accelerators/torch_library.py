@@ -92,7 +92,7 @@ class TorchLibrary:
         return None if device.type == "cpu" else device.index or 0
 
     def divide(self, name: str, place: Place, parts: int) -> None:
-        """Make green contexts."""
+        """Divide a GPU into green contexts; see :func:`placeit.runtime.accelerators.gpu_parts.check_parts`."""
         check_parts(name, self.number(place) or 0, parts)
 
     def exact(self) -> AbstractContextManager[object]:
@@ -296,7 +296,7 @@ def _module(kind: str) -> Any:
     try:
         module: Any = torch.get_device_module(kind)
     except RuntimeError as error:
-        raise DeviceError(f"PyTorch {version} knows no devices of type '{kind}': {error}") from error
+        raise DeviceError(f"PyTorch {version} does not support devices of type '{kind}': {error}") from error
     if module.is_available():
         return module
     if kind == "cuda" and torch.version.cuda is None:

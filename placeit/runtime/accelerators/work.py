@@ -22,7 +22,7 @@ class Task:
         device: device number.
         reads: values that its program reads, in the program's order.
         writes: values that its program makes.
-        program: its program; None if it only passes inputs or outputs of the model on.
+        program: its program; None if it only passes on inputs or outputs of the model.
     """
 
     ops: tuple[str, ...]
@@ -43,7 +43,7 @@ class PlanTasks:
 
     Attributes:
         plan: the plan; there is a task for each of its segments.
-        tasks: in the order of the segments, which is topological.
+        tasks: tasks, in the topological order of the segments.
         values: shape and type of each value. A value is made by one task, or is an input of the model.
         value_of: for each tensor of ``plan.problem``, the number of its value.
         inputs: values that the host provides, by name of the input.
@@ -62,10 +62,9 @@ class PlanTasks:
         """Describe a plan.
 
         Args:
-            book: knows which inputs and outputs of the model are in which segment.
+            book: names, shapes and buffers of the plan's segments.
             plan: the plan.
-            programs: one for each segment that runs something. A program reads the segment's tensors from other segments, then
-                the model's inputs in it. It makes tensors for other segments, then the model's outputs.
+            programs: one for each segment that is not passed through.
         """
         given = iter(programs)
         values = list(book.inputs.values())

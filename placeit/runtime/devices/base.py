@@ -38,6 +38,7 @@ __all__ = [
     "Program",
     "ReadsInPlace",
     "Rebinds",
+    "Runnable",
     "RuntimeDevice",
     "ServesSlots",
     "SharesMemory",
@@ -212,6 +213,14 @@ class Rebinds(WritesTo, Protocol):
     @property
     def rebinds(self) -> bool:
         """True."""
+
+
+class Runnable(Rebinds, Instance, Protocol):
+    """An instance that runs on the calling thread."""
+
+    @property
+    def run(self) -> Callable[[], object]:
+        """Function that runs the instance."""
 
 
 class RuntimeDevice(Protocol):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from placeit.backends.base import Format
 from placeit.core.errors import PlaceitError
 from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
-from placeit.runtime.devices.base import Buffer, BufferSpec, Instance, Program, SegmentSource
-from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.base import Buffer, BufferSpec, Program, Runnable, SegmentSource
+from placeit.runtime.devices.host_buffer import HostBuffer, shared_tensor
 
 __all__ = ["MAX_PROGRAMS", "BySize", "BySizeInstance", "times_slower"]
 
@@ -25,16 +25,6 @@ _WARMUP, _RUNS = 2, 7  # warm-up and timed runs of each of two programs that are
 
 Shapes = tuple[tuple[int, ...], ...]
 """Shapes of all inputs of a segment, in memory order."""
-
-
-class _Runnable(Instance, Protocol):
-    """An instance that runs on the calling thread, and can write its outputs to given buffers."""
-
-    @property
-    def run(self) -> Callable[[], object]: ...
-
-    def write_to(self, index: int, buffer: Buffer) -> None: ...
-
 
 P = TypeVar("P", bound=Program)
 
@@ -130,11 +120,11 @@ class BySizeInstance:
         instance: makes an instance of the program for a size.
     """
 
-    def __init__(self, program: BySize[Any], instance: Callable[[Program], _Runnable]) -> None:
+    def __init__(self, program: BySize[Any], instance: Callable[[Program], Runnable]) -> None:
         self.program, self._instance = program, instance
         self._outputs = [HostBuffer(spec) for spec in program.outputs]
         self._bound: dict[int, HostBuffer] = {}
-        self._instances: dict[Program, _Runnable] = {}
+        self._instances: dict[Program, Runnable] = {}
 
     def bind(self, index: int, buffer: Buffer) -> None:
         """Read input ``index`` from ``buffer`` in every later run."""
@@ -168,10 +158,10 @@ def _at_size(buffer: HostBuffer, spec: BufferSpec) -> HostBuffer:
     """Return a view of a buffer with open sizes at its present shape; any other buffer itself."""
     if buffer.spec.limits is None:
         return buffer
-    return HostBuffer(spec, import_openvino().Tensor(buffer.tensor.data, shared_memory=True))
+    return HostBuffer(spec, shared_tensor(buffer.tensor.data))
 
 
-def times_slower(program: Program, other: Program, instance: Callable[[Program], _Runnable]) -> float:
+def times_slower(program: Program, other: Program, instance: Callable[[Program], Runnable]) -> float:
     """Run two programs alternately on zeros of the typical sizes; return by which factor the first is slower.
 
     Args:

@@ -62,15 +62,13 @@ class SlowedLink:
     Args:
         inner: the real link.
         emulated: determines the minimum time of a transfer.
+
+    Attributes:
+        worker: the thread of the emulated link.
     """
 
     def __init__(self, inner: Transport, emulated: EmulatedLink) -> None:
-        self._inner, self._emulated = inner, emulated
-
-    @property
-    def worker(self) -> Worker:
-        """The thread of the emulated link."""
-        return self._emulated.worker
+        self._inner, self._emulated, self.worker = inner, emulated, emulated.worker
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:
         """Queue a transfer behind earlier ones."""
@@ -106,17 +104,15 @@ class EmulatedLink:
         name: thread name.
         bandwidth: bytes per second.
         latency: seconds.
+
+    Attributes:
+        worker: the thread that transfers run on.
     """
 
     def __init__(self, name: str, bandwidth: float, latency: float) -> None:
         self._bandwidth, self._latency = bandwidth, latency
         self._available_at, self._closing = 0.0, Gate()
-        self._worker = Worker(name)
-
-    @property
-    def worker(self) -> Worker:
-        """The thread that transfers run on."""
-        return self._worker
+        self.worker = Worker(name)
 
     def seconds(self, destination: Buffer) -> float:
         """Return the seconds that a transfer takes once the link is free."""
@@ -124,7 +120,7 @@ class EmulatedLink:
 
     def start(self, source: Buffer, destination: Buffer, done: DoneCallback) -> None:  # noqa: ARG002
         """Queue a transfer behind earlier ones."""
-        self._worker.submit(functools.partial(self._run, perf_counter(), self.seconds(destination), done))
+        self.worker.submit(functools.partial(self._run, perf_counter(), self.seconds(destination), done))
 
     def _run(self, submitted: float, seconds: float, done: DoneCallback) -> None:
         # from the call of start(): waking this thread is part of the transfer's time, not added to it
@@ -136,4 +132,4 @@ class EmulatedLink:
     def close(self) -> None:
         """Wake the link's thread and stop it."""
         self._closing.open()
-        self._worker.close()
+        self.worker.close()

@@ -50,11 +50,10 @@ class RunsInPython(Protocol):
 
 @runtime_checkable
 class MakesErrors(Protocol):
-    """A device that may convert exceptions of functions in C (:class:`RunsInC`) to errors."""
+    """A device that converts exceptions of functions in C (:class:`RunsInC`) to errors."""
 
-    @property
-    def failure(self) -> Callable[[BaseException], BaseException] | None:
-        """Function that converts such an exception to the error of a run; None if it has no such function."""
+    def failure(self, error: BaseException) -> BaseException:
+        """Convert such an exception to the error of a run."""
 
 
 @runtime_checkable

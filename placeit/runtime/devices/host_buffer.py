@@ -13,7 +13,7 @@ from placeit.runtime.blank import blank_value
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.devices.openvino_c import NativeTensor
 
-__all__ = ["HostBuffer"]
+__all__ = ["HostBuffer", "shared_tensor"]
 
 
 class HostBuffer:
@@ -36,12 +36,12 @@ class HostBuffer:
         self.spec = spec
         self.native = tensor if isinstance(tensor, NativeTensor) else None
         if self.native is not None:
-            tensor = _shared(self.native.view())
+            tensor = shared_tensor(self.native.view())
         if tensor is None and spec.limits is not None:
             openvino = import_openvino()
             tensor = openvino.Tensor(openvino.Type(np.dtype(spec.dtype)), openvino.Shape(spec.memory_shape))
             tensor.data[...] = 0
-        self.tensor = _shared(np.zeros(spec.memory_shape, spec.dtype)) if tensor is None else tensor
+        self.tensor = shared_tensor(np.zeros(spec.memory_shape, spec.dtype)) if tensor is None else tensor
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +79,6 @@ class HostBuffer:
         self.tensor.data[...] = blank_value(self.tensor.data.dtype, sentinel)
 
 
-def _shared(array: NDArray[np.generic]) -> Any:
+def shared_tensor(array: NDArray[np.generic]) -> Any:
     """Return an ``openvino.Tensor`` in the memory of an array."""
     return import_openvino().Tensor(array, shared_memory=True)

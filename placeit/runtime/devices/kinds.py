@@ -78,7 +78,7 @@ class DeviceKind(Kind, ABC):
 
         See :class:`placeit.runtime.reopening.Losable`. Raises DeviceError if the kind does not support that.
         """
-        raise DeviceError(f"{device.name} has to be there when it is opened.")
+        raise DeviceError(f"{device.name} has to be available when it is opened.")
 
 
 @runtime_checkable

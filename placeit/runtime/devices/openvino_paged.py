@@ -16,19 +16,19 @@ from placeit.core.narrowing import narrowed
 from placeit.core.telemetry import import_openvino
 from placeit.devices.openvino import compile_model, explaining
 from placeit.runtime.devices.base import Buffer, SegmentSource
-from placeit.runtime.devices.host_buffer import HostBuffer
+from placeit.runtime.devices.host_buffer import HostBuffer, shared_tensor
 from placeit.runtime.devices.openvino_requests import OpenVinoInstance, OpenVinoProgram
 from placeit.runtime.devices.state import OTHER_FORM
 
 __all__ = ["PagedInstance", "PagedProgram", "compile_paged"]
 
-_BLOCKS = 64  # of a program at first
+_BLOCKS = 64  # initial number of blocks of a program
 _BITS = "KV_CACHE_PRECISION"
 _SEEN = "tokens of text"  # entry of a state: which columns of the attention mask are tokens of the text
 
 
 class PagedProgram(OpenVinoProgram):
-    """A segment compiled for caches in blocks, with the blocks of all texts that are in its instances.
+    """A segment compiled for caches in blocks, and the blocks of the texts of all its instances.
 
     Args:
         segment: the segment that was compiled.
@@ -36,10 +36,10 @@ class PagedProgram(OpenVinoProgram):
         names: names of its inputs after the segment's inputs.
 
     Attributes:
-        given: names of its inputs that say which texts a run has.
-        caches: blocks by name of the input: the first size is their number.
+        given: names of the inputs that describe the texts of a run.
+        caches: blocks of each cache, by name of its input; the first dimension is the number of blocks.
         block: number of tokens of a block.
-        running: held during a run, and while blocks are copied.
+        running: lock that is held during a run, and while blocks are copied.
     """
 
     def __init__(self, segment: SegmentSource, compiled: Any, names: Sequence[str]) -> None:
@@ -64,31 +64,30 @@ class PagedProgram(OpenVinoProgram):
         return sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in self._kinds.values())
 
     def recover(self) -> None:
-        """Do nothing: it has no run without texts."""
+        """Do nothing, since the program cannot run without texts."""
 
     def take(self) -> int:
-        """Return a free block; while :attr:`running` is held."""
+        """Return a free block. Requires :attr:`running`."""
         if not self._free:
             self._resize(max(_BLOCKS, 2 * self._count))
-        elif len(self._free) == self._count > _BLOCKS:  # no text is left
+        elif len(self._free) == self._count > _BLOCKS:  # no text has blocks
             self._free.clear()
             self._count = 0
             self._resize(_BLOCKS)
         return self._free.pop()
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Free blocks. Any thread may do so."""
+        """Free blocks. Any thread may call this."""
         self._free.extend(blocks)
 
     def _resize(self, count: int) -> None:
-        """Have ``count`` blocks, with the values of those so far. Memory that no token has used takes no room."""
+        """Allocate ``count`` blocks, and copy the values of the present ones. Unused blocks take no physical memory."""
         for name, (shape, kind) in self._kinds.items():
             made = np.zeros((count, *shape), kind)
             if self._count:
                 made[: self._count] = self.caches[name]
             self.caches[name] = made
-        tensor = import_openvino().Tensor
-        self.tensors = {name: tensor(value, shared_memory=True) for name, value in self.caches.items() if count}
+        self.tensors = {name: shared_tensor(value) for name, value in self.caches.items() if count}
         self._free.extend(range(count)[self._count :][::-1])
         self._count = count
 
@@ -109,19 +108,19 @@ class _Text:
         self._program.give_back(self.blocks)
 
     def cut(self, mask: NDArray[np.bool_]) -> None:
-        """Drop the last tokens, if a mask hides them. Raises DeviceError if it hides others, or shows one again."""
+        """Drop the last tokens if a mask hides them. Raises DeviceError if it hides others, or shows a hidden token."""
         if len(mask) != len(self.seen):
             raise DeviceError(f"The attention mask has {len(mask)} columns for {len(self.seen)} earlier tokens of the text.")
         tokens, hidden = np.flatnonzero(self.seen), np.flatnonzero(self.seen & ~mask)
         if np.any(mask & ~self.seen) or not np.array_equal(hidden, tokens[len(tokens) - len(hidden) :]):
             raise DeviceError(
                 "The attention mask hides a token that later ones have seen, or shows a hidden one: place the model for one "
-                "text in a step (--batch 1), where masks may do so."
+                "text in a step (--batch 1), which allows such masks."
             )
         self.seen, self.length = mask, self.length - len(hidden)
 
     def copy(self) -> _Text:
-        """Return a copy; while the program's ``running`` is held."""
+        """Return a copy. Requires the program's ``running``."""
         made = _Text(self._program)
         made.make_room(self.length)
         made.length, made.seen = self.length, self.seen
@@ -130,7 +129,7 @@ class _Text:
         return made
 
     def make_room(self, tokens: int) -> None:
-        """Have blocks for more tokens; while the program's ``running`` is held."""
+        """Add blocks for ``tokens`` more tokens. Requires the program's ``running``."""
         while len(self.blocks) * self._program.block < self.length + tokens:
             self.blocks.append(self._program.take())
 
@@ -143,8 +142,8 @@ class PagedInstance(OpenVinoInstance):
     """An infer request that computes tokens of its texts, one for each row of the inputs, or of other instances' texts.
 
     Args:
-        program: what it runs.
-        texts: the texts of an instance of the same sequence, to share them; None for none so far.
+        program: the program.
+        texts: texts of an instance of the same sequence, which this instance shares; None to start without texts.
     """
 
     alternates = True
@@ -165,7 +164,7 @@ class PagedInstance(OpenVinoInstance):
         return made
 
     def write_to(self, index: int, buffer: Buffer) -> None:
-        """Write output ``index`` to ``buffer`` from now on, unless nothing uses its value: then it has a fixed shape."""
+        """Write output ``index`` to ``buffer`` from now on, unless its shape is fixed since nothing uses its value."""
         fixed = self.program.compiled.outputs[index].get_partial_shape().is_static
         if fixed and self.program.outputs[index].limits is not None:
             self._outputs[index] = narrowed(HostBuffer, buffer)
@@ -198,9 +197,9 @@ class PagedInstance(OpenVinoInstance):
                     self._parts = ()  # so that texts that have ended are freed
 
     def _rows(self, masks: NDArray[np.bool_], tokens: int) -> Iterator[tuple[_Text, NDArray[np.bool_], int]]:
-        """Return a text for each row of a mask, with the mask and the number of its new tokens.
+        """Yield the text of each row of a mask, with the mask and the number of its new tokens.
 
-        New tokens that the mask hides, so that all rows have equally many, are a text by themselves, which is dropped.
+        Padding (new tokens that the mask hides) is computed as a separate text, which is dropped.
         """
         for row, mask in enumerate(masks):
             text, past, new = self._text(row), mask[: mask.size - tokens], mask[mask.size - tokens :]
@@ -220,7 +219,7 @@ class PagedInstance(OpenVinoInstance):
         return self._texts[row]
 
     def _set_texts(self, rows: Sequence[tuple[_Text, NDArray[np.bool_], int]]) -> None:
-        """Set the inputs that say which texts a run has."""
+        """Set the inputs that describe the texts of a run."""
         for text, _, tokens in rows:
             text.make_room(tokens)
         blocks = [text.blocks_of(text.length + tokens) for text, _, tokens in rows]
@@ -272,24 +271,24 @@ class PagedInstance(OpenVinoInstance):
             self._texts[:] = texts
 
     def state_bytes(self) -> int:
-        """Return the bytes of the tokens of its texts; their last blocks have room for more."""
+        """Return the bytes of the tokens of its texts."""
         return self._paged.block_bytes * sum(text.length for text in self._texts) // self._paged.block
 
 
 def compile_paged(
     segment: SegmentSource, model: Any, device: Device, precision: str, properties: Mapping[str, Any]
 ) -> PagedProgram:
-    """Compile a segment with caches in blocks: in all bits, unless the precision or its model asks for fewer.
+    """Compile a segment with caches in blocks, in float32 unless the precision or the model requests fewer bits.
 
-    A model in float32 has no caches in float16, for which optimum-intel asks in all models with plain weights: this attention
-    would round new keys and values, too, which the uncut model's does not.
+    A request for float16 is ignored with the precision f32: optimum-intel makes it in all models with plain weights, and this
+    attention would also round new keys and values, unlike the attention of the original model.
 
     Args:
         segment: the segment.
-        model: it, written by :class:`placeit.backends.openvino.paged.Paging`.
+        model: the segment, as :class:`placeit.backends.openvino.paged.Paging` writes it.
         device: a CPU.
         precision: inference precision.
-        properties: further ones to compile with.
+        properties: further properties to compile with.
 
     Raises:
         RuntimeError: OpenVINO cannot compile it.

@@ -51,24 +51,24 @@ class KeepsState(Protocol):
 
 @runtime_checkable
 class ReadsTexts(Protocol):
-    """An instance that computes tokens of several texts in one run, whose caches other instances of its program may have."""
+    """An instance that computes tokens of several texts in one run, including texts of other instances of its program."""
 
     def read_texts(self, parts: Sequence[tuple[Any, NDArray[Any], int]], beams: NDArray[Any]) -> None:
         """Set what the next runs compute.
 
         Args:
-            parts: instances whose texts go on, None for this one; their attention masks, ``[texts, tokens]``, with the earlier
-                tokens; and the number of new tokens of each text.
-            beams: ``int[texts]``, which of this instance's texts goes on in each row; empty if texts of other instances do.
+            parts: for each instance (None for this one), attention mask of its texts with earlier tokens, ``[texts, tokens]``,
+                and number of new tokens of each text.
+            beams: ``int[texts]``, the text of this instance that each row continues; empty if ``parts`` has other instances.
         """
 
 
 @runtime_checkable
 class MayBePaged(Protocol):
-    """A segment, which may be one of a decoder whose caches can be kept in blocks."""
+    """A segment that may be part of a decoder whose caches can be kept in blocks."""
 
     def paged(self) -> Any | None:
-        """Return it as an ``openvino.Model`` with inputs for texts and blocks; None if it keeps no caches so."""
+        """Return an ``openvino.Model`` with inputs for texts and blocks; None if the segment has no caches in blocks."""
 
 
 @runtime_checkable
@@ -77,4 +77,4 @@ class Pages(Protocol):
 
     @property
     def pages(self) -> bool:
-        """True if it does, where all devices do and the model allows it."""
+        """True if it does, provided that all devices do and the model allows it."""

@@ -36,7 +36,7 @@ class ThroughputDevice(OpenVinoDevice):
 
     def __init__(self, device: Device, *, precision: str = "f32") -> None:
         if not device.core_set:
-            raise DeviceError(f"{device.name}: the throughput mode is one of the CPU.")
+            raise DeviceError(f"{device.name}: only CPU core sets have a throughput mode.")
         super().__init__(device, precision=precision, properties=_PROPERTIES)
         self._workers: list[Worker] = []  # the threads that wait for requests, by slot
         self._lock = threading.Lock()

@@ -22,8 +22,9 @@ from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
 from placeit.runtime.devices.state import KeepsState
+from placeit.runtime.nodes.formats import Package
 from placeit.runtime.nodes.lane import Lane, SegmentJob, Wiring
-from placeit.runtime.nodes.package import Package, Unpacked
+from placeit.runtime.nodes.package import Unpacked
 from placeit.runtime.nodes.states import SentVariable, sent
 from placeit.runtime.nodes.weights import WeightStore
 from placeit.runtime.nodes.wire import Connection, Listener, connect

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, LostError
@@ -30,25 +30,18 @@ from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
 from placeit.runtime.nodes.actor import ActorSettings, DeviceActor, local
 from placeit.runtime.nodes.heartbeat import Heartbeat, PeerClock
-from placeit.runtime.nodes.lane import DRIVER, rank
+from placeit.runtime.nodes.lane import DRIVER, MAX_TEXT_BYTES, data_parcel
 from placeit.runtime.nodes.package import pack
 from placeit.runtime.nodes.remote import RemoteBuffer, RemoteDevice, RemoteInstance, RemoteProgram, RemoteSlot
 from placeit.runtime.nodes.states import RemoteKeepingInstance
-from placeit.runtime.nodes.tensors import Outgoing, outgoing
+from placeit.runtime.nodes.tensors import outgoing
 from placeit.runtime.nodes.wire import Connection, Frame, Kind, Parcel, ProtocolError, connect
-from placeit.runtime.nodes.wiring import run_ahead
-
-if TYPE_CHECKING:
-    from placeit.planning.segments import Plan
-    from placeit.runtime.device_pool import DevicePool
-    from placeit.runtime.segment_book import SegmentBook
-    from placeit.runtime.slots import Slot
+from placeit.runtime.nodes.wiring import wire_slot
 
 __all__ = ["NodeDevice", "NodeLink"]
 
 _START_TIMEOUT_S, _COMPILE_TIMEOUT_S, _ANSWER_TIMEOUT_S = 60.0, 300.0, 60.0
 _PATIENCE_FACTOR = 6  # times the patience while a call through Ray is pending
-_MAX_TEXT_BYTES = 4096
 _LINK_LOSS_DELAY_S = 0.5  # before a lost link is reported: a device that has ended should be found lost before its links
 
 
@@ -72,6 +65,8 @@ class NodeDevice(RemoteDevice):
         cut: why its link with another device is lost, by the name of that device.
         silent_s: seconds for which it had been silent when it was found lost; 0 before.
     """
+
+    run_ahead = staticmethod(wire_slot)
 
     def __init__(
         self,
@@ -103,7 +98,7 @@ class NodeDevice(RemoteDevice):
         self._lock = threading.Lock()
         self._expected = expected
         if expected:
-            self.gone = DeviceError(f"{device.name} is not there yet.")
+            self.gone = DeviceError(f"{device.name} has not joined the cluster yet.")
             return
         node = self._nodes.node(device.where.node)
         self.secret = secrets.token_bytes(32)
@@ -198,12 +193,6 @@ class NodeDevice(RemoteDevice):
         for one, far in ((self, there), (there, self)):
             one.cut.pop(far.name, None)
 
-    @staticmethod
-    def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
-        """Wire a slot on nodes, and return a function that begins a new run there; None if the plan uses no nodes."""
-        wired = run_ahead(book, pool, plan, slot)
-        return None if wired is None else wired.renew
-
     # -- as a device ------------------------------------------------------------------------------------------------------
 
     def instance(self, program: Program) -> Instance:
@@ -226,15 +215,11 @@ class NodeDevice(RemoteDevice):
     def begin(self, slot: RemoteSlot, inputs: Sequence[tuple[int, HostBuffer]]) -> None:
         """Begin a run of a slot on the device, with the inputs that come from this process."""
         begin = Parcel(Frame(Kind.BEGIN, slot=slot.number, epoch=slot.epoch))  # precedes all tensors
-        self._send_all(slot, [begin, *(self._parcel(slot, number, outgoing(buffer, 0)) for number, buffer in inputs)])
+        self._send_all(slot, [begin, *(data_parcel(outgoing(buffer, 0), slot.epoch, number) for number, buffer in inputs)])
 
     def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""
-        self._send_all(slot, [self._parcel(slot, number, outgoing(buffer, self._nodes.coding))])
-
-    def _parcel(self, slot: RemoteSlot, number: int, sent: Outgoing) -> Parcel:
-        frame = Frame(Kind.DATA, sent.coding, 0, slot.epoch, number, start=perf_counter(), finish=sent.scale, sizes=sent.sizes)
-        return Parcel(frame, sent.payload, rank(len(sent.payload), 0.0))
+        self._send_all(slot, [data_parcel(outgoing(buffer, self._nodes.coding), slot.epoch, number)])
 
     def _send_all(self, slot: RemoteSlot, parcels: Sequence[Parcel]) -> None:
         epoch = slot.epoch
@@ -244,10 +229,10 @@ class NodeDevice(RemoteDevice):
 
     def place(self, frame: Frame) -> memoryview | None:
         """Return memory for a payload; see :meth:`placeit.runtime.nodes.wire.Receiver.place`."""
-        if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= _MAX_TEXT_BYTES:
+        if frame.kind in (Kind.ENDED, Kind.LOST) and frame.size <= MAX_TEXT_BYTES:
             return memoryview(bytearray(frame.size))
         if frame.kind != Kind.DATA:
-            raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
+            raise ProtocolError(f"an unexpected payload (kind {frame.kind})")
         slot = self.routes.get(frame.target)
         return None if slot is None or slot.epoch != frame.epoch else slot.inbox.place(frame)
 
@@ -263,30 +248,26 @@ class NodeDevice(RemoteDevice):
             timer.daemon = True
             timer.start()
             return
-        slot = self.routes.get(frame.target)
+        slot, here = self.routes.get(frame.target), self.clock.here
         if slot is None:
             return
         match frame.kind:
             case Kind.ENDED:
                 error = ExecutionError(_text(payload)) if payload else None
-                slot.report(frame.target, frame.epoch, self.here(frame.start), self.here(frame.finish), error)
+                slot.report(frame.target, frame.epoch, here(frame.start), here(frame.finish), error)
             case Kind.ARRIVED:
                 sender = slot.senders.get(frame.target)
-                start = frame.start if sender is None else sender.here(frame.start)
-                slot.report(frame.target, frame.epoch, start, max(start, self.here(frame.finish)))
+                start = frame.start if sender is None else sender.clock.here(frame.start)
+                slot.report(frame.target, frame.epoch, start, max(start, here(frame.finish)))
             case Kind.DATA if slot.epoch == frame.epoch:
                 if slot.inbox.add_part(frame):
                     slot.inbox.write_back(frame.target)
                     now = perf_counter()
-                    slot.report(frame.target, frame.epoch, min(now, self.here(frame.start)), now)
+                    slot.report(frame.target, frame.epoch, min(now, here(frame.start)), now)
             case Kind.DATA:
                 pass
             case _:
                 raise ProtocolError(f"a frame of kind {frame.kind}")
-
-    def here(self, moment: float) -> float:
-        """Convert a moment of the device's clock to this process's clock."""
-        return self.clock.here(moment)
 
     def _patience(self) -> float:
         """Return the seconds of silence after which the device counts as lost."""

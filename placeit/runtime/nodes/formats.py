@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from placeit.backends.base import Format
@@ -14,15 +15,13 @@ from placeit.backends.openvino.ir import write_ir
 from placeit.core.errors import DeviceError, ModelError
 from placeit.core.files import temporary_folder
 from placeit.devices.openvino import explaining, openvino_core
+from placeit.runtime.devices.base import BufferSpec
 
-__all__ = ["Encoded", "Names", "Part", "decode", "encode"]
+__all__ = ["Package", "Part", "encode"]
 
 _MIN_PIECE_BYTES = 1 << 12
 """Size of the smallest weight that is sent as a separate piece."""
 _DATA = re.compile(r'<data\b[^>]*\boffset="(\d+)"[^>]*\bsize="(\d+)"')
-
-Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""Names of the inputs and of the outputs, in the order of the segment."""
 
 
 class Part(NamedTuple):
@@ -37,32 +36,63 @@ class Part(NamedTuple):
     piece: str = ""
 
 
-class Encoded(NamedTuple):
-    """A segment as files.
+@dataclass(frozen=True)
+class Package:
+    """A segment or another program, as files without large weights.
 
     Attributes:
+        form: format of the program.
         files: the parts of each file.
-        pieces: pieces of weights, by SHA-256.
-        names: names of inputs and outputs, if its runtime finds them by name; None if it finds them by position.
-        variables: names of the variables that hold its state.
+        names: names of the inputs and of the outputs, if the runtime finds them by name; None if it finds them by position.
+        variables: names of the variables that hold the state.
+        inputs: inputs of the segment; empty for any other program.
+        outputs: outputs of the segment; empty for any other program.
     """
 
+    form: Format
     files: tuple[tuple[Part, ...], ...]
-    pieces: dict[str, bytes]
-    names: Names | None = None
+    names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     variables: tuple[str, ...] = ()
+    inputs: tuple[BufferSpec, ...] = ()
+    outputs: tuple[BufferSpec, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """SHA-256 of the pieces that its weights are made of, in order."""
+        return tuple(part.piece for file in self.files for part in file if part.piece)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of its content."""
+        return hashlib.sha256(repr((self.form, self.files, self.names)).encode()).hexdigest()
+
+    def program(self, pieces: Mapping[str, bytes]) -> Any:
+        """Return the program in its format, with ``pieces`` of its weights. Raises DeviceError if it cannot be read."""
+        files = [b"".join(pieces[part.piece] if part.piece else part.data for part in file) for file in self.files]
+        match self.form:
+            case "openvino":
+                with explaining("OpenVINO cannot read it"):
+                    return openvino_core().read_model(files[0], files[1])
+            case "onnx":
+                import onnx
+
+                return onnx.ModelProto.FromString(files[0]) if self.names is None else OnnxFile(files[0], *self.names)
+            case "torch":
+                from placeit.backends.torch.portable import from_files
+
+                return from_files(files, [file[0].piece if len(file) == 1 else "" for file in self.files])
 
 
-def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
-    """Return a segment, which :meth:`placeit.backends.base.Model.segment` made, as files.
+def encode(form: Format, program: Any, inputs: int | None = None) -> tuple[Package, dict[str, bytes]]:
+    """Pack a program; return the package, and the pieces of its weights by SHA-256.
 
     Args:
-        form: its format.
-        program: the segment.
-        inputs: number of its inputs; further inputs of an ONNX model are states. None if it has no states.
+        form: format of the program.
+        program: a segment as :meth:`placeit.backends.base.Model.segment` returns it, or another program.
+        inputs: number of inputs of the segment; further inputs of an ONNX model are states. None if it has no states.
 
     Raises:
-        DeviceError: it is too large for its format.
+        DeviceError: the program is too large for its format.
         FileError: there is no room for temporary files.
     """
     match form:
@@ -74,33 +104,7 @@ def encode(form: Format, program: Any, inputs: int | None = None) -> Encoded:
             return _from_torch(program)
 
 
-def decode(form: Format, files: Sequence[bytes], names: Names | None, keys: Sequence[str]) -> Any:
-    """Return a segment in the form that a runtime compiles.
-
-    Args:
-        form: its format.
-        files: its files.
-        names: as in :class:`Encoded`.
-        keys: for each file the SHA-256 of the only piece that it is made of; empty for files of several parts.
-
-    Raises:
-        DeviceError: the runtime of this process does not read it.
-    """
-    match form:
-        case "openvino":
-            with explaining("OpenVINO cannot read it"):
-                return openvino_core().read_model(files[0], files[1])
-        case "onnx":
-            import onnx
-
-            return onnx.ModelProto.FromString(files[0]) if names is None else OnnxFile(files[0], *names)
-        case "torch":
-            from placeit.backends.torch.portable import from_files
-
-            return from_files(files, keys)
-
-
-def _from_openvino(model: Any) -> Encoded:
+def _from_openvino(model: Any) -> tuple[Package, dict[str, bytes]]:
     # names of OpenVINO's states lack this suffix
     variables = tuple(variable.info.variable_id.partition("/id=")[0] for variable in model.get_variables())
     with temporary_folder() as folder:
@@ -108,10 +112,10 @@ def _from_openvino(model: Any) -> Encoded:
         text, data = (folder / "segment.xml").read_bytes(), (folder / "segment.bin").read_bytes()
     weights = [(int(match[1]), int(match[1]) + int(match[2])) for match in _DATA.finditer(text.decode())]
     pieces: dict[str, bytes] = {}
-    return Encoded(((Part(text),), _split(data, weights, pieces)), pieces, variables=variables)
+    return Package("openvino", ((Part(text),), _split(data, weights, pieces)), variables=variables), pieces
 
 
-def _from_onnx(program: Any, inputs: int | None) -> Encoded:
+def _from_onnx(program: Any, inputs: int | None) -> tuple[Package, dict[str, bytes]]:
     from placeit.backends.bundle.programs import self_contained
 
     try:
@@ -125,17 +129,17 @@ def _from_onnx(program: Any, inputs: int | None) -> Encoded:
             weights.append((found, at))
     pieces: dict[str, bytes] = {}
     states = () if inputs is None else names[0][inputs:]
-    return Encoded((_split(data, weights, pieces),), pieces, names if isinstance(program, OnnxFile) else None, states)
+    return Package("onnx", (_split(data, weights, pieces),), names if isinstance(program, OnnxFile) else None, states), pieces
 
 
-def _from_torch(module: Any) -> Encoded:
+def _from_torch(module: Any) -> tuple[Package, dict[str, bytes]]:
     from placeit.backends.torch.portable import to_files
     from placeit.backends.torch.state import state_updates
 
     pieces: dict[str, bytes] = {}
     graph, *weights = to_files(module)
     files = ((Part(graph),), *(_split(data, [(0, len(data))], pieces) for data in weights))
-    return Encoded(files, pieces, variables=tuple(state_updates(module)))
+    return Package("torch", files, variables=tuple(state_updates(module))), pieces
 
 
 def _split(data: bytes, weights: Sequence[tuple[int, int]], pieces: dict[str, bytes]) -> tuple[Part, ...]:

@@ -20,11 +20,11 @@ from placeit.runtime.devices.base import Buffer, BufferSpec, Delivers, Instance,
 from placeit.runtime.nodes.tensors import Outgoing, ReceivingBuffers, outgoing
 from placeit.runtime.nodes.wire import CHUNK, Connection, Frame, Kind, Parcel, ProtocolError
 
-__all__ = ["DRIVER", "Lane", "SegmentJob", "Wiring", "rank"]
+__all__ = ["DRIVER", "MAX_TEXT_BYTES", "Lane", "SegmentJob", "Wiring", "data_parcel"]
 
 DRIVER = ""
 """Name of the connection to the driver: the process with the executor."""
-_MAX_TEXT_BYTES = 4096
+MAX_TEXT_BYTES = 4096  # limit on the text of an error in a frame
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Lane:
     def place(self, frame: Frame) -> memoryview | None:
         """Return memory for a payload; see :meth:`placeit.runtime.nodes.wire.Receiver.place`."""
         if frame.kind != Kind.DATA:
-            raise ProtocolError(f"a payload where none belongs (kind {frame.kind})")
+            raise ProtocolError(f"an unexpected payload (kind {frame.kind})")
         with self._lock:
             entry = self._buffers.get(frame.target)
             if entry is None or self._slots[entry.slot].epoch > frame.epoch:
@@ -241,9 +241,8 @@ class Lane:
         if self._peers.get(connection.name, connection) is not connection:
             return
         self._peers.pop(connection.name, None)
-        text = f"{connection.name}: {why}".encode()[:_MAX_TEXT_BYTES]
-        driver = self._peers.get(DRIVER)
-        if driver is not None:
+        text = f"{connection.name}: {why}".encode()[:MAX_TEXT_BYTES]
+        if (driver := self._peers.get(DRIVER)) is not None:
             driver.send(Frame(Kind.LOST), memoryview(text))
 
     # -- decisions; "(locked)": the caller holds the lock ---------------------------------------------------------------
@@ -348,7 +347,8 @@ class Lane:
     def _done(self, number: int, slot: int, epoch: int, start: float, finish: float, error: BaseException | None) -> None:
         sent: dict[_TrackedBuffer, Outgoing | None] = {}
         with self._lock:
-            outputs = self._outputs(number, slot, epoch) if error is None else []
+            current = error is None and self._is_current(slot, epoch)
+            outputs = [self._buffers[output] for output in self._jobs[number][0].outputs] if current else []
         try:  # before another segment runs here, which might give the tensors other sizes
             sent = {entry: self._sent_value(entry) for entry in outputs}
         except Exception as failure:  # noqa: BLE001 (it is reported to the driver)
@@ -361,16 +361,12 @@ class Lane:
                 self._leave_queue(number)
                 for job in [job for entry in sent for job in entry.readers]:
                     self._count_input(job)
-        text = b"" if error is None else (str(error) or type(error).__name__).encode()[:_MAX_TEXT_BYTES]
+        text = b"" if error is None else (str(error) or type(error).__name__).encode()[:MAX_TEXT_BYTES]
         ended = Frame(Kind.ENDED, epoch=epoch, target=number, start=start, finish=finish)
         self._send_outputs(slot, epoch, sent, ended, text)
         for frame in deferred:
             self._use_arrived(frame)
         self._start_next()
-
-    def _outputs(self, number: int, slot: int, epoch: int) -> list[_TrackedBuffer]:
-        """Return the buffers that a job has written; none if its run is over (locked)."""
-        return [self._buffers[output] for output in self._jobs[number][0].outputs] if self._is_current(slot, epoch) else []
 
     def _sent_value(self, entry: _TrackedBuffer) -> Outgoing | None:
         """Return the value of a buffer in the form that is sent; None if it is not sent."""
@@ -380,20 +376,16 @@ class Lane:
         self, slot: int, epoch: int, sent: Mapping[_TrackedBuffer, Outgoing | None], report: Frame | None, text: bytes = b""
     ) -> None:
         """Send values to all devices that read them, then a report to the driver, after the values that the driver reads."""
-        begin = perf_counter()
         parcels: dict[str, list[Parcel]] = {}
         for entry, value in sent.items():
-            if value is None:
-                continue
-            for name, number, priority in entry.sends:
-                frame = Frame(Kind.DATA, value.coding, 0, epoch, number, start=begin, finish=value.scale, sizes=value.sizes)
-                parcels.setdefault(name, []).append(Parcel(frame, value.payload, rank(len(value.payload), priority)))
+            if value is not None:
+                for name, number, priority in entry.sends:
+                    parcels.setdefault(name, []).append(data_parcel(value, epoch, number, priority))
         if report is not None:
             before = [(one.priority[0], math.inf) for one in parcels.get(DRIVER, ())]
             parcels.setdefault(DRIVER, []).append(Parcel(report, memoryview(text), max(before, default=())))
         for name in sorted(parcels, key=lambda name: name == DRIVER):
-            peer = self._peers.get(name)
-            if peer is not None:
+            if (peer := self._peers.get(name)) is not None:
                 peer.send_all(parcels[name], functools.partial(self._is_current, slot, epoch))
 
     def _is_current(self, slot: int, epoch: int) -> bool:
@@ -401,6 +393,8 @@ class Lane:
         return (found := self._slots.get(slot)) is not None and found.epoch == epoch
 
 
-def rank(nbytes: int, priority: float) -> tuple[float, ...]:
-    """Return the priority of a tensor's frames on a link: tensors of one chunk precede longer ones, and then ``priority``."""
-    return (1.0, priority) if nbytes > CHUNK else (0.0, priority)
+def data_parcel(sent: Outgoing, epoch: int, number: int, priority: float = 0.0) -> Parcel:
+    """Return a tensor for the buffer with a number. On a link, tensors of one chunk precede longer ones, then ``priority``."""
+    start = perf_counter()
+    frame = Frame(Kind.DATA, sent.coding, 0, epoch, number, start=start, finish=sent.scale, sizes=sent.sizes)
+    return Parcel(frame, sent.payload, (float(len(sent.payload) > CHUNK), priority))

@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from placeit.backends.base import Format
 from placeit.core.errors import DeviceError
-from placeit.runtime.devices.base import BufferSpec, SegmentSource
-from placeit.runtime.nodes.formats import Names, Part, decode, encode
+from placeit.runtime.devices.base import SegmentSource
+from placeit.runtime.nodes.formats import Package, encode
 
-__all__ = ["Package", "Unpacked", "pack", "pack_program"]
-
-
-@dataclass(frozen=True)
-class Package:
-    """A segment without its large weights.
-
-    Attributes:
-        form: its format.
-        files: the parts of each of its files.
-        names: as in :class:`placeit.runtime.nodes.formats.Encoded`.
-        variables: names of the variables that hold its state.
-        inputs: inputs of the segment.
-        outputs: outputs of the segment.
-    """
-
-    form: Format
-    files: tuple[tuple[Part, ...], ...]
-    names: Names | None
-    variables: tuple[str, ...]
-    inputs: tuple[BufferSpec, ...] = ()
-    outputs: tuple[BufferSpec, ...] = ()
-
-    @property
-    def pieces(self) -> tuple[str, ...]:
-        """SHA-256 of the pieces that its weights are made of, in order."""
-        return tuple(part.piece for file in self.files for part in file if part.piece)
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 of its content."""
-        return hashlib.sha256(repr((self.form, self.files, self.names)).encode()).hexdigest()
-
-    def program(self, pieces: Mapping[str, bytes]) -> Any:
-        """Return the segment in its format, with ``pieces`` of its weights. Raises DeviceError if it cannot be read."""
-        files = [b"".join(pieces[part.piece] if part.piece else part.data for part in file) for file in self.files]
-        return decode(self.form, files, self.names, [file[0].piece if len(file) == 1 else "" for file in self.files])
+__all__ = ["Unpacked", "pack"]
 
 
 def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict[str, bytes]]:
@@ -69,15 +32,9 @@ def pack(segment: SegmentSource, forms: Sequence[Format]) -> tuple[Package, dict
         except DeviceError as error:
             refused = refused or error
         else:
-            files, pieces, names, variables = encode(form, program, len(segment.inputs))
-            return Package(form, files, names, variables, segment.inputs, segment.outputs), pieces
+            package, pieces = encode(form, program, len(segment.inputs))
+            return replace(package, inputs=segment.inputs, outputs=segment.outputs), pieces
     raise refused or DeviceError("The device compiles no format of segments.")
-
-
-def pack_program(form: Format, program: Any) -> tuple[Package, dict[str, bytes]]:
-    """Pack a program that is not a segment of a plan; see :func:`pack`."""
-    encoded = encode(form, program)
-    return Package(form, encoded.files, encoded.names, encoded.variables), encoded.pieces
 
 
 class Unpacked:

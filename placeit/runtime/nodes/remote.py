@@ -19,6 +19,7 @@ from placeit.core.threads import Worker
 from placeit.runtime.devices.base import Buffer, BufferSpec, DoneCallback, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kernels import CountedKernel
+from placeit.runtime.nodes.heartbeat import PeerClock
 from placeit.runtime.nodes.tensors import ReceivingBuffers
 
 __all__ = ["RemoteBuffer", "RemoteDevice", "RemoteInstance", "RemoteProgram", "RemoteSlot"]
@@ -35,6 +36,7 @@ class RemoteDevice(ABC):
         worker: the thread that reports ends that arrived before the scheduler asked for them.
         routes: for each instance and buffer, by number, the slot that gets its reports.
         arrivals: the number of each buffer of this process that the device writes to.
+        clock: converts moments of the device's clock to this process's clock.
     """
 
     name: str
@@ -44,6 +46,7 @@ class RemoteDevice(ABC):
     worker: Worker
     routes: WeakValueDictionary[int, RemoteSlot]
     arrivals: WeakKeyDictionary[Buffer, int]
+    clock: PeerClock
 
     @staticmethod
     def number() -> int:
@@ -65,10 +68,6 @@ class RemoteDevice(ABC):
     @abstractmethod
     def send(self, slot: RemoteSlot, number: int, buffer: Buffer) -> None:
         """Send a tensor of this process into the device's buffer with a number."""
-
-    @abstractmethod
-    def here(self, moment: float) -> float:
-        """Convert a moment of the device's clock to this process's clock."""
 
 
 class RemoteProgram:
@@ -138,7 +137,7 @@ class RemoteInstance:
 
     keeps_state = False
     shares: int | None = None
-    alternates = False
+    alternates = False  # until the slot is wired, when the node reports it
 
     def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
         self.device, self.program, self.number = device, program, device.number()

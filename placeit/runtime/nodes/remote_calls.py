@@ -11,7 +11,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.devices.nodes.connection import connected
 from placeit.runtime.nodes.actor import local
-from placeit.runtime.nodes.package import Package, pack_program
+from placeit.runtime.nodes.formats import Package, encode
 from placeit.runtime.nodes.weights import WeightStore
 
 __all__ = ["call_at_device", "call_with_program"]
@@ -56,7 +56,7 @@ def call_with_program(function: Callable[..., T], form: Format, program: Any, de
     if not device.where.node:
         return function(program, device, *arguments)
     nodes, name = connected(), device.where.node
-    package, pieces = pack_program(form, program)
+    package, pieces = encode(form, program)
     job = functools.partial(_called, function, package, local(device), arguments)
     for _ in range(_ATTEMPTS):
         result, missing = nodes.call(name, job, _TIMEOUT_S)

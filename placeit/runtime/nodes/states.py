@@ -75,8 +75,6 @@ class RemoteKeepingInstance(RemoteInstance):
     not change it later.
     """
 
-    alternates = False  # the node says whether it does when the slot is wired
-
     def __init__(self, device: RemoteDevice, program: RemoteProgram) -> None:
         super().__init__(device, program)
         self._sharers = weakref.WeakSet([self])

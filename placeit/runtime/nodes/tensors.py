@@ -25,6 +25,7 @@ from placeit.runtime.nodes.wire import Frame, ProtocolError
 __all__ = ["Outgoing", "ReceivingBuffers", "bytes_of", "outgoing"]
 
 _CODINGS = frozenset(Coding)
+_max_bytes = functools.cache(memory_bytes)
 
 
 class Outgoing(NamedTuple):
@@ -173,11 +174,6 @@ class ReceivingBuffers:
     def write_back(self, number: int) -> None:
         """Copy a tensor that was received in separate memory into its buffer. Nothing that uses the buffer may be running."""
         self._incoming[number].write_back()
-
-
-@functools.cache
-def _max_bytes() -> float:
-    return memory_bytes()
 
 
 def bytes_of(memory: NDArray[np.generic]) -> memoryview:

@@ -151,16 +151,9 @@ class Connection:
         for what, job in (("from", self._receive), ("to", self._send)):
             threading.Thread(target=job, name=f"placeit {what} {name}", daemon=True).start()
 
-    def send(
-        self,
-        frame: Frame,
-        payload: memoryview | None = None,
-        *,
-        priority: tuple[float, ...] = (),
-        is_current: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def send(self, frame: Frame, payload: memoryview | None = None, *, priority: tuple[float, ...] = ()) -> None:
         """Send a frame; see :meth:`send_all`."""
-        self.send_all([Parcel(frame, payload, priority)], is_current)
+        self.send_all([Parcel(frame, payload, priority)])
 
     def send_all(self, parcels: Sequence[Parcel], is_current: Callable[[], bool] = lambda: True) -> None:
         """Send frames without waiting. A long payload is sent in several frames, and other frames may be sent between them.
@@ -248,7 +241,7 @@ class Connection:
                 reader.fill(sizes[: 4 * count])
                 frame = Frame._make((kind, coding, *others, struct.unpack_from(f"<{count}I", sizes) if count else ()))
                 if frame.size > CHUNK:
-                    raise ProtocolError(f"a frame of {frame.size} bytes, where {CHUNK} are the most")
+                    raise ProtocolError(f"a frame of {frame.size} bytes, more than the maximum of {CHUNK}")
                 into: memoryview | None = None
                 if frame.size:
                     into = self._receiver.place(frame)
@@ -382,12 +375,12 @@ def _client_handshake(sock: socket.socket, secret: bytes, name: str, deadline: f
     """Perform the handshake of the end that connects."""
     hello = _receive_exactly(sock, len(_MAGIC) + _NONCE, deadline)
     if hello[: len(_MAGIC)] != _MAGIC:
-        raise ProtocolError("another protocol, or another version of it, is spoken there")
+        raise ProtocolError("the other end uses another protocol, or another version of it")
     theirs, mine, called = hello[len(_MAGIC) :], os.urandom(_NONCE), name.encode()[:255]
     proof = _proof(secret, b"client", theirs, mine, called)
     sock.sendall(mine + bytes([len(called)]) + called + proof)
     if not hmac.compare_digest(_receive_exactly(sock, len(proof), deadline), _proof(secret, b"server", mine, theirs, called)):
-        raise ProtocolError("it does not know the secret of this run")
+        raise ProtocolError("the other end does not know the secret of this run")
 
 
 def _server_handshake(sock: socket.socket, secret: bytes) -> str:
@@ -400,7 +393,7 @@ def _server_handshake(sock: socket.socket, secret: bytes) -> str:
     called = _receive_exactly(sock, _receive_exactly(sock, 1, deadline)[0], deadline)
     proof = _receive_exactly(sock, hashlib.sha256().digest_size, deadline)
     if not hmac.compare_digest(proof, _proof(secret, b"client", mine, theirs, called)):
-        raise ProtocolError("a stranger")
+        raise ProtocolError("the other end does not know the secret")
     sock.sendall(_proof(secret, b"server", theirs, mine, called))
     return called.decode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from placeit.core.errors import LostError
@@ -19,11 +20,15 @@ from placeit.simulator.scheduler import b_level
 if TYPE_CHECKING:
     from placeit.runtime.slots import Slot
 
-__all__ = ["run_ahead"]
+__all__ = ["wire_slot"]
 
 
-def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> RemoteSlot | None:
-    """Wire a slot on the nodes that a plan uses, and return its state; None if the plan uses no nodes. Raises DeviceError."""
+def wire_slot(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Callable[[], None] | None:
+    """Wire a slot on the nodes of a plan, and return a function that begins a new run there; None if the plan uses no nodes.
+
+    Raises:
+        DeviceError: a node does not answer, or cannot wire the slot.
+    """
     devices = pool.devices
     ends = {end for copy, (src, *_) in slot.copies.items() for end in (src, copy[1])}
     used = {d: devices[d] for d in {*ends, *(s.device for s in plan.programs)}}
@@ -58,7 +63,7 @@ def run_ahead(book: SegmentBook, pool: DevicePool, plan: Plan, slot: Slot) -> Re
         weakref.finalize(remote_slot, wiring.device.tell, "unwire", remote_slot.number)  # even if another device fails
         with pool.on(d):
             wiring.send_to_device()
-    return remote_slot
+    return remote_slot.renew
 
 
 class _WiringBuilder:
