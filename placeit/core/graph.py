@@ -28,6 +28,10 @@ class Csr:
     ptr: NDArray[np.int32]
     edge: NDArray[np.int32]
 
+    def row(self, v: int) -> NDArray[np.int32]:
+        """Return the edge numbers of a row."""
+        return self.edge[self.ptr[v] : self.ptr[v + 1]]
+
 
 def csr(keys: NDArray[np.int32], rows: int) -> Csr:
     """Group edge numbers by key, keeping edge order within each row.
@@ -72,7 +76,7 @@ def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32]
     while ready:
         v = heapq.heappop(ready)
         order.append(v)
-        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+        for e in out.row(v).tolist():
             w = heads[e]
             in_degree[w] -= 1
             if in_degree[w] == 0:

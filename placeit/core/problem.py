@@ -201,10 +201,8 @@ class Problem:
         """
         fastest = self.compute.min(axis=1)
         reached = fastest.copy()
-        out = self.successors
         for v in self.order.tolist():
-            for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
-                w = self.edges[e, 1]
+            for w in self.edges[self.successors.row(v), 1].tolist():
                 reached[w] = max(reached[w], reached[v] + fastest[w])
         return float(reached.max())
 

@@ -43,7 +43,7 @@ def place(
     Raises:
         UsageError: the placer does not exist, ``rules`` are given with ``cost``, or ``evaluations`` is too small for the
             comparison with single devices.
-        InfeasibleError: no placement that fits the devices and their memory was found.
+        InfeasibleError: no feasible placement is found.
         PlacementError: the placer returned a placement that is not valid.
     """
     if cost is None:

@@ -35,7 +35,7 @@ class Placer(Protocol):
                 After the deadline, a placer still returns its first placement.
 
         Raises:
-            InfeasibleError: no placement that fits the devices and their memory was found.
+            InfeasibleError: no feasible placement is found.
         """
         ...
 
@@ -73,7 +73,7 @@ class RefiningPlacer(Placer, Protocol):
             deadline: time by :func:`placeit.core.clock.now` at which to return the best placement so far; None for no limit.
 
         Raises:
-            InfeasibleError: no placement that fits the devices and their memory was found.
+            InfeasibleError: no feasible placement is found.
         """
         ...
 

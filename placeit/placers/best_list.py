@@ -53,11 +53,7 @@ class BestList:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the placement with the lowest cost; HEFT's if none may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the placement with the lowest cost; HEFT's if none may be evaluated. Raises InfeasibleError."""
         count = self.plans if evaluations is None else min(self.plans, max(1, evaluations))
         distinct: dict[bytes, NDArray[np.int32]] = {}
         half = None if deadline is None else (clock.now() + deadline) / 2  # the other half of the time is for valuing

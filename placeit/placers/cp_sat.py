@@ -57,7 +57,7 @@ class CpSat:
         """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of the throughput.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         if isinstance(cost, ThroughputCost):
             return self.balanced(problem, seed=seed, evaluations=evaluations, deadline=deadline)[0]
@@ -72,7 +72,7 @@ class CpSat:
         seconds, so a placement that is proven optimal may be above the bound by one millionth per op and transfer.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from ortools.sat.python import cp_model
 
@@ -95,7 +95,7 @@ class CpSat:
         millionth per op and transfer on its critical path.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from ortools.sat.python import cp_model
 
@@ -110,9 +110,7 @@ class CpSat:
         if not solved:
             return baseline, bound
         placement = _placement(solver, on)
-        position = np.empty(len(problem), np.int64)
-        position[problem.order] = np.arange(len(problem))
-        order = np.lexsort((position, np.array([solver.value(s) for s in start]))).astype(np.int32)
+        order = np.lexsort((np.argsort(problem.order), np.array([solver.value(s) for s in start]))).astype(np.int32)
         plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
         return (plan if plan.makespan < baseline.makespan else baseline), bound
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["Enumerative", "parallel_sets"]
 
@@ -48,18 +48,14 @@ class Enumerative:
         evaluations: int | None,  # noqa: ARG002
         deadline: float | None = None,  # noqa: ARG002
     ) -> NDArray[np.int32]:
-        """Return the placement, without using the cost function or the seed.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
-        devices, into = problem.devices, problem.predecessors
+        """Return the placement, without using the cost function or the seed. Raises InfeasibleError."""
+        devices = problem.devices
         placement = np.full(len(problem), -1, np.int32)
         here = np.zeros((int(problem.edge_tensor.max(initial=-1)) + 1, devices), bool)  # devices that already hold a tensor
         load = np.zeros(devices)
         for ops in parallel_sets(problem):
             seconds = np.where(problem.feasible[ops], 0.0, np.inf)
-            read = [into.edge[into.ptr[v] : into.ptr[v + 1]] for v in ops]
+            read = [problem.predecessors.row(v) for v in ops]
             for row, edges in zip(seconds, read, strict=True):
                 for e in _first_of_each(problem.edge_tensor, edges):
                     row += np.where(here[problem.edge_tensor[e]], 0.0, problem.comm(e)[placement[problem.edges[e, 0]]])
@@ -68,7 +64,7 @@ class Enumerative:
             for v, edges in zip(ops, read, strict=True):
                 here[problem.edge_tensor[edges], placement[v]] = True
                 load[placement[v]] += problem.compute[v, placement[v]]
-        return placement if fits(problem, placement) else repair(problem, placement)
+        return repair(problem, placement)
 
 
 def parallel_sets(problem: Problem) -> list[list[int]]:
@@ -78,13 +74,12 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
     reads another, or if the set would have to run both before and after another set, each op is a set of one.
     """
     label = [_SHARD.sub("[]", name) if _SHARD.search(name) else f"op {v}" for v, name in enumerate(problem.op_names)]
-    position = np.empty(len(problem), np.int64)
-    position[problem.order] = np.arange(len(problem))
+    position = np.argsort(problem.order)
     pending: dict[str, list[int]] = {}
     for v in problem.order.tolist():
         pending.setdefault(label[v], []).append(v)
     missing_inputs = np.bincount(problem.edges[:, 1], minlength=len(problem))
-    out, sets = problem.successors, []
+    sets = []
     while pending:
         ready = (name for name, ops in pending.items() if not missing_inputs[ops].any())
         name = next(ready, None)
@@ -96,7 +91,7 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
         ops = pending.pop(name)
         sets.append(ops)
         for v in ops:
-            np.subtract.at(missing_inputs, problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1], 1)
+            np.subtract.at(missing_inputs, problem.edges[problem.successors.row(v), 1], 1)
     return sets
 
 

@@ -34,11 +34,7 @@ class LocalSearch:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best evaluated placement; HEFT's if none may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best evaluated placement; HEFT's if none may be evaluated. Raises InfeasibleError."""
         limit = self.evaluations if evaluations is None else evaluations
         return self.improve(
             starts(problem, links_of(cost), deadline), problem, cost, seed=seed, evaluations=limit, deadline=deadline

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["Repeated", "repeated_blocks"]
 
@@ -35,7 +35,7 @@ class Repeated:
 
         Raises:
             UsageError: there is no such placer, or it is this one.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from placeit.placers.registry import parse_placer
 
@@ -53,7 +53,7 @@ class Repeated:
         try:
             placement = inner.place(small, graph_cost, seed=seed, evaluations=evaluations, deadline=deadline)[folded_op]
             # the small problem does not count copies of weights that several ops read
-            return placement if fits(problem, placement) else repair(problem, placement)
+            return repair(problem, placement)
         except InfeasibleError:
             return inner.place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 
@@ -72,8 +72,7 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
         repeated blocks.
     """
     order = _topological_order(problem)
-    position = np.empty(len(order), np.intp)
-    position[order] = np.arange(len(order))
+    position = np.argsort(order)
     by_head = np.argsort(position[problem.edges[:, 1]], kind="stable")
     tail, head = position[problem.edges[by_head]].T.reshape(2, -1)
     graph = _SortedGraph(_op_classes(problem)[order], tail, head, problem.edge_bytes[by_head])
