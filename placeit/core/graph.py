@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import GraphError
 from placeit.core.weights import Shared, counted_once
 
-__all__ = ["Csr", "OpGraph", "csr", "topological_order", "unique_rows"]
+__all__ = ["Csr", "OpGraph", "csr", "distinct_rows", "topological_order", "unique_rows"]
 
 
 _Row = TypeVar("_Row", bound=np.generic)
@@ -64,6 +64,13 @@ def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
     number = np.empty(len(rows), np.int64)
     number[order] = np.cumsum(first) - 1
     return ascending[first], number
+
+
+def distinct_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
+    """Return the distinct rows of a table in the order of their first occurrences, and the number of each row among them."""
+    numbers: dict[bytes, int] = {}
+    number = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows], np.int64)
+    return rows[np.unique(number, return_index=True)[1]], number
 
 
 def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32] | None:

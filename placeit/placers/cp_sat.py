@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,7 @@ class CpSat:
         need("The placer 'cp-sat'", "exact", "ortools")
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of the throughput.
 
@@ -128,8 +123,12 @@ class CpSat:
         return solver, solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
+def _ticks(baseline: float, seconds: float) -> int:
+    """Convert seconds to ticks, of which there are ``_TICKS`` in ``baseline`` seconds."""
+    return int(seconds * (_TICKS / baseline))
+
+
 def _placement(solver: CpSolver, on: list[dict[int, Any]]) -> NDArray[np.int32]:
-    """Return the placement that the solver found, ``int32[V]``."""
     return np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
 
 
@@ -154,14 +153,8 @@ def _add_placement(model: CpModel, problem: Problem, baseline: NDArray[np.int32]
 
 
 def _add_balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: float) -> None:
-    """Minimise the ticks of the busiest device, set of conflicting devices, or link.
-
-    ``_TICKS`` ticks are ``baseline`` seconds.
-    """
-
-    def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / baseline))
-
+    """Minimise the ticks of the busiest device, set of conflicting devices, or link."""
+    ticks = functools.partial(_ticks, baseline)
     busiest = model.new_int_var(0, _TICKS, "busiest")
     model.minimize(busiest)
     devices = range(problem.devices)
@@ -190,10 +183,7 @@ def _add_balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], bas
 
 def _add_schedule(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: ListSchedule) -> list[Any]:
     """Minimise the makespan; return the variables of the ops' start times."""
-
-    def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / baseline.makespan))
-
+    ticks = functools.partial(_ticks, baseline.makespan)
     start, end = [], []
     busy: list[list[Any]] = [[] for _ in range(problem.devices)]
     span = model.new_int_var(0, _TICKS, "makespan")

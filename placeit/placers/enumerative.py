@@ -40,13 +40,7 @@ class Enumerative:
     limit: int = option(200_000, "steps of the enumeration for one set of shards", least=1, most=10**9)
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the placement, without using the cost function or the seed. Raises InfeasibleError."""
         devices = problem.devices
@@ -57,10 +51,12 @@ class Enumerative:
             seconds = np.where(problem.feasible[ops], 0.0, np.inf)
             read = [problem.predecessors.row(v) for v in ops]
             for row, edges in zip(seconds, read, strict=True):
-                for e in _first_of_each(problem.edge_tensor, edges):
+                for e in edges[np.unique(problem.edge_tensor[edges], return_index=True)[1]].tolist():
                     row += np.where(here[problem.edge_tensor[e]], 0.0, problem.comm(e)[placement[problem.edges[e, 0]]])
             seconds += _TIE * (load + problem.compute[ops])
-            placement[ops] = _spread(seconds, self.limit)
+            spread = np.empty(len(ops), np.int32)
+            _core.spread(seconds, self.limit, spread)
+            placement[ops] = spread
             for v, edges in zip(ops, read, strict=True):
                 here[problem.edge_tensor[edges], placement[v]] = True
                 load[placement[v]] += problem.compute[v, placement[v]]
@@ -93,15 +89,3 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
         for v in ops:
             np.subtract.at(missing_inputs, problem.edges[problem.successors.row(v), 1], 1)
     return sets
-
-
-def _first_of_each(tensor: NDArray[np.int32], edges: NDArray[np.int32]) -> list[int]:
-    """Return the first edge of each tensor."""
-    return [int(edges[i]) for i in np.unique(tensor[edges], return_index=True)[1]]
-
-
-def _spread(seconds: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
-    """Spread ops evenly over devices with the lowest total of ``float64[n, D]`` seconds (``inf``: cannot run): ``int32[n]``."""
-    devices = np.empty(len(seconds), np.int32)
-    _core.spread(seconds, limit, devices)
-    return devices

@@ -42,13 +42,7 @@ class Exact:
     nodes: int = option(5_000_000, "partial placements to examine before giving up", least=0, most=10**15)
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the optimal placement.
 

@@ -71,13 +71,7 @@ class ListPlacer(ABC):
     """Base class of placers that return the placement of a planned schedule, without a cost function or random numbers."""
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`, over links without contention; the cost function and the seed are not used."""
         return self.plan(problem).placement

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.feasibility import fits, has_room
@@ -103,8 +104,7 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: 
             found.append(balanced.placement)
             if is_over(deadline):
                 break
-    distinct = {placement.tobytes(): placement for placement in found}
-    return np.stack(list(distinct.values()))
+    return distinct_rows(np.stack(found))[0]
 
 
 def neighbours(

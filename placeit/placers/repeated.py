@@ -71,7 +71,8 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
         ``intp[L, P]``, the ops of each of ``L`` blocks, with corresponding ops in a column; ``intp[0, 0]`` if there are no
         repeated blocks.
     """
-    order = _topological_order(problem)
+    numeric = (problem.edges[:, 0] < problem.edges[:, 1]).all()  # the numeric order is topological, and keeps blocks together
+    order = np.arange(len(problem)) if numeric else problem.order.astype(np.intp)
     position = np.argsort(order)
     by_head = np.argsort(position[problem.edges[:, 1]], kind="stable")
     tail, head = position[problem.edges[by_head]].T.reshape(2, -1)
@@ -83,13 +84,6 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
             best, saved = (first, count, period), (count - 1) * period
     first, count, period = best
     return order[first : first + count * period].reshape(count, period)
-
-
-def _topological_order(problem: Problem) -> NDArray[np.intp]:
-    """Return the numeric order of the ops if it is topological, since it keeps blocks together; else ``problem.order``."""
-    if (problem.edges[:, 0] < problem.edges[:, 1]).all():
-        return np.arange(len(problem))
-    return problem.order.astype(np.intp)
 
 
 def _op_classes(problem: Problem) -> NDArray[np.intp]:
