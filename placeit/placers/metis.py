@@ -103,7 +103,7 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
 def _bisect(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
     """Divide the undirected graph by recursive bisection into parts with given shares of the work, which sum to one.
 
-    METIS can recurse by itself, but prints to standard output when it runs out of ops.
+    METIS' own recursion prints to standard output when it runs out of ops.
     """
     part = np.zeros(len(problem), np.int64)
     pending = [(np.arange(len(problem)), 0, len(shares))]

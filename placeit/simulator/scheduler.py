@@ -281,7 +281,7 @@ def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:
 
 
 def deadlock() -> ProblemError:
-    """Return the error for a planned order that waits for itself."""
+    """Return the error for a planned order with a cyclic wait."""
     return ProblemError(
         "The planned order waits for itself: an op comes, on its device, before another that must precede it. Give every op a "
         "higher priority than its successors."

@@ -20,7 +20,7 @@ __all__ = ["Logs", "Record", "writing"]
 
 @dataclass(frozen=True)
 class Record:
-    """Figures of an update, or of the evaluation before the first update of a stage; None for figures that do not exist.
+    """Figures of an update, or of the evaluation before the first update of a stage; None for missing figures.
 
     Attributes:
         stage: number of the stage, from 1.
@@ -66,7 +66,7 @@ class Logs:
 
     Raises:
         FileError: the table cannot be written.
-        UsageError: logs for TensorBoard are asked for without a folder, or TensorBoard is not installed.
+        UsageError: ``tensorboard`` is set without a folder, or TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path | None, history: Sequence[Record], tensorboard: bool) -> None:

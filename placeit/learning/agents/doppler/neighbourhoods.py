@@ -25,7 +25,7 @@ _RESET = 0.01  # probability that the search returns to the best placement
 
 
 class Neighbours(NamedTuple):
-    """Placements of which a part is to be placed again.
+    """Placements, with a part of the ops to place again.
 
     Attributes:
         kept: ``int32[R, V]``, devices of the ops that stay, or are moved together; -1 for the ops that are to be placed.
