@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from placeit.bench.clusters import CLUSTERS, on_grid
 from placeit.core.errors import ProblemError, UsageError
@@ -130,13 +130,9 @@ class BenchProblem:
             warnings.simplefilter("ignore", DeprecationWarning)  # importing it compiles TorchScript functions
             geometric = import_extra("A problem as graph data", "learn", "torch_geometric.data")
         p = self.problem
-        arrays: dict[str, NDArray[Any]] = {
-            "x": p.compute,
-            "edge_index": p.edges.T.astype(np.int64),
-            "edge_attr": p.edge_bytes[:, None],
-        }
-        arrays |= {"edge_tensor": p.edge_tensor, "weights": p.param_bytes, "memory": p.memory}
-        arrays |= {"bandwidth": p.bandwidth, "latency": p.latency}
+        arrays = {"x": p.compute, "edge_index": p.edges.T.astype(np.int64), "edge_attr": p.edge_bytes[:, None]}
+        arrays |= {"weights": p.param_bytes}
+        arrays |= {name: getattr(p, name) for name in ("edge_tensor", "memory", "bandwidth", "latency")}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return geometric.Data(**tensors, shared=p.shared, num_nodes=len(p), name=self.name)
 

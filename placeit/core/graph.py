@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import GraphError
 from placeit.core.weights import Shared, counted_once
 
-__all__ = ["Csr", "OpGraph", "csr", "topological_order", "unique_rows"]
+__all__ = ["Csr", "OpGraph", "csr", "distinct_rows", "topological_order", "unique_rows"]
 
 
 _Row = TypeVar("_Row", bound=np.generic)
@@ -27,6 +27,10 @@ class Csr:
 
     ptr: NDArray[np.int32]
     edge: NDArray[np.int32]
+
+    def row(self, v: int) -> NDArray[np.int32]:
+        """Return the edge numbers of a row."""
+        return self.edge[self.ptr[v] : self.ptr[v + 1]]
 
 
 def csr(keys: NDArray[np.int32], rows: int) -> Csr:
@@ -62,6 +66,13 @@ def unique_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
     return ascending[first], number
 
 
+def distinct_rows(rows: NDArray[_Row]) -> tuple[NDArray[_Row], NDArray[np.int64]]:
+    """Return the distinct rows of a table in the order of their first occurrences, and the number of each row among them."""
+    numbers: dict[bytes, int] = {}
+    number = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows], np.int64)
+    return rows[np.unique(number, return_index=True)[1]], number
+
+
 def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32] | None:
     """Return a topological order of the nodes (smallest number first among equals), or None if there is a cycle."""
     out = csr(np.ascontiguousarray(edges[:, 0]), nodes)
@@ -72,7 +83,7 @@ def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32]
     while ready:
         v = heapq.heappop(ready)
         order.append(v)
-        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+        for e in out.row(v).tolist():
             w = heads[e]
             in_degree[w] -= 1
             if in_degree[w] == 0:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +23,9 @@ from placeit.core.placement import Placement
 from placeit.core.records import read_json
 from placeit.core.weights import Shared, held_bytes
 
-__all__ = ["CostFunction", "Problem"]
+__all__ = ["CostFunction", "Problem", "once_per_problem"]
+
+_Result = TypeVar("_Result")
 
 CostFunction: TypeAlias = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 """``cost(placements: int32[B, V]) -> float64[B]``, seconds; ``inf`` for an infeasible placement, NaN for an unmeasured one.
@@ -201,10 +205,8 @@ class Problem:
         """
         fastest = self.compute.min(axis=1)
         reached = fastest.copy()
-        out = self.successors
         for v in self.order.tolist():
-            for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
-                w = self.edges[e, 1]
+            for w in self.edges[self.successors.row(v), 1].tolist():
                 reached[w] = max(reached[w], reached[v] + fastest[w])
         return float(reached.max())
 
@@ -323,6 +325,20 @@ class Problem:
 _VERSIONS = (1, 2)
 _NAMES = {"ops": "op_names", "devices": "device_names", "kinds": "kinds"}
 _ARRAYS = ("compute", "edges", "edge_bytes", "bandwidth", "latency", "edge_tensor", "cut", "param_bytes", "memory")
+
+
+def once_per_problem(function: Callable[[Problem], _Result]) -> Callable[[Problem], _Result]:
+    """Return a function that is computed once for each problem, and whose results exist as long as their problems."""
+    results: WeakKeyDictionary[Problem, _Result] = WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def cached(problem: Problem) -> _Result:
+        try:
+            return results[problem]
+        except KeyError:
+            return results.setdefault(problem, function(problem))
+
+    return cached
 
 
 def _jsonable(array: NDArray[Any]) -> Any:

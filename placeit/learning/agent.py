@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from placeit.core.errors import UsageError
 from placeit.core.problem import CostFunction, Problem
 
 __all__ = ["Agent", "Decisive", "Explorer", "ProblemInstance", "Remembering", "Taught", "Trajectory"]
@@ -70,8 +72,11 @@ class Agent(Protocol):
 
     @property
     def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an untrained agent of the same shape: ``type(agent)(**agent.config)``."""
-        ...
+        """Arguments that make an untrained agent of the same shape: ``type(agent)(**agent.config)``.
+
+        By default, the attributes that have the names of the constructor's parameters.
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Play one episode for each problem, sampling decisions; gradients are not needed.
@@ -109,15 +114,16 @@ class Agent(Protocol):
         """
         ...
 
-    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:
+    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
         """Return a scalar to minimise, for training methods other than REINFORCE, such as ``imitation``.
 
-        It may call the instances' cost functions, and leaves out placements whose cost is NaN (not measured).
+        It may call the instances' cost functions, and leaves out placements whose cost is NaN (not measured). By default, an
+        agent has no such method.
 
         Raises:
             UsageError: the agent does not have this training method; the message names the methods that it has.
         """
-        ...
+        raise UsageError(f"The agent '{self.name}' has no training method '{kind}'; train it by 'reinforce'.")
 
 
 @runtime_checkable

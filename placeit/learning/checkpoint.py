@@ -89,7 +89,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     match meta:
         case {"agent": str(agent), "version": int(version), "config": dict(config), "about": dict(about)}:
             return Checkpoint(agent, version, config, about, weights)
-    raise FileError(f"{path} is damaged: what it says about its agent is not what placeit writes. Get or make it again.")
+    raise FileError(f"{path} is damaged: its description of the agent is not valid. Get or make it again.")
 
 
 def load_agent(path: str | Path, find: Callable[[str], type[Agent]] = agent_class) -> Agent:
@@ -193,7 +193,7 @@ def read_safetensors(
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise FileError(f"Cannot read {path}: it is no file of at most {_MAX_BYTES >> 30} GiB.")
+            raise FileError(f"Cannot read {path}: it is not a regular file of at most {_MAX_BYTES >> 30} GiB.")
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("placeit", "{}")
             header = parsed(text, finite=True)
@@ -211,7 +211,7 @@ def read_safetensors(
     except (SafetensorError, ValueError) as error:
         raise FileError(f"{path} is not a safetensors file, or it is damaged: {error}. {remedy}") from error
     if not intact:
-        raise FileError(f"{path} is damaged: its contents are not what was written. {remedy}")
+        raise FileError(f"{path} is damaged: its contents do not match its digest. {remedy}")
     return tensors, about
 
 

@@ -79,7 +79,8 @@ def learn(search: Search, text: str, state: Path | None) -> None:
     if (why := why_pointless(search)) is not None:
         search.notes[name] = f"not asked: {why}"
         return
-    reserved, needed, left = _reserved_s(search), _MIN_MEASURED * _measuring_s(search), search.left()
+    reserved, left = _reserved_s(search), search.left()
+    needed = _MIN_MEASURED * search.race_s([search.ranked[0]] * 2, ROUNDS)
     if left - reserved < max(needed, TRIFLE_S):
         budget = search.ledger.book() + reserved + needed
         search.notes[name] = (
@@ -174,16 +175,10 @@ class _Training:
         )
 
     def _say(self, what: str, share: float) -> None:
-        """Report progress to the search."""
         curve, unit = self.costs.curve, self._search.objective.unit
         factor, unit = (1e3, "ms") if unit == "s" else (1.0, unit)
         figures = f"{len(curve)} measured, best {min(curve) * factor:.4g} {unit}, " if curve else ""
         self._search.say(f"learning ({self._agent.name}): {figures}{what}", share)
-
-
-def _measuring_s(search: Search) -> float:
-    """Estimate the seconds to measure a placement beside another, from the best placement so far."""
-    return search.race_s([search.ranked[0]] * 2, ROUNDS)
 
 
 def _reserved_s(search: Search) -> float:

@@ -60,7 +60,7 @@ class AgentConformance:
         ]
         return [simulated(problem) for problem in problems]
 
-    def test_its_configuration_makes_it_again(self, tmp_path: Path) -> None:
+    def test_configuration_round_trips(self, tmp_path: Path) -> None:
         """An agent made from the configuration loads the weights and makes the same decisions."""
         agent = self.make()
         path = tmp_path / "agent.safetensors"
@@ -69,8 +69,8 @@ class AgentConformance:
         assert dict(again.config) == dict(agent.config)
         assert evaluate(again, self.instances()) == evaluate(agent, self.instances())
 
-    def test_an_episode_is_drawn_from_the_given_generator_alone(self) -> None:
-        """Training can therefore be resumed with the same result."""
+    def test_episodes_draw_only_from_the_given_generator(self) -> None:
+        """So training can be resumed with the same result."""
         agent, instances = self.make(), self.instances()
         before = torch.get_rng_state()
         one, same, other = (agent.rollout(instances, np.random.default_rng(seed)) for seed in (0, 0, 1))
@@ -78,7 +78,7 @@ class AgentConformance:
         assert all(map(np.array_equal, one.visited, same.visited))
         assert not all(map(np.array_equal, one.visited, other.visited))
 
-    def test_an_episode_calls_no_cost_function(self) -> None:
+    def test_episodes_call_no_cost_function(self) -> None:
         """The caller values the placements of an episode, in training and in evaluation."""
 
         def forbidden(_placements: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ class AgentConformance:
             assert network is agent.network
             agent.rollout(instances, np.random.default_rng(0))
 
-    def test_a_trajectory_holds_what_it_says(self) -> None:
+    def test_trajectories_have_the_documented_shapes(self) -> None:
         """Shapes agree, and every visited placement is feasible."""
         instances = self.instances()
         trajectory = self.make().rollout(instances, np.random.default_rng(0))
@@ -104,7 +104,7 @@ class AgentConformance:
             for placement in visited:
                 instance.problem.check(placement)
 
-    def test_rewards_stand_where_decisions_are(self) -> None:
+    def test_only_decisions_have_rewards(self) -> None:
         """Rewards of decisions are finite and depend on costs; all other rewards are zero."""
         agent, instances = self.make(), self.instances()
         trajectory = agent.rollout(instances, np.random.default_rng(0))
@@ -116,7 +116,7 @@ class AgentConformance:
         assert not rewards[~trajectory.valid].any()
         assert not np.array_equal(rewards, self.make().rewards(trajectory, [2 * path for path in costs]))
 
-    def test_what_could_not_be_measured_gives_no_reward(self) -> None:
+    def test_unknown_costs_give_unknown_rewards(self) -> None:
         """An episode without any known cost has an unknown reward; all rewards of the other episodes are known."""
         instances = self.instances()
         trajectory = self.make().rollout(instances, np.random.default_rng(0))
@@ -127,7 +127,7 @@ class AgentConformance:
             assert np.isnan(rewards[:, unknown]).any() == trajectory.valid[:, unknown].any()
             assert np.isfinite(np.delete(rewards, unknown, axis=1)).all()
 
-    def test_every_decision_is_scored_once_with_gradients(self) -> None:
+    def test_each_decision_is_scored_once_with_gradients(self) -> None:
         """Log-probabilities and entropies belong to a distribution, depend on the weights, and are equal when scored again."""
         agent, instances = self.make(), self.instances()
         trajectory = agent.rollout(instances, np.random.default_rng(0))
@@ -146,7 +146,7 @@ class AgentConformance:
         gradients = [p.grad for p in agent.network.parameters() if p.grad is not None]
         assert any(gradient.abs().sum() > 0 for gradient in gradients)
 
-    def test_it_learns_in_every_way_that_it_has(self) -> None:
+    def test_each_training_method_changes_weights(self) -> None:
         """An update by REINFORCE, in one epoch or two, and one by each other way, changes weights."""
         instances = self.instances()
         for kind, epochs in (("reinforce", 1), ("reinforce", 2), *((way, 1) for way in self.ways)):
@@ -157,7 +157,7 @@ class AgentConformance:
             assert len(result.history) == 2
             assert any(not torch.equal(before[name], tensor) for name, tensor in weights_of(agent).items())
 
-    def test_training_that_stopped_goes_on_to_the_same_weights(self, tmp_path: Path) -> None:
+    def test_resumed_training_gives_the_same_weights(self, tmp_path: Path) -> None:
         """The training state holds everything that matters: a new agent goes on from it."""
         instances = self.instances()
 
@@ -177,7 +177,7 @@ class AgentConformance:
         stopped, whole = weights("stopped", crash_at=-1), weights("whole", crash_at=-1)
         assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
 
-    def test_it_learns_from_what_could_be_measured(self) -> None:
+    def test_training_leaves_out_unknown_costs(self) -> None:
         """Costs that are NaN are left out, and counted."""
         instances = self.instances()
 
@@ -190,7 +190,7 @@ class AgentConformance:
         assert result.stages[0].dropped > 0
         assert all(torch.isfinite(tensor).all() for tensor in weights_of(agent).values())
 
-    def test_each_of_its_teachers_teaches(self) -> None:
+    def test_each_teacher_gives_a_loss_with_gradients(self) -> None:
         """For each teacher of the agent, the loss is finite and has gradients."""
         agent = self.make()
         if isinstance(agent, Taught):
@@ -203,7 +203,7 @@ class AgentConformance:
                 assert torch.isfinite(loss)
                 assert loss.requires_grad
 
-    def test_what_it_likes_best_is_feasible_and_always_the_same(self) -> None:
+    def test_the_greedy_placement_is_feasible_and_deterministic(self) -> None:
         """Applies to agents with ``greedy_placement``."""
         agent = self.make()
         if isinstance(agent, Decisive):
@@ -212,7 +212,7 @@ class AgentConformance:
                 problem.check(placement)
                 assert np.array_equal(agent.greedy_placement(problem), placement)
 
-    def test_a_way_of_learning_that_it_lacks_is_an_error(self) -> None:
+    def test_an_unknown_training_method_is_an_error(self) -> None:
         """The message names the method."""
         with pytest.raises(UsageError, match="osmosis"):
             self.make().loss("osmosis", self.instances(), np.random.default_rng(0))

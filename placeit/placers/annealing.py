@@ -69,11 +69,7 @@ class Annealing:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best evaluated placement; HEFT's if none may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best evaluated placement; HEFT's if none may be evaluated. Raises InfeasibleError."""
         budget = self.evaluations if evaluations is None else evaluations
         start_deadline = None if deadline is None else (now := clock.now()) + _START_SHARE * (deadline - now)
         first, busiest = list[NDArray[np.int32]](), isinstance(cost, ThroughputCost)

@@ -28,8 +28,7 @@ def place(
 ) -> Placement:
     """Place a problem's ops, by ``cost`` never worse than the best single device that can hold the graph.
 
-    Where a single device is as good as the placer's answer, the result is that device. ``get_placer(name).place(...)`` returns
-    the placer's own answer.
+    A single device wins a tie. ``get_placer(name).place(...)`` returns the placer's own answer.
 
     Args:
         problem: the problem.
@@ -43,7 +42,7 @@ def place(
     Raises:
         UsageError: the placer does not exist, ``rules`` are given with ``cost``, or ``evaluations`` is too small for the
             comparison with single devices.
-        InfeasibleError: no placement that fits the devices and their memory was found.
+        InfeasibleError: no feasible placement is found.
         PlacementError: the placer returned a placement that is not valid.
     """
     if cost is None:
@@ -51,7 +50,7 @@ def place(
 
         cost = SimulatedCost(problem) if rules is None else SimulatedCost(problem, rules=rules)
     elif rules is not None:
-        raise UsageError("Rules are for the simulator, and placements are valued by 'cost': leave one of them out.")
+        raise UsageError("'rules' apply to the simulator, which 'cost' replaces: give one of them.")
     if isinstance(placer, str):
         placer = parse_placer(placer)
     singles = problem.single_devices

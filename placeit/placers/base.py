@@ -35,7 +35,7 @@ class Placer(Protocol):
                 After the deadline, a placer still returns its first placement.
 
         Raises:
-            InfeasibleError: no placement that fits the devices and their memory was found.
+            InfeasibleError: no feasible placement is found.
         """
         ...
 
@@ -57,7 +57,7 @@ class Measured:
 class RefiningPlacer(Placer, Protocol):
     """A placer that can continue from measured placements.
 
-    Of a placer without ``refine``, ``place`` is called again with the corrected costs.
+    If a placer has no ``refine``, ``place`` is called again with the corrected costs.
     """
 
     def refine(
@@ -73,7 +73,7 @@ class RefiningPlacer(Placer, Protocol):
             deadline: time by :func:`placeit.core.clock.now` at which to return the best placement so far; None for no limit.
 
         Raises:
-            InfeasibleError: no placement that fits the devices and their memory was found.
+            InfeasibleError: no feasible placement is found.
         """
         ...
 
@@ -109,7 +109,6 @@ class Incumbent:
 
     def __init__(self, cost: CostFunction, evaluations: int | None, deadline: float | None = None) -> None:
         self._cost, self._deadline = cost, deadline
-        self._empty = True
         self.cost = float("inf")
         self.left: float = float("inf") if evaluations is None else evaluations
 
@@ -119,12 +118,12 @@ class Incumbent:
         return self.left <= 0 or is_over(self._deadline)
 
     def offer(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Value ``int32[B, V]`` placements in order, as far as evaluations are left, and return the costs.
+        """Value ``int32[B, V]`` placements in order while evaluations are left, and return the costs.
 
         A placement that could not be measured (NaN) costs ``inf``, so that it is never the best.
         """
-        if self._empty:
-            self.placement, self._empty = placements[0], False
+        if not hasattr(self, "placement"):
+            self.placement = placements[0]
         count = int(min(len(placements), self.left))
         if count < 1:
             return np.empty(0)

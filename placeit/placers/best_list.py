@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core import clock
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
 from placeit.placers.cpop import Cpop
@@ -53,19 +54,15 @@ class BestList:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the placement with the lowest cost; HEFT's if none may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the placement with the lowest cost; HEFT's if none may be evaluated. Raises InfeasibleError."""
         count = self.plans if evaluations is None else min(self.plans, max(1, evaluations))
-        distinct: dict[bytes, NDArray[np.int32]] = {}
+        placements: list[NDArray[np.int32]] = []
         half = None if deadline is None else (clock.now() + deadline) / 2  # the other half of the time is for valuing
         for plan in islice(_plans(problem, links_of(cost), np.random.default_rng(seed)), count):
-            distinct.setdefault(plan.placement.tobytes(), plan.placement)
+            placements.append(plan.placement)
             if is_over(half):
                 break
-        return best(cost, np.stack(list(distinct.values())), evaluations, deadline)
+        return best(cost, distinct_rows(np.stack(placements))[0], evaluations, deadline)
 
 
 def _plans(problem: Problem, links: LinkModel, rng: np.random.Generator) -> Iterator[ListSchedule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,18 +47,12 @@ class CpSat:
         need("The placer 'cp-sat'", "exact", "ortools")
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`, or of :meth:`balanced` if the cost function is a bound of the throughput.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         if isinstance(cost, ThroughputCost):
             return self.balanced(problem, seed=seed, evaluations=evaluations, deadline=deadline)[0]
@@ -72,7 +67,7 @@ class CpSat:
         seconds, so a placement that is proven optimal may be above the bound by one millionth per op and transfer.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from ortools.sat.python import cp_model
 
@@ -95,7 +90,7 @@ class CpSat:
         millionth per op and transfer on its critical path.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from ortools.sat.python import cp_model
 
@@ -110,9 +105,7 @@ class CpSat:
         if not solved:
             return baseline, bound
         placement = _placement(solver, on)
-        position = np.empty(len(problem), np.int64)
-        position[problem.order] = np.arange(len(problem))
-        order = np.lexsort((position, np.array([solver.value(s) for s in start]))).astype(np.int32)
+        order = np.lexsort((np.argsort(problem.order), np.array([solver.value(s) for s in start]))).astype(np.int32)
         plan = list_schedule(problem, order, pinned(problem, placement))  # the solver's order, in exact times
         return (plan if plan.makespan < baseline.makespan else baseline), bound
 
@@ -130,8 +123,12 @@ class CpSat:
         return solver, solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
+def _ticks(baseline: float, seconds: float) -> int:
+    """Convert seconds to ticks, of which there are ``_TICKS`` in ``baseline`` seconds."""
+    return int(seconds * (_TICKS / baseline))
+
+
 def _placement(solver: CpSolver, on: list[dict[int, Any]]) -> NDArray[np.int32]:
-    """Return the placement that the solver found, ``int32[V]``."""
     return np.array([next(d for d, chosen in row.items() if solver.value(chosen)) for row in on], np.int32)
 
 
@@ -156,14 +153,8 @@ def _add_placement(model: CpModel, problem: Problem, baseline: NDArray[np.int32]
 
 
 def _add_balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: float) -> None:
-    """Minimise the ticks of the busiest device, set of conflicting devices, or link.
-
-    ``_TICKS`` ticks are ``baseline`` seconds.
-    """
-
-    def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / baseline))
-
+    """Minimise the ticks of the busiest device, set of conflicting devices, or link."""
+    ticks = functools.partial(_ticks, baseline)
     busiest = model.new_int_var(0, _TICKS, "busiest")
     model.minimize(busiest)
     devices = range(problem.devices)
@@ -192,10 +183,7 @@ def _add_balance(model: CpModel, problem: Problem, on: list[dict[int, Any]], bas
 
 def _add_schedule(model: CpModel, problem: Problem, on: list[dict[int, Any]], baseline: ListSchedule) -> list[Any]:
     """Minimise the makespan; return the variables of the ops' start times."""
-
-    def ticks(seconds: float) -> int:
-        return int(seconds * (_TICKS / baseline.makespan))
-
+    ticks = functools.partial(_ticks, baseline.makespan)
     start, end = [], []
     busy: list[list[Any]] = [[] for _ in range(problem.devices)]
     span = model.new_int_var(0, _TICKS, "makespan")

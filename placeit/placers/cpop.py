@@ -12,6 +12,7 @@ from placeit.placers.list_scheduling import (
     ListPlacer,
     ListSchedule,
     downward_ranks,
+    fastest_devices,
     mean_comm,
     priority_order,
     shortest_schedule,
@@ -32,17 +33,11 @@ class Cpop(ListPlacer):
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the planned schedule, with its placement.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the planned schedule, with its placement. Raises InfeasibleError if no feasible placement is found."""
         upward = upward_ranks(problem)
         path = _critical_path(problem, upward)
         on_path = problem.compute[path]
-        infeasible = np.isinf(on_path).sum(axis=0)
-        seconds = np.where(np.isinf(on_path), 0.0, on_path).sum(axis=0)
-        device = int(np.lexsort((seconds, infeasible))[0])
+        device = int(fastest_devices(on_path)[0])
         pinned = problem.compute.copy()
         feasible = path[np.isfinite(on_path[:, device])]
         pinned[feasible] = np.inf
@@ -55,9 +50,9 @@ class Cpop(ListPlacer):
 def _critical_path(problem: Problem, upward: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the ops of the longest path by mean costs, from an entry to an exit."""
     entries = np.flatnonzero(np.bincount(problem.edges[:, 1], minlength=len(problem)) == 0)
-    comm, successors = mean_comm(problem), problem.successors
+    comm = mean_comm(problem)
     path = [int(entries[np.argmax(upward[entries])])]
-    while len(out := successors.edge[successors.ptr[path[-1]] : successors.ptr[path[-1] + 1]]):
+    while len(out := problem.successors.row(path[-1])):
         heads = problem.edges[out, 1]
         path.append(int(heads[np.argmax(comm[out] + upward[heads])]))
     return np.array(path)

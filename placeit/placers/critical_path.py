@@ -11,7 +11,7 @@ from placeit import _core
 from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, is_over, option
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 from placeit.placers.list_scheduling import priority_order, upward_ranks
 from placeit.simulator.tables import compiled
 
@@ -32,11 +32,7 @@ class CriticalPath:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best of ``runs`` runs, or of as many as may be valued.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best of ``runs`` runs, or of as many as may be valued. Raises InfeasibleError."""
         count = max(1, self.runs if evaluations is None else min(self.runs, evaluations))
         rng = np.random.default_rng(seed)
         ranks = upward_ranks(problem)
@@ -50,4 +46,4 @@ class CriticalPath:
         tie_breaks = rng.random((len(problem), problem.devices))
         placement = np.empty(len(problem), np.int32)
         _core.earliest_start_placement(compiled(problem), order, tie_breaks, placement)
-        return placement if fits(problem, placement) else repair(problem, placement)
+        return repair(problem, placement)

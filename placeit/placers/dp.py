@@ -46,7 +46,7 @@ class Dp:
         """Return the best split by cost; HEFT's placement if the weights fit in no split that was found.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         count = self.orders if evaluations is None else min(self.orders, max(1, evaluations))
         busiest = isinstance(cost, ThroughputCost)
@@ -109,8 +109,7 @@ def _cuts(problem: Problem, order: NDArray[np.int32], max_cuts: int) -> NDArray[
     ops = len(order)
     if ops < max_cuts:
         return np.arange(ops + 1, dtype=np.int32)
-    position = np.empty(ops, np.int64)
-    position[order] = np.arange(ops)
+    position = np.argsort(order)
     crossing = np.zeros(ops + 1)
     np.add.at(crossing, position[problem.edges[:, 0]] + 1, problem.edge_bytes)
     np.subtract.at(crossing, position[problem.edges[:, 1]] + 1, problem.edge_bytes)

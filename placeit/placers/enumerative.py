@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placeit import _core
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["Enumerative", "parallel_sets"]
 
@@ -40,35 +40,27 @@ class Enumerative:
     limit: int = option(200_000, "steps of the enumeration for one set of shards", least=1, most=10**9)
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the placement, without using the cost function or the seed.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
-        devices, into = problem.devices, problem.predecessors
+        """Return the placement, without using the cost function or the seed. Raises InfeasibleError."""
+        devices = problem.devices
         placement = np.full(len(problem), -1, np.int32)
         here = np.zeros((int(problem.edge_tensor.max(initial=-1)) + 1, devices), bool)  # devices that already hold a tensor
         load = np.zeros(devices)
         for ops in parallel_sets(problem):
             seconds = np.where(problem.feasible[ops], 0.0, np.inf)
-            read = [into.edge[into.ptr[v] : into.ptr[v + 1]] for v in ops]
+            read = [problem.predecessors.row(v) for v in ops]
             for row, edges in zip(seconds, read, strict=True):
-                for e in _first_of_each(problem.edge_tensor, edges):
+                for e in edges[np.unique(problem.edge_tensor[edges], return_index=True)[1]].tolist():
                     row += np.where(here[problem.edge_tensor[e]], 0.0, problem.comm(e)[placement[problem.edges[e, 0]]])
             seconds += _TIE * (load + problem.compute[ops])
-            placement[ops] = _spread(seconds, self.limit)
+            spread = np.empty(len(ops), np.int32)
+            _core.spread(seconds, self.limit, spread)
+            placement[ops] = spread
             for v, edges in zip(ops, read, strict=True):
                 here[problem.edge_tensor[edges], placement[v]] = True
                 load[placement[v]] += problem.compute[v, placement[v]]
-        return placement if fits(problem, placement) else repair(problem, placement)
+        return repair(problem, placement)
 
 
 def parallel_sets(problem: Problem) -> list[list[int]]:
@@ -78,13 +70,12 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
     reads another, or if the set would have to run both before and after another set, each op is a set of one.
     """
     label = [_SHARD.sub("[]", name) if _SHARD.search(name) else f"op {v}" for v, name in enumerate(problem.op_names)]
-    position = np.empty(len(problem), np.int64)
-    position[problem.order] = np.arange(len(problem))
+    position = np.argsort(problem.order)
     pending: dict[str, list[int]] = {}
     for v in problem.order.tolist():
         pending.setdefault(label[v], []).append(v)
     missing_inputs = np.bincount(problem.edges[:, 1], minlength=len(problem))
-    out, sets = problem.successors, []
+    sets = []
     while pending:
         ready = (name for name, ops in pending.items() if not missing_inputs[ops].any())
         name = next(ready, None)
@@ -96,17 +87,5 @@ def parallel_sets(problem: Problem) -> list[list[int]]:
         ops = pending.pop(name)
         sets.append(ops)
         for v in ops:
-            np.subtract.at(missing_inputs, problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1], 1)
+            np.subtract.at(missing_inputs, problem.edges[problem.successors.row(v), 1], 1)
     return sets
-
-
-def _first_of_each(tensor: NDArray[np.int32], edges: NDArray[np.int32]) -> list[int]:
-    """Return the first edge of each tensor."""
-    return [int(edges[i]) for i in np.unique(tensor[edges], return_index=True)[1]]
-
-
-def _spread(seconds: NDArray[np.float64], limit: int) -> NDArray[np.int32]:
-    """Spread ops evenly over devices with the lowest total of ``float64[n, D]`` seconds (``inf``: cannot run): ``int32[n]``."""
-    devices = np.empty(len(seconds), np.int32)
-    _core.spread(seconds, limit, devices)
-    return devices

@@ -42,20 +42,14 @@ class Exact:
     nodes: int = option(5_000_000, "partial placements to examine before giving up", least=0, most=10**15)
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the optimal placement.
 
         Raises:
             UsageError: the optimum is not proven within the limits or before the deadline. A cost function without bounds is
                 not called at all if there are more placements than the limits allow.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         found = Incumbent(cost, evaluations)  # no deadline: only a complete search is an answer
         capacity = isinstance(cost, ThroughputCost)
@@ -103,11 +97,8 @@ class _Search:
             share=covering.sum(axis=0) / len(covering),
             capacity=capacity,
         )
-        self._limit, self._left, self._deadline = (
-            nodes,
-            nodes + 1,
-            deadline,
-        )  # one more, which tells that the search is not over
+        self._limit, self._deadline = nodes, deadline
+        self._left = nodes + 1  # after the last one, the search is known not to be over
 
     def next(self, bound: float, chunk: int) -> NDArray[np.int32]:
         """Return the next placements, ``int32[<= chunk, V]``, whose lower bound is below ``bound``; no rows at the end.
@@ -131,10 +122,9 @@ def _min_tail(problem: Problem) -> NDArray[np.float64]:
     """Return the least seconds from each op's end to the end of the graph, with free transfers, ``float64[V]``."""
     least = problem.compute.min(axis=1)
     tail = np.zeros(len(problem))
-    for v in problem.order[::-1]:
-        for e in problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]]:
-            u = problem.edges[e, 0]
-            tail[u] = max(tail[u], least[v] + tail[v])
+    for v in problem.order[::-1].tolist():
+        heads = problem.edges[problem.successors.row(v), 1]
+        tail[v] = (least[heads] + tail[heads]).max(initial=0.0)
     return tail
 
 
@@ -145,14 +135,10 @@ def alike(problem: Problem) -> NDArray[np.int64]:
         for a in range(b):
             swap = np.arange(problem.devices)
             swap[[a, b]] = b, a
-            if (
-                np.array_equal(problem.compute[:, swap], problem.compute)
-                and np.array_equal(problem.cut[:, swap], problem.cut)
-                and np.array_equal(problem.memory[swap], problem.memory)
-                and np.array_equal(problem.bandwidth[np.ix_(swap, swap)], problem.bandwidth)
-                and np.array_equal(problem.latency[np.ix_(swap, swap)], problem.latency)
-                and np.array_equal(problem.conflicts[np.ix_(swap, swap)], problem.conflicts)
-            ):
+            by_device = (problem.compute, problem.cut, problem.memory[None])
+            by_link = (problem.bandwidth, problem.latency, problem.conflicts)
+            equal = all(np.array_equal(costs[:, swap], costs) for costs in by_device)
+            if equal and all(np.array_equal(costs[np.ix_(swap, swap)], costs) for costs in by_link):
                 first[b] = first[a]
                 break
     return first

@@ -43,28 +43,28 @@ def random_placements(problem: Problem, count: int, rng: np.random.Generator) ->
         ``int32[count, V]``.
 
     Raises:
-        InfeasibleError: the weights fit in no way that was found.
+        InfeasibleError: no feasible placement is found.
     """
     choices = problem.feasible.sum(axis=1)
     options = np.argsort(~problem.feasible, axis=1, kind="stable")  # feasible devices first in each row
     rows = np.arange(len(problem))
     placements = np.empty((count, len(problem)), np.int32)
     for i in range(count):
-        placements[i] = options[rows, rng.integers(choices)]
-        if not fits(problem, placements[i]):
-            placements[i] = repair(problem, placements[i])
+        placements[i] = repair(problem, options[rows, rng.integers(choices)])
     return placements
 
 
 def repair(problem: Problem, placement: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Make a placement feasible with few moves: every device can run its ops and hold their weights.
+    """Make a placement feasible with few moves; a feasible placement is returned unchanged.
 
     Ops that cannot run on their device move to their fastest device. Then ops leave each overfull device, in the order of the
     time lost per byte freed. If the result still does not fit, the placement of :func:`pack` is returned.
 
     Raises:
-        InfeasibleError: the weights fit in no way that was found.
+        InfeasibleError: no feasible placement is found.
     """
+    if fits(problem, placement):
+        return placement
     rows = np.arange(len(problem))
     able = np.isfinite(problem.compute[rows, placement])
     fixed: NDArray[np.int32] = np.where(able, placement, problem.compute.argmin(axis=1)).astype(np.int32)

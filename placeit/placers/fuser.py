@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
-from placeit.core.graph import unique_rows
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, option
 from placeit.placers.feasibility import repair
-from placeit.placers.list_scheduling import mean_compute
+from placeit.placers.list_scheduling import fastest_devices, mean_compute
 
 __all__ = ["Fuser", "fuse"]
 
@@ -52,10 +52,8 @@ def fuse(problem: Problem, parts: int) -> NDArray[np.int32]:
         smallest, second = numbers[np.argsort(sizes, kind="stable")[:2]]
         part[part == second] = smallest
     work = np.bincount(np.searchsorted(numbers, part), mean_compute(problem))
-    rank = np.empty(len(numbers), np.int32)
-    rank[np.argsort(-work, kind="stable")] = np.arange(len(numbers))
-    fused: NDArray[np.int32] = rank[np.searchsorted(numbers, part)]
-    return fused
+    rank = np.argsort(np.argsort(-work, kind="stable")).astype(np.int32)
+    return rank[np.searchsorted(numbers, part)]
 
 
 @dataclass(frozen=True)
@@ -68,23 +66,11 @@ class Fuser:
     parts: int = option(0, "parts; 0 to try each number up to the number of devices", least=0, most=10_000)
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best placement by cost; the largest numbers of parts are valued first.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best placement by cost; the largest numbers of parts are valued first. Raises InfeasibleError."""
         max_parts = min(problem.devices, len(problem))
         counts = [min(self.parts, max_parts)] if self.parts else range(max_parts, 0, -1)
-        infeasible = (~problem.feasible).sum(axis=0)
-        by_speed = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), infeasible)).astype(np.int32)
+        by_speed = fastest_devices(problem.compute)
         candidates = np.array([repair(problem, by_speed[fuse(problem, count)]) for count in counts])
-        distinct = candidates[np.sort(np.unique(unique_rows(candidates)[1], return_index=True)[1])]
-        return best(cost, distinct, evaluations, deadline)
+        return best(cost, distinct_rows(candidates)[0], evaluations, deadline)

@@ -23,9 +23,5 @@ class Heft(ListPlacer):
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the planned schedule, with its placement.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the planned schedule, with its placement. Raises InfeasibleError if no feasible placement is found."""
         return shortest_schedule(problem, priority_order(problem, upward_ranks(problem)), links=links)

@@ -28,6 +28,8 @@ __all__ = [
     "ListSchedule",
     "balanced_schedules",
     "downward_ranks",
+    "fastest_devices",
+    "levels",
     "links_of",
     "list_schedule",
     "mean_comm",
@@ -69,13 +71,7 @@ class ListPlacer(ABC):
     """Base class of placers that return the placement of a planned schedule, without a cost function or random numbers."""
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,  # noqa: ARG002
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,  # noqa: ARG002
-        deadline: float | None = None,  # noqa: ARG002
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the placement of :meth:`plan`, over links without contention; the cost function and the seed are not used."""
         return self.plan(problem).placement
@@ -89,7 +85,7 @@ class ListPlacer(ABC):
             links: link model of the plan; with ``channel``, transfers between two devices wait for each other.
 
         Raises:
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
 
 
@@ -108,6 +104,12 @@ def mean_over_devices(problem: Problem, values: NDArray[np.float64]) -> NDArray[
 def mean_compute(problem: Problem) -> NDArray[np.float64]:
     """Return the mean seconds of each op over the devices that can run it, ``float64[V]``."""
     return mean_over_devices(problem, problem.compute)
+
+
+def fastest_devices(compute: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Sort devices by the number of ops in ``float64[V, D]`` that they cannot run, then by total seconds: ``int32[D]``."""
+    unable = np.isinf(compute)
+    return np.lexsort((np.where(unable, 0.0, compute).sum(axis=0), unable.sum(axis=0))).astype(np.int32)
 
 
 def mean_comm(problem: Problem, *, apart: bool = False) -> NDArray[np.float64]:
@@ -154,6 +156,13 @@ def downward_ranks(problem: Problem) -> NDArray[np.float64]:
     return rank
 
 
+def levels(problem: Problem) -> NDArray[np.int64]:
+    """Return the number of edges on the longest path from an entry to each op, ``int64[V]``."""
+    level = np.empty(len(problem))
+    _core.downward_ranks(compiled(problem), np.ones(len(problem)), np.zeros(len(problem.edges)), level)
+    return level.astype(np.int64)
+
+
 def optimistic_costs(problem: Problem) -> NDArray[np.float64]:
     """Return PEFT's optimistic cost table (Arabnejad and Barbosa 2014), in seconds, ``float64[V, D]``.
 
@@ -178,8 +187,7 @@ def priority_order(
             order.
     """
     if ties is None:
-        ties = np.empty(len(problem))
-        ties[problem.order] = np.arange(len(problem))
+        ties = np.argsort(problem.order).astype(np.float64)
     order = np.empty(len(problem), np.int32)
     _core.ready_order(compiled(problem), np.lexsort((ties, -priority)).astype(np.int32), order)
     return order
@@ -227,7 +235,7 @@ def list_schedule(
         links: link model; with ``channel``, a transfer waits for an idle gap of its link that is long enough for it.
 
     Raises:
-        InfeasibleError: the weights fit in no way that was found.
+        InfeasibleError: no feasible placement is found.
     """
     compute = problem.compute if compute is None else compute
     onward = np.zeros(compute.shape) if onward is None else onward
@@ -237,11 +245,9 @@ def list_schedule(
         placement, *_ = _schedule(problem, order, compute, onward, unlimited, links)
         repaired = pinned(problem, repair(problem, placement))
         placement, start, finish, _ = _schedule(problem, order, repaired, onward, unlimited, links)
-    position = np.empty(len(problem))
-    position[order] = np.arange(len(problem))
     priority = np.empty(len(problem))
     # by start, then finish (an op of zero duration goes before another op that starts at the same time), then position
-    priority[np.lexsort((position, finish, start))] = np.arange(len(problem), 0, -1)
+    priority[np.lexsort((np.argsort(order), finish, start))] = np.arange(len(problem), 0, -1)
     return ListSchedule(placement, start, finish, float(finish.max()), priority)
 
 

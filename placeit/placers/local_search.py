@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, Measured, is_over, option
 from placeit.placers.feasibility import fits, has_room
@@ -34,11 +35,7 @@ class LocalSearch:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best evaluated placement; HEFT's if none may be evaluated.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best evaluated placement; HEFT's if none may be evaluated. Raises InfeasibleError."""
         limit = self.evaluations if evaluations is None else evaluations
         return self.improve(
             starts(problem, links_of(cost), deadline), problem, cost, seed=seed, evaluations=limit, deadline=deadline
@@ -107,8 +104,7 @@ def starts(problem: Problem, links: LinkModel = EXECUTED_RULES.links, deadline: 
             found.append(balanced.placement)
             if is_over(deadline):
                 break
-    distinct = {placement.tobytes(): placement for placement in found}
-    return np.stack(list(distinct.values()))
+    return distinct_rows(np.stack(found))[0]
 
 
 def neighbours(

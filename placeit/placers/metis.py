@@ -17,7 +17,7 @@ from placeit.core.graph import unique_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import best, option
 from placeit.placers.feasibility import repair
-from placeit.placers.list_scheduling import mean_compute
+from placeit.placers.list_scheduling import fastest_devices, mean_compute
 
 __all__ = ["Metis", "partition"]
 
@@ -43,11 +43,7 @@ class Metis:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the partition, repaired if a device cannot run an op or memory is exceeded.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the partition, repaired if a device cannot run an op or memory is exceeded. Raises InfeasibleError."""
         part = _partition(problem, seed)
         limit = self.ways if evaluations is None else min(self.ways, evaluations)
         parts = together(problem.conflicts)
@@ -107,7 +103,7 @@ def _partition(problem: Problem, seed: int) -> NDArray[np.int64]:
 def _bisect(problem: Problem, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
     """Divide the undirected graph by recursive bisection into parts with given shares of the work, which sum to one.
 
-    METIS can recurse by itself, but prints to standard output when it runs out of ops.
+    METIS' own recursion prints to standard output when it runs out of ops.
     """
     part = np.zeros(len(problem), np.int64)
     pending = [(np.arange(len(problem)), 0, len(shares))]
@@ -174,9 +170,5 @@ def _greedy(problem: Problem, part: NDArray[np.int64]) -> list[int]:
     work = np.bincount(part, weights=mean_compute(problem), minlength=problem.devices)
     assignment = [-1] * problem.devices
     for p in np.argsort(-work, kind="stable").tolist():
-        seconds = problem.compute[part == p]
-        infeasible = np.isinf(seconds).sum(axis=0)
-        taken = np.isin(np.arange(problem.devices), assignment)
-        order = np.lexsort((np.where(np.isinf(seconds), 0.0, seconds).sum(axis=0), infeasible, taken))
-        assignment[p] = int(order[0])
+        assignment[p] = next(d for d in fastest_devices(problem.compute[part == p]).tolist() if d not in assignment)
     return assignment

@@ -31,10 +31,6 @@ class Peft(ListPlacer):
     """
 
     def plan(self, problem: Problem, links: LinkModel = "contention-free") -> ListSchedule:
-        """Return the planned schedule, with its placement.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the planned schedule, with its placement. Raises InfeasibleError if no feasible placement is found."""
         costs = optimistic_costs(problem)
         return shortest_schedule(problem, priority_order(problem, mean_over_devices(problem, costs)), costs, links=links)

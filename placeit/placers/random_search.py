@@ -23,10 +23,6 @@ class RandomSearch:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the best of ``samples`` placements, or of fewer if fewer may be valued.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the best of ``samples`` placements, or of fewer if fewer may be valued. Raises InfeasibleError."""
         count = self.samples if evaluations is None else min(self.samples, evaluations)
         return best(cost, random_placements(problem, max(1, count), np.random.default_rng(seed)), evaluations, deadline)

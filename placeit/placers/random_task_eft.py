@@ -35,11 +35,7 @@ class RandomTaskEft:
     def place(
         self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
-        """Return the visited placement with the lowest cost.
-
-        Raises:
-            InfeasibleError: the weights fit in no way that was found.
-        """
+        """Return the visited placement with the lowest cost. Raises InfeasibleError if no feasible placement is found."""
         found = Incumbent(cost, evaluations, deadline)
         rng = np.random.default_rng(seed)
         steps = round(self.steps_per_op * len(problem))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import InfeasibleError, UsageError
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import option
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["Repeated", "repeated_blocks"]
 
@@ -35,7 +35,7 @@ class Repeated:
 
         Raises:
             UsageError: there is no such placer, or it is this one.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from placeit.placers.registry import parse_placer
 
@@ -53,7 +53,7 @@ class Repeated:
         try:
             placement = inner.place(small, graph_cost, seed=seed, evaluations=evaluations, deadline=deadline)[folded_op]
             # the small problem does not count copies of weights that several ops read
-            return placement if fits(problem, placement) else repair(problem, placement)
+            return repair(problem, placement)
         except InfeasibleError:
             return inner.place(problem, cost, seed=seed, evaluations=evaluations, deadline=deadline)
 
@@ -71,9 +71,9 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
         ``intp[L, P]``, the ops of each of ``L`` blocks, with corresponding ops in a column; ``intp[0, 0]`` if there are no
         repeated blocks.
     """
-    order = _topological_order(problem)
-    position = np.empty(len(order), np.intp)
-    position[order] = np.arange(len(order))
+    numeric = (problem.edges[:, 0] < problem.edges[:, 1]).all()  # the numeric order is topological, and keeps blocks together
+    order = np.arange(len(problem)) if numeric else problem.order.astype(np.intp)
+    position = np.argsort(order)
     by_head = np.argsort(position[problem.edges[:, 1]], kind="stable")
     tail, head = position[problem.edges[by_head]].T.reshape(2, -1)
     graph = _SortedGraph(_op_classes(problem)[order], tail, head, problem.edge_bytes[by_head])
@@ -84,13 +84,6 @@ def repeated_blocks(problem: Problem) -> NDArray[np.intp]:
             best, saved = (first, count, period), (count - 1) * period
     first, count, period = best
     return order[first : first + count * period].reshape(count, period)
-
-
-def _topological_order(problem: Problem) -> NDArray[np.intp]:
-    """Return the numeric order of the ops if it is topological, since it keeps blocks together; else ``problem.order``."""
-    if (problem.edges[:, 0] < problem.edges[:, 1]).all():
-        return np.arange(len(problem))
-    return problem.order.astype(np.intp)
 
 
 def _op_classes(problem: Problem) -> NDArray[np.intp]:

@@ -20,13 +20,7 @@ class Single:
     """The best single-device placement by cost: the baseline for every other placement."""
 
     def place(
-        self,
-        problem: Problem,
-        cost: CostFunction,
-        *,
-        seed: int,  # noqa: ARG002
-        evaluations: int | None,
-        deadline: float | None = None,
+        self, problem: Problem, cost: CostFunction, *, seed: int, evaluations: int | None, deadline: float | None = None
     ) -> NDArray[np.int32]:
         """Return the best single-device placement; devices with the shortest compute times are evaluated first.
 

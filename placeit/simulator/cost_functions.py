@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import PlacementError, UsageError
 from placeit.core.problem import CostFunction, Problem
-from placeit.core.problem_checks import device_numbers
+from placeit.simulator.tables import as_batch
 
-__all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost", "as_batch"]
+__all__ = ["AmortisedCost", "EnergyCost", "RelocationCost", "TotalCost"]
 
 _ELEMENTS = 1 << 17  # (ops + edges) * placements of one batch, so that a batch stays in the cache
 
@@ -222,13 +222,6 @@ class AmortisedCost:
     def __call__(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return seconds per run. Raises the errors of both cost functions."""
         return self._base(placements) + self._relocation(placements) / self._runs
-
-
-def as_batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
-    """Return ``int32[B, V]``; ``int[V]`` is a batch of one. Raises PlacementError."""
-    return device_numbers(
-        "Placements of this problem are rows of", np.atleast_2d(placements), *problem.compute.shape, rows=True
-    )
 
 
 def _figures(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Simulate many requests over a placement, of which a limited number is in flight."""
+"""Simulate many requests over a placement, with a limited number in flight."""
 
 from __future__ import annotations
 

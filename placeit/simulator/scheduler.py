@@ -119,6 +119,9 @@ class Scheduler:
         priority: ``float64[V]``, the op of highest priority goes first; None for the b-level. Not for ``fifo``.
         in_flight: number of requests in flight to make room for initially; there may be more.
 
+    Attributes:
+        machine: the compiled rules, for native loops that use them directly while no request is in flight in this object.
+
     Raises:
         PlacementError: the placement is infeasible.
         UsageError: an option is out of its range.
@@ -142,12 +145,12 @@ class Scheduler:
         self._slot_of: dict[int, int] = {}
         self._number_of: dict[int, int] = {}
         self._free, self._slots = list(range(in_flight))[::-1], in_flight
-        self._machine = _core.Machine(compiled(problem), place, *rules.compiled, in_flight)
+        self.machine = _core.Machine(compiled(problem), place, *rules.compiled, in_flight)
         if rules.queue != "fifo":
             ranks = b_level(problem, place) if priority is None else np.asarray(priority, np.float64)
             if ranks.shape != (ops,) or np.isnan(ranks).any():
                 raise ProblemError(f"'priority' must be {ops} numbers, one for each op, and none of them NaN.")
-            self._machine.rank(ranks)
+            self.machine.rank(ranks)
             if rules.queue == "planned":
                 _check_plan(problem, place, ranks)
         edges = problem.successors.edge
@@ -157,11 +160,6 @@ class Scheduler:
         for p, (t, src, dst) in enumerate(self._move):
             if src != dst:
                 self._position.setdefault((t, dst), p)
-
-    @property
-    def machine(self) -> _core.Machine:
-        """The compiled rules, for native loops that use them directly while no request is in flight in this object."""
-        return self._machine
 
     def instruction(self, request: int, node: int) -> Start | Transfer:
         """Return the instruction that starts a node: an op, or the transfer of an edge position, numbered after the ops."""
@@ -175,7 +173,7 @@ class Scheduler:
         if not self._free:
             self.grow(2 * self._slots)
         slot = self._free.pop()
-        answer = self._machine.begin(slot)
+        answer = self.machine.begin(slot)
         if answer is None:
             self._free.append(slot)
             raise ExecutionError(f"Request {request} was begun, and some op is on a device that is lost: place the model anew.")
@@ -185,7 +183,7 @@ class Scheduler:
     def op_finished(self, request: int, op: int) -> list[Instruction]:
         """Report that an op has finished. Raises ExecutionError if it was not running."""
         slot = self._slot_of.get(request)
-        answer = None if slot is None else self._machine.op_finished(slot * self._nodes + op)
+        answer = None if slot is None else self.machine.op_finished(slot * self._nodes + op)
         if answer is None:
             raise ExecutionError(f"Op '{self._names[op]}' of request {request} was reported as finished, but was not running.")
         return self._instructions(answer)
@@ -197,7 +195,7 @@ class Scheduler:
         tensor was not on its way, or this was reported before.
         """
         node = self._node(request, tensor, dst)
-        answer = None if node is None else self._machine.transfer_sent(node)
+        answer = None if node is None else self.machine.transfer_sent(node)
         if answer is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} left for device {dst}, but was not to be sent there.")
         return self._instructions(answer)
@@ -205,7 +203,7 @@ class Scheduler:
     def transfer_finished(self, request: int, tensor: int, dst: int) -> list[Instruction]:
         """Report that a tensor has arrived. Raises ExecutionError if it was not on its way."""
         node = self._node(request, tensor, dst)
-        answer = None if node is None else self._machine.transfer_finished(node)
+        answer = None if node is None else self.machine.transfer_finished(node)
         if answer is None:
             raise ExecutionError(f"Tensor {tensor} of request {request} arrived on device {dst}, but was not on its way.")
         return self._instructions(answer)
@@ -217,7 +215,7 @@ class Scheduler:
         failed or not; then comes ``RequestDone``.
         """
         slot = self._slot_of.get(request)
-        return [] if slot is None else self._instructions(self._machine.abort(slot))
+        return [] if slot is None else self._instructions(self.machine.abort(slot))
 
     def device_lost(self, device: int) -> tuple[list[int], list[Instruction]]:
         """Report that a device is gone for good.
@@ -229,8 +227,8 @@ class Scheduler:
             The requests in flight that are aborted, by this call or before, in order; and instructions: ``RequestDone`` for
             each aborted request of which nothing runs elsewhere.
         """
-        answer = self._machine.device_lost(device)
-        aborted = sorted(number for number, slot in self._slot_of.items() if self._machine.aborted(slot))
+        answer = self.machine.device_lost(device)
+        aborted = sorted(number for number, slot in self._slot_of.items() if self.machine.aborted(slot))
         return aborted, self._instructions(answer)
 
     def running(self) -> list[Start | Transfer]:
@@ -238,7 +236,7 @@ class Scheduler:
         return [
             self.instruction(request, n % self._nodes)
             for request, slot in self._slot_of.items()
-            for n in self._machine.running(slot)
+            for n in self.machine.running(slot)
         ]
 
     def _node(self, request: int, tensor: int, dst: int) -> int | None:
@@ -266,7 +264,7 @@ class Scheduler:
             grow: makes room in the compiled rules, given ``slots``; None for the method of :attr:`machine`.
         """
         if slots > self._slots:
-            (grow or self._machine.grow)(slots)
+            (grow or self.machine.grow)(slots)
             self._free[:0] = range(self._slots, slots)[::-1]
             self._slots = slots
 
@@ -283,7 +281,7 @@ def b_level(problem: Problem, placement: ArrayLike) -> NDArray[np.float64]:
 
 
 def deadlock() -> ProblemError:
-    """Return the error for a planned order that waits for itself."""
+    """Return the error for a planned order with a cyclic wait."""
     return ProblemError(
         "The planned order waits for itself: an op comes, on its device, before another that must precede it. Give every op a "
         "higher priority than its successors."

@@ -1,33 +1,31 @@
-"""Simulate what a placement costs: devices, queues and links, event by event.
+"""Simulate placements event by event: devices, queues and links.
 
-The rules, as ``native/rules/machine.hpp`` has them for executors too:
+The rules, which executors follow too (``native/rules/machine.hpp``):
 
-- A device runs one op at a time, to its end, and none while a device runs one that it conflicts with
-  (``Problem.conflicts``). An ordered pair of devices moves any number of tensors at a time
-  (``contention-free``; GiPH, Appendix B.5) or one (``channel``; DOPPLER, Algorithm 1).
-- An op takes ``compute[v, d]``, plus ``cut[e, d]`` for every distinct tensor that it reads from another device, plus the
-  same for every distinct tensor that some op elsewhere reads from it.
-- A tensor takes ``latency + bytes / bandwidth`` to a device, and goes there once however many ops read it there.
-- Events happen in the order of (time, when they were scheduled). At the start, ops without in-edges are queued in op order,
-  then each of their devices takes its next. When an op finishes, its out-edges fire in edge order: a local consumer whose
-  last input this was is queued; the first edge of a tensor towards another device requests the transfer. Then the channels
-  that were idle take their next, in the order of those requests, then the device does. When a transfer finishes, the edges
-  that it serves fire in edge order, then the channel takes its next, then the destination does.
-- The host's part of a request (``Problem.host``) is added to the makespan once, after all else: neither ops and transfers nor
-  several requests in flight are put off by it.
-- ``fifo``: first queued, first served. An op that was queued before is started, among simultaneous events, before the
-  transfers that the end of another op requests.
-- ``priority``: the queued op of the highest priority goes first (ties: the first in ``Problem.order``, which is the lowest
-  number where ops are numbered in topological order); on a channel the transfer with the highest priority among the ops that
-  it serves (ties: the first request).
-- ``planned``: a device runs its ops in the order of priority and waits if the next is not ready; channels go by priority.
-- Where devices conflict: of the ready ops whose devices could start them now, the most urgent is started first, on any device
-  (``fifo``: the one that became ready first), and so on until no more can start; also when a request begins. So no device is
-  idle that could run a ready op, and an op may wait for a wide device while less urgent ones run on parts of it. Under
-  ``planned``, devices that conflict run their ops in one common order.
-- Of several requests in flight, the one that began first goes first on every device and channel, unless under ``fifo``; under
-  ``planned``, the earliest whose next op is ready. A request arrives before anything else that happens at that time. It begins
-  then, or, if there is a limit on how many are in flight, after what was decided when another one ended.
+- A device runs one op at a time, to its end. Devices that conflict (``Problem.conflicts``) never run at the same time. An
+  ordered pair of devices moves one tensor at a time (``channel``; DOPPLER, Algorithm 1) or any number (``contention-free``;
+  GiPH, Appendix B.5).
+- An op takes ``compute[v, d]``, plus ``cut[e, d]`` for every distinct tensor that it reads from another device, and for every
+  distinct tensor that it sends to another device.
+- A tensor takes ``latency + bytes / bandwidth`` to a device. It is sent there once, even if several ops read it there.
+- Events are ordered by time, then by when they were scheduled. At the start, ops without in-edges are queued in op order; then
+  each of their devices takes its next op. When an op finishes, its out-edges fire in edge order: a local consumer that lacks no
+  other input is queued; the first edge of a tensor to another device requests the transfer. Then idle channels take their next
+  transfers, in the order of these requests, and the device takes its next op. When a transfer finishes, the edges that it
+  serves fire in edge order; then the channel takes its next transfer, and the destination its next op.
+- The host's part of a request (``Problem.host``) is added to the makespan at the end. It delays no op or transfer.
+- ``fifo``: the op or transfer that was queued first goes first. Among simultaneous events, an op that was queued before starts
+  before the transfers that the end of another op requests.
+- ``priority``: the queued op with the highest priority goes first (in a tie, the first in ``Problem.order``). A channel takes
+  the transfer with the highest priority among the ops that it serves (in a tie, the first request).
+- ``planned``: a device runs its ops in the order of priority, and waits if the next one is not ready. Channels use priorities.
+- If devices conflict, the most urgent ready op (``fifo``: the one that became ready first) whose device can start now is
+  started, until no op can start; this also happens when a request begins. So no device that could run a ready op is idle, and
+  an op may wait for a wide device while less urgent ops run on parts of it. Under ``planned``, conflicting devices run their
+  ops in one common order.
+- Of several requests in flight, the one that began first has precedence on every device and channel, except under ``fifo``;
+  under ``planned``, the earliest one whose next op is ready. A request arrives before all other events at the same time. It
+  begins at once or, if the number in flight is limited, after all decisions that follow from the end of another request.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from placeit.core.errors import PlacementError, ProblemError, UsageError
 from placeit.core.problem import Problem
 from placeit.core.units import about_bytes, milliseconds
 from placeit.simulator.scheduler import EXECUTED_RULES, Rules, deadlock
-from placeit.simulator.tables import compiled
+from placeit.simulator.tables import as_batch, compiled
 
 __all__ = ["Options", "Requests", "Schedule", "SimulatedCost", "Transfers", "schedule", "simulate"]
 
@@ -150,8 +148,7 @@ class Options(TypedDict, total=False):
 class SimulatedCost:
     """A cost function that simulates placements: ``cost(placements: int32[B, V]) -> float64[B]``, makespans in seconds.
 
-    An infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``. Calls from
-    several threads at once are fine.
+    An infeasible placement (an op where it cannot run, weights that exceed a device's memory) costs ``inf``. Thread-safe.
 
     Args:
         problem: the problem to simulate.
@@ -160,14 +157,12 @@ class SimulatedCost:
             the b-level (the longest path to an exit, transfers under the placement included). Not for ``fifo``.
         noise: every duration is multiplied by a factor drawn uniformly from [1 - noise, 1 + noise] (GiPH, Appendix B.5).
         seed: seed of the noise. A placement's noise depends on the seed and on the placement's number in its batch only.
-        memory: count live tensors too: a placement under which some device holds more than its memory at some moment costs
-            ``inf``.
-        requests: number of requests, which all arrive at the start; the cost is then the end of the last one. Of several in
-            flight, the one that began first goes first; under ``fifo``, the op or transfer that was queued first.
-        arrivals: ``float[R]``, instead of ``requests``: when each request arrives, in seconds, ascending
+        memory: whether live tensors count: a placement costs ``inf`` if a device ever holds more than its memory.
+        requests: number of requests, which all arrive at the start; the cost is then the end of the last one.
+        arrivals: ``float[R]``, instead of ``requests``: arrival times in seconds, ascending
             (:func:`placeit.simulator.load.arrival_times`).
-        in_flight: largest number of requests in flight; others wait, in order, until one of these has ended. None for no limit.
-        threads: number of threads that share a batch; None for all cores that the process may use. It changes no result.
+        in_flight: maximum number of requests in flight; others wait, in order. None for no limit.
+        threads: number of threads for a batch; None for all cores that the process may use. It does not change results.
 
     Attributes:
         problem: the problem that is simulated.
@@ -194,7 +189,8 @@ class SimulatedCost:
     ) -> None:
         rules.check_priority(priority)
         self._arrivals = _arrivals(requests, arrivals)
-        _check_in_flight(in_flight)
+        if in_flight is not None and in_flight < 1:
+            raise UsageError(f"'in_flight' is {in_flight}; it must be at least 1, or None for no limit.")
         if not 0 <= noise < 1:
             raise UsageError(f"'noise' is {noise}; it must be at least 0 and less than 1.")
         if threads is not None and threads < 1:
@@ -227,28 +223,13 @@ class SimulatedCost:
             PlacementError: wrong shape, or a device number that does not exist.
             ProblemError: a planned order that waits for itself; a priority for another number of placements.
         """
-        array = np.asarray(placements)
-        if array.ndim == 1:
-            array = array[None]
-        if array.ndim != 2 or array.shape[1] != len(self.problem) or array.dtype.kind not in "iu":
-            raise PlacementError(
-                f"Placements of this problem are device numbers of shape (B, {len(self.problem)}); got {array.dtype} of shape "
-                f"{array.shape}."
-            )
-        array = np.ascontiguousarray(array, np.int32)
+        array = as_batch(self.problem, placements)
         size = len(array)
         if len(self._priority) > 1 and len(self._priority) != size:
             raise ProblemError(f"'priority' has {len(self._priority)} rows for {size} placements.")
         out = np.empty(size)
         flights = (self._arrivals, self._slots, self._threads)
-        try:
-            _core.makespans(self._compiled, array, self._priority, self._options, self._seed, *flights, out)
-        except IndexError:
-            b = int(((array < 0) | (array >= self.problem.devices)).any(axis=1).argmax())
-            raise PlacementError(
-                f"Placement {b} of the batch uses device numbers {array[b].min()}..{array[b].max()}; there are "
-                f"0..{self.problem.devices - 1}."
-            ) from None
+        _core.makespans(self._compiled, array, self._priority, self._options, self._seed, *flights, out)
         if self._options.queue is _core.Discipline.planned and np.isnan(out).any():
             raise deadlock()
         return out
@@ -331,7 +312,6 @@ def schedule(problem: Problem, placement: ArrayLike, **options: Unpack[Options])
 
 
 def _arrivals(requests: int, arrivals: ArrayLike | None) -> NDArray[np.float64]:
-    """Return when each request arrives, ``float64[R]``."""
     if arrivals is not None:
         times = np.array(arrivals, np.float64, order="C")
         if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
@@ -342,11 +322,6 @@ def _arrivals(requests: int, arrivals: ArrayLike | None) -> NDArray[np.float64]:
     if requests < 1:
         raise UsageError(f"'requests' is {requests}; it must be at least 1.")
     return np.zeros(requests)
-
-
-def _check_in_flight(in_flight: int | None) -> None:
-    if in_flight is not None and in_flight < 1:
-        raise UsageError(f"'in_flight' is {in_flight}; it must be at least 1, or None for no limit.")
 
 
 def _priority(priority: ArrayLike | None, ops: int) -> NDArray[np.float64]:

@@ -38,8 +38,7 @@ def slack(problem: Problem, schedule: Schedule) -> NDArray[np.float64]:
         schedule: the schedule of one request, by rules under which a link moves one tensor at a time.
     """
     ops, moves, place = len(problem), schedule.transfers, schedule.device
-    rank = np.empty(ops)
-    rank[problem.order] = np.arange(ops)
+    rank = np.argsort(problem.order)
     producer = dict(zip(problem.edge_tensor.tolist(), problem.edges[:, 0].tolist(), strict=True))
     events = [_Event(float(schedule.start[v]), float(schedule.finish[v]), float(rank[v]), v) for v in range(ops)]
     transfers: dict[tuple[int, int], int] = {}  # number of the event, by tensor and destination

@@ -1,29 +1,21 @@
-"""Convert problems to the tables that the compiled functions of :mod:`placeit._core` read."""
+"""Convert problems and placements for the compiled functions of :mod:`placeit._core`."""
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from placeit import _core
 from placeit.core.conflicts import exclusive
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
+from placeit.core.problem_checks import device_numbers
 
-__all__ = ["compiled"]
-
-_TABLES: WeakKeyDictionary[Problem, _core.Tables] = WeakKeyDictionary()
+__all__ = ["as_batch", "compiled"]
 
 
+@once_per_problem
 def compiled(problem: Problem) -> _core.Tables:
     """Return a problem's tables for compiled functions; they are built once per problem."""
-    tables = _TABLES.get(problem)
-    if tables is None:
-        tables = _TABLES[problem] = _build(problem)
-    return tables
-
-
-def _build(problem: Problem) -> _core.Tables:
     return _core.Tables(
         compute=np.ascontiguousarray(problem.compute),
         edges=np.ascontiguousarray(problem.edges),
@@ -39,4 +31,11 @@ def _build(problem: Problem) -> _core.Tables:
         host=np.ascontiguousarray(problem.host),
         order=np.ascontiguousarray(problem.order),
         tied=np.array([(w, size, v) for w, (size, ops) in enumerate(problem.shared) for v in ops], float).reshape(-1, 3),
+    )
+
+
+def as_batch(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
+    """Return ``int32[B, V]``; ``int[V]`` is a batch of one. Raises PlacementError."""
+    return device_numbers(
+        "Placements of this problem are rows of", np.atleast_2d(placements), *problem.compute.shape, rows=True
     )

@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit import _core
 from placeit.core.conflicts import exclusive
 from placeit.core.problem import Problem
-from placeit.simulator.cost_functions import as_batch
-from placeit.simulator.tables import compiled
+from placeit.simulator.tables import as_batch, compiled
 
 __all__ = [
     "Bottleneck",
@@ -56,7 +55,7 @@ class ThroughputCost:
         Raises:
             PlacementError: wrong shape, or a device number that does not exist.
         """
-        array = np.ascontiguousarray(as_batch(self.problem, placements))
+        array = as_batch(self.problem, placements)
         out = np.empty(len(array))
         _core.seconds_per_request(self._compiled, array, out)
         return out

@@ -217,7 +217,7 @@ def test_a_journal_that_lacks_costs_is_an_error(tmp_path):
     journal = stopped(tmp_path)
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(
-        FileError, match=r"costs\.jsonl holds \d+ costs, and training had been told \d+ when its state was saved"
+        FileError, match=r"costs\.jsonl holds \d+ costs, and training had received \d+ when its state was saved"
     ):
         resumed(tmp_path)
     journal.unlink()

@@ -358,11 +358,11 @@ def test_malformed_priorities_are_refused(priority):
 @pytest.mark.parametrize(
     ("placements", "message"),
     [
-        ([[0, 0]], r"shape \(B, 3\); got int64 of shape \(1, 2\)"),
-        ([[0.0, 0.0, 0.0]], "got float64"),
-        (0, r"of shape \(\)"),
-        ([[0, 0, 0], [0, 2, 0]], r"Placement 1 of the batch uses device numbers 0..2; there are 0..1"),
-        ([[0, 0, -1]], "Placement 0 of the batch uses device numbers -1..0"),
+        ([[0, 0]], r"3 device numbers; got shape \(1, 2\), int64"),
+        ([[0.0, 0.0, 0.0]], "float64"),
+        (0, r"got shape \(1, 1\)"),
+        ([[0, 0, 0], [0, 2, 0]], r"device numbers 0..1; got 0..2"),
+        ([[0, 0, -1]], r"device numbers 0..1; got -1..0"),
     ],
 )
 def test_malformed_placements_are_refused(placements, message):

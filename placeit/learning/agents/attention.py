@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-__all__ = ["AttentionDecoder", "State"]
+__all__ = ["AttentionDecoder", "State", "encode_both_ways"]
 
 State = tuple[Tensor, Tensor]
 """Hidden state and cell of an LSTM, ``[1, R, H]``."""
@@ -49,3 +50,18 @@ class AttentionDecoder(nn.Module):
         weights = match.masked_fill(absent[:, None], -torch.inf).softmax(dim=2)
         joined = torch.tanh(self.joined(torch.cat([outputs, torch.bmm(weights, encoded)], dim=2)))
         return self.logits(joined), state
+
+
+def encode_both_ways(encoder: nn.LSTM, features: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
+    """Return the outputs ``[P, V, H]`` of a bidirectional LSTM, zero where padded, and its last states, both directions joined.
+
+    Args:
+        encoder: the LSTM, of width H / 2 in each direction.
+        features: ``[P, V, F]``.
+        lengths: ``int64[P]``, number of ops.
+    """
+    packed = pack_padded_sequence(features, lengths, batch_first=True, enforce_sorted=False)
+    outputs, last = encoder(packed)
+    padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=features.shape[1])
+    hidden, cell = (torch.cat([state[0], state[1]], dim=1)[None] for state in last)
+    return padded, (hidden, cell)

@@ -1,4 +1,4 @@
-"""Masked categorical distributions: draw and score a choice among options of which some are not allowed."""
+"""Masked categorical distributions: draw and score choices among the allowed options."""
 
 from __future__ import annotations
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from placeit.core.errors import UsageError
 from placeit.core.graph import unique_rows
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
-from placeit.learning.agents.attention import AttentionDecoder, State
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
+from placeit.learning.agents.attention import AttentionDecoder, State, encode_both_ways
 from placeit.learning.agents.choice import draw_choice, score_choice
 from placeit.learning.registry import fresh
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
+from placeit.placers.list_scheduling import mean_compute
 
 __all__ = ["HdpAgent"]
 
@@ -43,18 +42,6 @@ class _Network(AttentionDecoder):
     def __init__(self, inputs: int, devices: int, hidden: int) -> None:
         super().__init__(hidden, devices, hidden)
         self.encoder = nn.LSTM(inputs, hidden // 2, bidirectional=True, batch_first=True)
-
-    def encode(self, features: Tensor, lengths: NDArray[np.int64]) -> tuple[Tensor, State]:
-        """Return the outputs ``[P, V, H]`` of ``[P, V, F]`` features, zero where padded, and the decoder's first state."""
-        packed = pack_padded_sequence(features, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
-        outputs, (hidden, cell) = self.encoder(packed)
-        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=features.shape[1])
-        return padded, (_both_directions(hidden), _both_directions(cell))
-
-
-def _both_directions(state: Tensor) -> Tensor:
-    """Concatenate both directions: ``[2, P, H / 2]`` to ``[1, P, H]``."""
-    return torch.cat([state[0], state[1]], dim=1)[None]
 
 
 class _Batch:
@@ -100,7 +87,7 @@ class _Decisions:
     allowed: NDArray[np.bool_]
 
 
-class HdpAgent:
+class HdpAgent(Agent):
     """HDP's placer. An episode is one decision: a whole placement, whose reward is minus its cost.
 
     Features of an op are taken from GiPH, Appendix B.7: one-hot of its hardware requirement (here: of the set of devices that
@@ -124,9 +111,8 @@ class HdpAgent:
         UsageError: a size is out of its range.
     """
 
-    name: ClassVar[str] = "hdp"
-    version: ClassVar[int] = 1
-    network: nn.Module
+    name, version = "hdp", 1
+    network: _Network
 
     def __init__(self, ops: int = 100, devices: int = 20, degree: int = 64, types: int = 100, hidden: int = 64) -> None:
         if min(ops, devices, types, hidden) < 1 or degree < 0 or hidden % 2:
@@ -144,7 +130,7 @@ class HdpAgent:
             raise UsageError(f"A network of HDP with {listed} has {weights:,} weights; the limit is {_MAX_WEIGHTS:,}.")
         self.ops, self.devices, self.degree, self.types, self.hidden = ops, devices, degree, types, hidden
         self.inputs = types + 1 + degree + ops
-        self.network = self._network = _Network(self.inputs, devices, hidden)
+        self.network = _Network(self.inputs, devices, hidden)
 
     @classmethod
     def for_problem(cls, problem: Problem, hidden: int, seed: int) -> HdpAgent:
@@ -152,47 +138,34 @@ class HdpAgent:
         ops, devices, degree, types = _sizes(problem)
         return fresh(cls, seed, ops=ops, devices=devices, degree=degree, types=types, hidden=hidden)
 
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in ("ops", "devices", "degree", "types", "hidden")}
-
     def features(self, problem: Problem) -> NDArray[np.float32]:
         """Return ``float32[V, F]``, the features of each op, in topological order."""
         ops = len(problem)
-        rank = np.empty(ops, np.int64)
-        rank[problem.order] = np.arange(ops)
+        rank = np.argsort(problem.order)
         _, kinds = unique_rows(problem.feasible)
-        seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
         out = problem.successors
         tail, head = rank[problem.edges[out.edge]].T
         number = np.arange(len(tail)) - np.repeat(out.ptr[:-1], np.diff(out.ptr))  # of an edge among its op's out-edges
         features = np.zeros((ops, self.inputs), np.float32)
         features[rank, kinds] = 1.0
-        features[rank, self.types] = _relative(seconds)
+        features[rank, self.types] = _relative(mean_compute(problem))
         features[tail, self.types + 1 + number] = _relative(problem.edge_bytes[out.edge])
         features[tail, self.types + 1 + self.degree + head] = 1.0
         return features
-
-    def sample(self, problems: Sequence[Problem], rng: np.random.Generator) -> list[NDArray[np.int32]]:
-        """Draw a feasible placement ``int32[V]`` for each problem.
-
-        Raises:
-            UsageError: a problem is larger than the network.
-            InfeasibleError: the weights of a problem fit in no way that was found.
-        """
-        return _placements(problems, self._decide(problems, rng))
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
         """Draw a placement for each instance; several instances of one problem are several samples.
 
         Raises:
             UsageError: a problem is larger than the network.
-            InfeasibleError: the weights of a problem fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         problems = [instance.problem for instance in instances]
-        decisions = self._decide(problems, rng)
-        visited = [placement[None] for placement in _placements(problems, decisions)]
+        decisions, visited = self._decide(problems, rng), []
+        for problem, devices in zip(problems, decisions.chosen, strict=True):
+            placement = np.empty(len(problem), np.int32)
+            placement[problem.order] = devices[: len(problem)]
+            visited.append(repair(problem, placement)[None])
         return Trajectory(np.ones((1, len(problems)), bool), visited, decisions)
 
     def rewards(self, trajectory: Trajectory, costs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:  # noqa: ARG002
@@ -213,23 +186,16 @@ class HdpAgent:
         for part in np.split(np.arange(rows), range(size, rows, size)):
             encoded, state = self._encode(batch, part)
             absent = batch.absent(part)
-            logits, _ = self._network.decode(encoded, encoded, absent, torch.from_numpy(before[part]), state)
+            logits, _ = self.network.decode(encoded, encoded, absent, torch.from_numpy(before[part]), state)
             log, entropy = score_choice(logits, decisions.allowed[part], chosen[part])
             log, entropy = log.masked_fill(absent, 0.0).sum(dim=1), entropy.masked_fill(absent, 0.0).sum(dim=1)
             yield np.zeros(len(part), np.intp), part, log, entropy
 
-    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """Raise UsageError, since HDP learns by REINFORCE only.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"HDP has no training method '{kind}'; train it by 'reinforce'.")
-
     def _encode(self, batch: _Batch, rows: NDArray[np.intp]) -> tuple[Tensor, State]:
         """Encode each distinct problem once; return the encoder's output and state for each row."""
         problems, index = np.unique(batch.which[rows], return_inverse=True)
-        encoded, state = self._network.encode(torch.from_numpy(batch.features[problems]), batch.lengths[problems])
+        features, lengths = torch.from_numpy(batch.features[problems]), torch.from_numpy(batch.lengths[problems])
+        encoded, state = encode_both_ways(self.network.encoder, features, lengths)
         number = torch.from_numpy(index.reshape(-1))
         return encoded[number], (state[0][:, number], state[1][:, number])
 
@@ -255,7 +221,7 @@ class HdpAgent:
         before = np.full(len(rows), self.devices)
         for t in range(ops):
             current, previous = encoded[:, t : t + 1], torch.from_numpy(before[:, None])
-            logits, state = self._network.decode(current, encoded, absent, previous, state)
+            logits, state = self.network.decode(current, encoded, absent, previous, state)
             feasible, weight = batch.feasible[which, t], batch.weights[which, t]
             with_room = feasible & (weight[:, None] <= room)
             allowed[:, t] = np.where(with_room.any(axis=1, keepdims=True), with_room, feasible)
@@ -274,13 +240,3 @@ def _relative(costs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return costs in multiples of their mean."""
     total = costs.sum()
     return costs * (len(costs) / total) if total > 0 else costs
-
-
-def _placements(problems: Sequence[Problem], decisions: _Decisions) -> list[NDArray[np.int32]]:
-    """Return the decided placements, repaired where weights do not fit."""
-    placements = []
-    for problem, devices in zip(problems, decisions.chosen, strict=True):
-        placement = np.empty(len(problem), np.int32)
-        placement[problem.order] = devices[: len(problem)]
-        placements.append(placement if fits(problem, placement) else repair(problem, placement))
-    return placements

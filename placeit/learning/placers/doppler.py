@@ -36,9 +36,7 @@ class Doppler:
     updates: int = option(250, "updates by costs, if evaluations suffice", least=0, most=10**9)
     episodes: int = option(16, "episodes per update", least=1, most=1000)
     learning_rate: float = option(3e-3, "learning rate", least=0, most=1000)
-    samples: int = option(
-        64, "placements drawn from the trained policies, beside the one that they like best", least=0, most=10**6
-    )
+    samples: int = option(64, "placements to draw, in addition to the most likely one", least=0, most=10**6)
 
     def __post_init__(self) -> None:
         need("The placer 'doppler'", "learn", "torch")
@@ -51,7 +49,7 @@ class Doppler:
         Raises:
             UsageError: an option is out of its range.
             FileError: the checkpoint does not exist, or it holds another policy.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
             TrainingError: a cost is not finite.
         """
         from placeit.learning.agents.doppler.agent import DopplerAgent

@@ -49,7 +49,7 @@ class Giph:
         """Return the visited placement with the lowest cost.
 
         Raises:
-            InfeasibleError: the weights of the ops fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
             FileError: the file of the policy is missing or damaged, of another version, or holds another kind of policy.
         """
         return self._play(None, problem, cost, seed, evaluations, deadline)

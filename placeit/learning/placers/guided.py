@@ -62,7 +62,7 @@ class Guided:
         """Return the best evaluated placement; HEFT's if none may be evaluated.
 
         Raises:
-            InfeasibleError: the weights of the ops fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
             FileError: the file of the policy is missing or damaged, of another version, or holds another kind of policy.
             UsageError: the policy chooses ops without devices, or ``batch`` is less than 1.
         """

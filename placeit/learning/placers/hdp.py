@@ -45,7 +45,7 @@ class Hdp:
 
         Raises:
             UsageError: an option is out of its range.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from placeit.learning.agent import ProblemInstance
         from placeit.learning.agents.hdp import HdpAgent
@@ -75,5 +75,5 @@ class Hdp:
         )
         train(agent, [stage], evaluate_on=(), seed=seed)
         count = int(max(1, min(found.left, self.samples)))
-        found.offer(np.stack(agent.sample([problem] * count, np.random.default_rng([seed, 1]))))
+        found.offer(np.concatenate(agent.rollout([instance] * count, np.random.default_rng([seed, 1])).visited))
         return found.placement

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.extras import need
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction, Problem
 from placeit.placers.base import Incumbent, option
 
@@ -30,7 +31,7 @@ class Hsdag:
     weights: str = option("", "checkpoint of a trained policy; empty to train one on the problem itself")
     updates: int = option(100, "training updates, if evaluations suffice", least=0, most=10**9)
     episodes: int = option(4, "episodes per training update, of 20 placements each", least=1, most=1000)
-    samples: int = option(4, "episodes of the trained policy, beside the one that it likes best", least=0, most=10**4)
+    samples: int = option(4, "episodes to draw, in addition to the most likely one", least=0, most=10**4)
 
     def __post_init__(self) -> None:
         need("The placer 'hsdag'", "learn", "torch", "torch_geometric")
@@ -44,7 +45,7 @@ class Hsdag:
             UsageError: an option is out of its range; PyTorch Geometric is not installed; the policy was made for fewer devices
                 than the problem has.
             FileError: the checkpoint does not exist, or it holds another policy.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from placeit.learning.agent import ProblemInstance
         from placeit.learning.agents.hsdag.agent import HsdagAgent
@@ -52,12 +53,12 @@ class Hsdag:
 
         found = Incumbent(cost, evaluations, deadline)
         agent = load_policy(self.weights, HsdagAgent) if self.weights else self._trained(problem, found, seed)
-        found.offer(_distinct(agent.greedy_placements(problem)))
+        found.offer(distinct_rows(agent.greedy_placements(problem))[0])
         rng, instance = np.random.default_rng([seed, 1]), ProblemInstance(problem, cost, 1.0)
         for _ in range(self.samples):
             if found.over:
                 break
-            found.offer(_distinct(agent.rollout([instance], rng).visited[0]))
+            found.offer(distinct_rows(agent.rollout([instance], rng).visited[0])[0])
         return found.placement
 
     def _trained(self, problem: Problem, found: Incumbent, seed: int) -> HsdagAgent:
@@ -80,8 +81,3 @@ class Hsdag:
             train(agent, [replace(stage, episodes=self.episodes) for stage in stages], evaluate_on=(), seed=seed)
         agent.network.eval()
         return agent
-
-
-def _distinct(placements: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the placements without duplicates, in their order."""
-    return placements[np.sort(np.unique(placements, axis=0, return_index=True)[1])]

@@ -49,7 +49,7 @@ class Placeto:
         Raises:
             UsageError: an option is out of its range; the policy was made for fewer devices than the problem has.
             FileError: the checkpoint does not exist, or it holds another policy.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         if not 0 < self.steps_per_op < np.inf:
             raise UsageError(f"'steps_per_op' of the placer 'placeto' is {self.steps_per_op}; it must be positive and finite.")
@@ -80,12 +80,6 @@ class Placeto:
         def draw(rng: np.random.Generator, count: int, progress: float) -> list[ProblemInstance]:  # noqa: ARG001
             return [instance] * count if found.left >= update_size + search_size and not found.over else []
 
-        stage = Stage(
-            draw,
-            updates=self.updates,
-            problems=1,
-            episodes=self.episodes,
-            learning_rate=self.learning_rate,
-        )
+        stage = Stage(draw, updates=self.updates, problems=1, episodes=self.episodes, learning_rate=self.learning_rate)
         train(agent, [stage], evaluate_on=(), seed=seed)
         return agent

@@ -29,7 +29,7 @@ class StreamAllocation:
     """
 
     weights: str = option("", "file of a trained policy; empty for the one that ships with placeit")
-    samples: int = option(16, "placements drawn from the policy, beside the one that it likes best", least=0, most=10**5)
+    samples: int = option(16, "placements to draw, in addition to the most likely one", least=0, most=10**5)
 
     def __post_init__(self) -> None:
         need("The placer 'stream-allocation'", "learn", "torch")
@@ -50,7 +50,7 @@ class StreamAllocation:
 
         Raises:
             FileError: the checkpoint does not exist, or it holds another policy.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         from placeit.learning.agent import ProblemInstance
 

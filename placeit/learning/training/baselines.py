@@ -65,12 +65,15 @@ def episode_mean(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.flo
 
 def batch(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
     """Return the mean return at the step over the episodes of the batch that make a decision there."""
-    total = np.where(episodes.valid, episodes.returns, 0.0).sum(axis=1, keepdims=True)
-    mean = total / np.maximum(episodes.valid.sum(axis=1, keepdims=True), 1)
-    return np.broadcast_to(mean, episodes.returns.shape)
+    return _mean(episodes.returns, episodes.valid)
 
 
-def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:
+def _mean(returns: NDArray[np.float64], valid: NDArray[np.bool_]) -> NDArray[np.float64]:
+    total = np.where(valid, returns, 0.0).sum(axis=1, keepdims=True)
+    return np.broadcast_to(total / np.maximum(valid.sum(axis=1, keepdims=True), 1), returns.shape)
+
+
+def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]:  # noqa: ARG001
     """Return the mean return at the step over the batch's episodes of the same problem.
 
     For several episodes of each problem, as in the stream allocation paper (equation 4: the mean of the N samples).
@@ -78,14 +81,7 @@ def problem(episodes: Episodes, memory: dict[str, float]) -> NDArray[np.float64]
     out = np.empty_like(episodes.returns)
     for number in np.unique(episodes.problem):
         same = episodes.problem == number
-        part = Episodes(
-            rewards=episodes.rewards[:, same],
-            returns=episodes.returns[:, same],
-            valid=episodes.valid[:, same],
-            problem=episodes.problem[same],
-            complete=episodes.complete[same],
-        )
-        out[:, same] = batch(part, memory)
+        out[:, same] = _mean(episodes.returns[:, same], episodes.valid[:, same])
     return out
 
 

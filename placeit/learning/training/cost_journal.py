@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from placeit.core.errors import FileError, TrainingError, UsageError
 from placeit.core.files import complete_lines
 from placeit.core.problem import CostFunction, Problem
 from placeit.core.records import parsed, plain, record
+from placeit.learning.training.logs import writing
 
 __all__ = ["CostJournal"]
 
@@ -62,15 +62,15 @@ class CostJournal:
         self._costs: dict[_Key, list[tuple[int, float]]] = {}  # line and cost of each measurement of a placement
         self._received: dict[_Key, int] = {}  # number of these costs that training has received
         self._count = 0
-        for number, line in enumerate(self._lines()):
+        for number, line in enumerate(complete_lines(path) if path is not None and path.exists() else []):
             if number:
                 self._enter(*self._read(number + 1, line))
             else:
                 self._check(line)
         if self._count < position:
             raise FileError(
-                f"{path} holds {self._count} costs, and training had been told {position} when its state was saved: put that "
-                "file back, or train anew in another folder."
+                f"{path} holds {self._count} costs, and training had received {position} when its state was saved: restore "
+                "the file, or train anew in another folder."
             )
         self.position = position
         for key, costs in self._costs.items():
@@ -126,24 +126,14 @@ class CostJournal:
             self._enter((name, problem, np.array(placement, "<i4").tobytes()), cost)
         if self._path is None:
             return
-        try:
-            with self._path.open("ab" if self._count > len(placements) else "wb") as stream:
-                stream.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise FileError(
-                f"Cannot write {self._path}: {error.strerror or error}. Training ends here; with room again, it can be resumed "
-                "from the state in that folder."
-            ) from error
+        with writing(str(self._path)), self._path.open("ab" if self._count > len(placements) else "wb") as stream:
+            stream.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def _enter(self, key: _Key, cost: float) -> None:
         self._costs.setdefault(key, []).append((self._count, cost))
         self._count += 1
-
-    def _lines(self) -> Sequence[bytes]:
-        """Return the complete lines of the file; none without a file."""
-        return [] if self._path is None or not self._path.exists() else complete_lines(self._path)
 
     def _check(self, line: bytes) -> None:
         """Check the first line of the file. Raises FileError and UsageError."""

@@ -15,12 +15,12 @@ from typing import Any, Self
 from placeit.core.errors import FileError, UsageError
 from placeit.core.files import replacing
 
-__all__ = ["Logs", "Record"]
+__all__ = ["Logs", "Record", "writing"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """Figures of an update, or of the evaluation before the first update of a stage; None for figures that do not exist.
+    """Figures of an update, or of the evaluation before the first update of a stage; None for missing figures.
 
     Attributes:
         stage: number of the stage, from 1.
@@ -66,12 +66,12 @@ class Logs:
 
     Raises:
         FileError: the table cannot be written.
-        UsageError: logs for TensorBoard are asked for without a folder, or TensorBoard is not installed.
+        UsageError: ``tensorboard`` is set without a folder, or TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path | None, history: Sequence[Record], tensorboard: bool) -> None:
         self._folder, self._table = folder, None if folder is None else folder / "log.csv"
-        with self._explaining("TensorBoard's logs"):
+        with writing(f"TensorBoard's logs in {self._folder}"):
             self._board = _board(folder, len(history)) if tensorboard else None
         self._count = len(history)
         if self._table is not None:
@@ -85,33 +85,34 @@ class Logs:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._board is not None:
-            with self._explaining("TensorBoard's logs"):
+            with writing(f"TensorBoard's logs in {self._folder}"):
                 self._board.close()
 
     def write(self, record: Record) -> None:
         """Add a record. Raises FileError."""
         if self._table is not None:
             # opened for each record, so that a failing write raises here, not where the file is closed
-            with self._explaining("log.csv"), self._table.open("a", newline="", encoding="utf-8") as file:
+            with writing(str(self._table)), self._table.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(dataclasses.astuple(record))
         if self._board is not None:
-            with self._explaining("TensorBoard's logs"):
+            with writing(f"TensorBoard's logs in {self._folder}"):
                 for name, column in _COLUMNS.items():
                     value = getattr(record, name)
                     if value is not None:
                         self._board.add_scalar(column, value, self._count)
         self._count += 1
 
-    @contextlib.contextmanager
-    def _explaining(self, what: str) -> Iterator[None]:
-        """Raise FileError in place of an OSError, with a message that names ``what`` could not be written."""
-        try:
-            yield
-        except OSError as error:
-            raise FileError(
-                f"Cannot write {what} in {self._folder}: {error.strerror or error}. Training ends here; with room again, it "
-                "can be resumed from the state in that folder."
-            ) from error
+
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raise FileError in place of an OSError in this context; ``what`` names what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"Cannot write {what}: {error.strerror or error}. Training has stopped; free some space, then resume it from the "
+            "state in that folder."
+        ) from error
 
 
 def _board(folder: Path | None, step: int) -> Any:

@@ -253,7 +253,7 @@ class _Training:
         return self._evaluate(held_out)
 
     def _evaluate(self, held_out: Sequence[ProblemInstance]) -> float | None:
-        figure = _evaluate(self.agent, held_out, self.plan["seed"], _BATCH, self.run.meet)
+        figure = evaluate(self.agent, held_out, seed=self.plan["seed"], meet=self.run.meet)
         return None if np.isnan(figure) else figure
 
     def _report(self, figures: Mapping[str, Any], evaluation: float | None) -> None:
@@ -274,14 +274,16 @@ class _Training:
             save_run(self.agent, self.plan, self.run, self.folder)
 
 
-def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 0, batch: int = _BATCH) -> float:
+def evaluate(
+    agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 0, meet: Callable[..., None] = lambda *_: None
+) -> float:
     """Return the mean over problems of the lowest cost in an episode, in multiples of the instance's unit.
 
     Args:
         agent: the agent; its weights are not changed.
         instances: the problems, at least one.
         seed: seed of the episodes. The same seed gives the same episodes for the same weights.
-        batch: number of problems that are played together; random draws depend on it.
+        meet: called with instances, the placements visited for each, and their costs.
 
     Returns:
         The mean; NaN if no placement of some problem could be measured.
@@ -289,21 +291,16 @@ def evaluate(agent: Agent, instances: Sequence[ProblemInstance], *, seed: int = 
     Raises:
         TrainingError: the lowest cost of a problem is infinite.
     """
-    return _evaluate(agent, instances, seed, batch, lambda *_: None)
-
-
-def _evaluate(agent: Agent, instances: Sequence[ProblemInstance], seed: int, batch: int, meet: Callable[..., None]) -> float:
     rng = np.random.default_rng([seed, _STREAM])
     figures = np.full(len(instances), np.nan)
     agent.network.eval()
-    for first in range(0, len(instances), batch):
-        part = instances[first : first + batch]
+    for first in range(0, len(instances), _BATCH):
+        part = instances[first : first + _BATCH]
         visited = agent.rollout(part, rng).visited
         costs = value(part, visited)
         meet(part, visited, costs)
         for b, (instance, path) in enumerate(zip(part, costs, strict=True)):
-            best = lowest(path)
-            if best is None:
+            if (best := lowest(path)) is None:
                 continue
             figures[first + b] = path[best] / instance.unit
             if not np.isfinite(figures[first + b]):

@@ -263,5 +263,5 @@ def parse_stage(text: str, draw: Draw) -> Stage:
 
 
 def _parsed_type(hint: Any) -> type:
-    """Return the type as which a value is parsed: bool, int or float if the hint allows one of them, else str."""
+    """Return the type of parsed values: bool, int or float if the hint allows one of them, else str."""
     return next((kind for kind in (bool, int, float) if hint is kind or kind in typing.get_args(hint)), str)

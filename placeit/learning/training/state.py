@@ -184,7 +184,7 @@ def load_run(agent: Agent, plan: Mapping[str, Any], folder: Path | None, resume:
 
 
 def _damaged(path: Path) -> FileError:
-    return FileError(f"{path} is damaged: it does not say where a training stands. {_REMEDY}")
+    return FileError(f"{path} is damaged: it is not the state of a training. {_REMEDY}")
 
 
 def save_run(agent: Agent, plan: Mapping[str, Any], run: TrainingState, folder: Path) -> None:
@@ -254,7 +254,6 @@ def _restore(run: TrainingState, agent: Agent, tensors: Mapping[str, Tensor], me
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the shape and type of each tensor."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
 
 

@@ -73,10 +73,11 @@ def update(agent: Agent, stage: Stage, drawn: Sequence[ProblemInstance], run: Tr
             if not math.isfinite(number):
                 if before is not None:
                     agent.network.load_state_dict(before)
+                sizes = [len(instance.problem) for instance in instances]
                 raise TrainingError(
                     f"The {what} became {number} in update {run.update + 1} of stage {run.stage + 1} ({stage.kind}), on "
-                    f"{len(instances)} episodes of problems with {min(map(_size, instances))} to {max(map(_size, instances))} "
-                    "ops. Try a lower learning rate, or look for extreme costs in these problems."
+                    f"{len(sizes)} episodes of problems with {min(sizes)} to {max(sizes)} ops. Try a lower learning rate, or "
+                    "look for extreme costs in these problems."
                 )
         figures |= {"gradient_norm": norm, "learning_rate": stage.learning_rate_at(progress)}
         for group in run.optimizer.param_groups:
@@ -173,7 +174,6 @@ def _policy_gradient(agent: Agent, batch: _Batch, entropy_weight: float) -> dict
 
 
 def _own_loss(agent: Agent, stage: Stage, instances: Sequence[ProblemInstance], run: TrainingState) -> dict[str, float]:
-    """Compute the gradient of the agent's own loss."""
     if isinstance(agent, Taught):
         loss = agent.loss(stage.kind, instances, run.rng, stage.teacher)
     else:
@@ -213,7 +213,3 @@ def describe(instance: ProblemInstance, number: int) -> str:
         f"on problem {number + 1} of the batch ({len(problem)} ops, {problem.devices} devices, unit {instance.unit:g}{name}). "
         "Look at its cost function and its unit: costs of feasible placements are finite, and the unit is positive"
     )
-
-
-def _size(instance: ProblemInstance) -> int:
-    return len(instance.problem)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core.errors import UsageError
+from placeit.core.graph import distinct_rows
 from placeit.core.problem import CostFunction
 from placeit.learning.agent import ProblemInstance
 from placeit.learning.training.cost_journal import CostJournal
@@ -36,14 +37,8 @@ def value(instances: Sequence[ProblemInstance], visited: Sequence[NDArray[np.int
         episodes.setdefault(instance, []).append(b)
     for instance, rows in episodes.items():
         placements = np.concatenate([visited[b] for b in rows])
-        numbers: dict[bytes, int] = {}
-        number: list[int] = []
-        first: list[int] = []
-        for row, placement in enumerate(placements):
-            number.append(numbers.setdefault(placement.tobytes(), len(first)))
-            if number[-1] == len(first):
-                first.append(row)
-        found = np.asarray(instance.cost(placements[first]), np.float64)[number]
+        distinct, number = distinct_rows(placements)
+        found = np.asarray(instance.cost(distinct), np.float64)[number]
         ends = np.cumsum([len(visited[b]) for b in rows])[:-1]
         for b, part in zip(rows, np.split(found, ends), strict=True):
             costs[b] = part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import count
 from types import MappingProxyType
@@ -17,13 +17,7 @@ from placeit.core.problem import Problem
 from placeit.learning.workloads.churn import churn
 from placeit.learning.workloads.device_networks import DeviceNetwork, DeviceNetworkParameters, problem_of, random_device_network
 from placeit.learning.workloads.parameters import Choices, draw_parameters
-from placeit.learning.workloads.recurrent import (
-    HARDWARE_TYPES,
-    group_operators,
-    random_recurrent_cell,
-    recurrent_network,
-    unrolled_graph,
-)
+from placeit.learning.workloads.recurrent import grouped_graph, random_recurrent_cell, recurrent_network
 from placeit.learning.workloads.registry import Case, Dataset, Split, some_problems
 from placeit.learning.workloads.sensor_fusion import SensorFusionCase, random_scene, sensor_fusion_case, sensor_fusion_trace
 from placeit.learning.workloads.task_graphs import TaskGraph, TaskGraphParameters, random_task_graph
@@ -257,8 +251,7 @@ def _recurrent(split: Split, seed: int) -> Iterator[Case]:
     for i in range(_CELLS * min(map(len, cell_sizes))):
         steps, batch = cell_sizes[i % _CELLS][i // _CELLS].tolist()
         cell, rng = cells[i % _CELLS], _rng(seed, "recurrent", split, i)
-        graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), _GROUPS)
-        graph = replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
+        graph = grouped_graph(cell, steps, batch, rng, groups=_GROUPS)
         parameters = {"cell_number": i % _CELLS, "cell": asdict(cell), "steps": steps, "batch": batch, "groups": _GROUPS}
         yield Case(problem_of(graph, network), parameters)
 

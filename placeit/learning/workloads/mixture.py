@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
@@ -14,13 +13,7 @@ from placeit.core.problem import Problem
 from placeit.learning.workloads.datasets import GRAPH_CHOICES, MAX_TASKS, NETWORK_CHOICES, cases, draw_problem
 from placeit.learning.workloads.device_networks import problem_of
 from placeit.learning.workloads.parameters import Choices
-from placeit.learning.workloads.recurrent import (
-    HARDWARE_TYPES,
-    group_operators,
-    random_recurrent_cell,
-    recurrent_network,
-    unrolled_graph,
-)
+from placeit.learning.workloads.recurrent import grouped_graph, random_recurrent_cell, recurrent_network
 from placeit.learning.workloads.registry import Case, Dataset, Split
 
 __all__ = ["ANY", "draw_any_problem"]
@@ -51,10 +44,8 @@ def draw_any_problem(rng: np.random.Generator, max_tasks: int) -> Problem:
     if kind < 0.75:
         return draw_problem(rng, graphs=_WIDE_GRAPHS, networks=_WIDE_NETWORKS, max_tasks=max_tasks)
     if kind < 0.875:
-        graph = unrolled_graph(random_recurrent_cell(rng), steps=int(rng.integers(20, 31)), batch=int(rng.integers(80, 151)))
-        grouped = group_operators(graph, 40)
-        types = rng.integers(HARDWARE_TYPES, size=len(grouped)).astype(np.int32)
-        return problem_of(replace(grouped, requires=types), recurrent_network(rng))
+        graph = grouped_graph(random_recurrent_cell(rng), int(rng.integers(20, 31)), int(rng.integers(80, 151)), rng)
+        return problem_of(graph, recurrent_network(rng))
     return _sensor_fusion()[int(rng.integers(_SENSOR_FUSION))]
 
 

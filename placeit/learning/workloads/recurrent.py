@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ __all__ = [
     "Activation",
     "RecurrentCell",
     "group_operators",
+    "grouped_graph",
     "random_recurrent_cell",
     "recurrent_network",
     "unrolled_graph",
@@ -177,6 +178,12 @@ def group_operators(graph: TaskGraph, groups: int = 40) -> TaskGraph:
         kinds=tuple(graph.kinds[v] for v in heaviest[kept].tolist()) if graph.kinds else (),
         output_shapes=tuple(graph.output_shapes[v] for v in heaviest[kept].tolist()) if graph.output_shapes else (),
     )
+
+
+def grouped_graph(cell: RecurrentCell, steps: int, batch: int, rng: np.random.Generator, *, groups: int = 40) -> TaskGraph:
+    """Unroll a cell and merge its operators into groups, each of which requires a type of hardware that is drawn."""
+    graph = group_operators(unrolled_graph(cell, steps=steps, batch=batch), groups)
+    return replace(graph, requires=rng.integers(HARDWARE_TYPES, size=len(graph)).astype(np.int32))
 
 
 def recurrent_network(rng: np.random.Generator) -> DeviceNetwork:

@@ -30,7 +30,7 @@ from placeit.learning.workloads.tensors.expression import (
 from placeit.learning.workloads.tensors.nodes import TensorNode
 from placeit.learning.workloads.tensors.partition import Partition
 
-__all__ = ["PAPER_SIZES", "TENSOR_GRAPHS", "chain_mm", "ffnn", "llama_block", "llama_layer", "tensor_graph"]
+__all__ = ["PAPER_SIZES", "TENSOR_GRAPHS", "chain_mm", "ffnn", "find_builder", "llama_block", "llama_layer", "tensor_graph"]
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
@@ -170,10 +170,15 @@ def tensor_graph(name: str, *, paper_sizes: bool = False, **options: Any) -> Blo
     Raises:
         UsageError: the program does not exist, or an argument is out of range.
     """
+    return find_builder(name)(**(dict(PAPER_SIZES[name]) if paper_sizes else {}) | options)
+
+
+def find_builder(name: str) -> Callable[..., BlockProgram]:
+    """Return the function that builds a program. Raises UsageError if the program does not exist."""
     if name not in TENSOR_GRAPHS:
         known = ", ".join(TENSOR_GRAPHS)
         raise UsageError(f"There is no tensor graph '{name}'; there are {known}{nearest(name, TENSOR_GRAPHS)}.")
-    return TENSOR_GRAPHS[name](**(dict(PAPER_SIZES[name]) if paper_sizes else {}) | options)
+    return TENSOR_GRAPHS[name]
 
 
 def _block(tokens: int, width: int, heads: int, hidden: int) -> TensorNode:

@@ -20,11 +20,10 @@ from placeit.backends.torch.graph import dtype_name
 from placeit.backends.torch.model import TorchModel
 from placeit.backends.torch.model import load as load_module
 from placeit.core.cluster import Device
-from placeit.core.errors import ModelError, UsageError
+from placeit.core.errors import ModelError
 from placeit.core.graph import OpGraph
-from placeit.core.nearest import nearest
 from placeit.core.registry import check_options, parse_options
-from placeit.learning.workloads.tensor_graphs import TENSOR_GRAPHS, tensor_graph
+from placeit.learning.workloads.tensor_graphs import find_builder, tensor_graph
 from placeit.learning.workloads.tensors import BlockProgram, ProgramSegment, shard
 from placeit.learning.workloads.tensors.expression import elementwise, tensor
 
@@ -185,11 +184,8 @@ def parse_tensor_model(text: str) -> TensorProgram:
         UsageError: the text has another form, the program or an option does not exist, or a value is out of range.
     """
     name = text.partition(":")[0]
-    if name not in TENSOR_GRAPHS:
-        there = ", ".join(TENSOR_GRAPHS)
-        raise UsageError(f"There is no tensor graph '{name}'; there are {there}{nearest(name, TENSOR_GRAPHS)}.")
-    sizes = [option for option in inspect.signature(TENSOR_GRAPHS[name]).parameters if option not in ("shards", "partition")]
-    known: dict[str, type] = {"shards": int, "seed": int, "paper_sizes": bool} | dict.fromkeys(sizes, int)
+    known = dict.fromkeys(inspect.signature(find_builder(name)).parameters, int) | {"seed": int, "paper_sizes": bool}
+    del known["partition"]
     _, options = parse_options("tensor graph", text, lambda _: known)
     check_options("tensor graph", name, options, known)
     return replace(tensor_model(name, **options), path=Path(text))

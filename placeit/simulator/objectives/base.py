@@ -95,7 +95,7 @@ class Objective(ABC):
     by_meters: ClassVar[bool] = False
 
     @classmethod
-    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:  # noqa: ARG003 (some need them)
+    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:
         """Return the objective for the devices of a cluster.
 
         Args:
@@ -117,7 +117,7 @@ class Objective(ABC):
         """Number of requests in flight while runs are simulated and measured; None for as many as a plan needs."""
         return None
 
-    def at_depth(self, in_flight: int) -> Objective:  # noqa: ARG002 (steady ones need it)
+    def at_depth(self, in_flight: int) -> Objective:
         """Return the objective with a number of requests in flight.
 
         Raises:
@@ -133,11 +133,11 @@ class Objective(ABC):
         """Its name in journals; measurements of objectives with equal names are interchangeable."""
         return self.name
 
-    def meters(self, cluster: Cluster) -> EnergyMeters | None:  # noqa: ARG002 (some need them)
+    def meters(self, cluster: Cluster) -> EnergyMeters | None:
         """Return the meters of the devices; None if the objective reads none."""
         return None
 
-    def measured_with(self, meters: EnergyMeters | None) -> Objective:  # noqa: ARG002 (some need them)
+    def measured_with(self, meters: EnergyMeters | None) -> Objective:
         """Return the objective for runs during which these meters are read, which depends on whether they are complete."""
         return self
 

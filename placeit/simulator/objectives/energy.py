@@ -39,7 +39,7 @@ class Energy(Objective):
     has_model = True
 
     @classmethod
-    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:  # noqa: ARG003
+    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:
         """Return the objective with the power of a cluster's devices. Raises UsageError that names devices of unknown power."""
         unknown = [device.name for device in cluster.devices if device.power is None]
         if unknown:

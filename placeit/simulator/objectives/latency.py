@@ -33,7 +33,7 @@ class Latency(Objective):
     is_makespan = is_measured = paced = True
 
     @classmethod
-    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:  # noqa: ARG003
+    def of_cluster(cls, cluster: Cluster, rate: float | None = None) -> Self:
         """Return the objective for any devices."""
         return cls(rate)
 
@@ -42,11 +42,11 @@ class Latency(Objective):
         """Its name and the rate."""
         return self.name if self.rate is None else f"{self.name}, {self.rate:g} requests per second"
 
-    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
+    def of_run(self, seconds: float, work: BusyTimes) -> float:
         """Return the makespan."""
         return seconds
 
-    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
+    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Return the makespans unchanged."""
         return makespan
 

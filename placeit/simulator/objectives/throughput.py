@@ -44,11 +44,11 @@ class Throughput(Objective):
         """Return the objective with a number of requests in flight."""
         return Throughput(in_flight)
 
-    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
+    def of_run(self, seconds: float, work: BusyTimes) -> float:
         """Return the seconds per request."""
         return seconds
 
-    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
+    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Return a cost function: seconds that one request keeps the busiest device or link busy."""
         return ThroughputCost(problem)
 

@@ -21,11 +21,11 @@ class BusyTime(Objective):
     better, worse, best = "better by total-cost", "worse", "the one of least busy time"
     note = "busy time of all devices and links, summed"
 
-    def of_run(self, seconds: float, work: BusyTimes) -> float:  # noqa: ARG002
+    def of_run(self, seconds: float, work: BusyTimes) -> float:
         """Return the busy seconds of all devices and links, summed."""
         busy, moving = work()
         return float(busy.sum()) + moving
 
-    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:  # noqa: ARG002
+    def cost(self, problem: Problem, makespan: CostFunction) -> CostFunction:
         """Return the cost function that sums busy seconds of placements."""
         return TotalCost(problem)

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import weakref
+import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from placeit import _core
 from placeit.core.errors import UsageError
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
 from placeit.learning.agents.choice import score_choice
-from placeit.learning.agents.doppler.episodes import Manner, Record, play, see
+from placeit.learning.agents.doppler.episodes import Manner, Record
 from placeit.learning.agents.doppler.features import EpisodeState, device_sums
 from placeit.learning.agents.doppler.graph import Graph
 from placeit.learning.agents.doppler.neighbourhoods import Best
 from placeit.learning.agents.doppler.networks import Network, Progress
 from placeit.learning.agents.doppler.teachers import Teacher, find_teacher, teacher_names
 from placeit.learning.training.stages import Draw, Stage
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["DopplerAgent"]
 
 _NUMBERS_AT_A_TIME = 1 << 22  # numbers in memory while decisions are scored, about
 _MAX_OPTIONS = {"width": 4096, "rounds": 16}
-_OPTIONS = ("width", "rounds", "select", "place", "greedy", "passing", "neighbourhood", "affinity")
 BEST = "best"
 """Name of the teacher that repeats the best placement met."""
 
@@ -81,7 +82,7 @@ class _Episodes:
         return _Decisions(record.order, np.take_along_axis(record.chosen, record.order, 1), record.allowed, record.inputs)
 
 
-class DopplerAgent:
+class DopplerAgent(Agent):
     """DOPPLER's dual policy: SEL selects an op whose predecessors are placed, PLC its device; the reward is minus the cost.
 
     In ``train()`` mode, each policy makes a random allowed decision with probability ``explore``. Otherwise it draws from its
@@ -114,9 +115,8 @@ class DopplerAgent:
         UsageError: an argument is out of its range.
     """
 
-    name: ClassVar[str] = "doppler"
-    version: ClassVar[int] = 2
-    network: nn.Module
+    name, version = "doppler", 2
+    network: Network
 
     def __init__(
         self,
@@ -131,27 +131,21 @@ class DopplerAgent:
     ) -> None:
         for option, value in (("width", width), ("rounds", rounds)):
             check_size("agent", "doppler", option, value, 1, _MAX_OPTIONS[option])
-        for option, choice, fixed in (("select", select, "critical-path"), ("place", place, "earliest-start")):
-            if choice not in ("learned", fixed):
-                raise UsageError(f"'{option}' of the agent 'doppler' is '{choice}'; it must be 'learned' or '{fixed}'.")
+        choices = ("learned", "critical-path"), ("learned", "earliest-start"), ("episode", "step")
+        for option, choice, known in zip(("select", "place", "passing"), (select, place, passing), choices, strict=True):
+            if choice not in known:
+                raise UsageError(f"'{option}' of the agent 'doppler' is '{choice}'; it must be '{known[0]}' or '{known[1]}'.")
         if select != "learned" and place != "learned":
             raise UsageError("The agent 'doppler' has nothing to learn with both 'select' and 'place' fixed.")
         self.width, self.rounds, self.select, self.place = width, rounds, select, place
-        if passing not in ("episode", "step"):
-            raise UsageError(f"'passing' of the agent 'doppler' is '{passing}'; it must be 'episode' or 'step'.")
         if not 0 <= neighbourhood <= 1:
             raise UsageError(f"'neighbourhood' of the agent 'doppler' is {neighbourhood}; it must be in [0, 1].")
         self.greedy, self.passing, self.neighbourhood, self.affinity = greedy, passing, neighbourhood, affinity
         self.explore = 0.0
         self.teachers = {"imitation": (*teacher_names(), BEST) if place == "learned" else teacher_names()}
-        self.network = self._network = Network(width, rounds, progress=passing == "step")
+        self.network = Network(width, rounds, progress=passing == "step")
         self._best = Best()
-        self._graphs: weakref.WeakKeyDictionary[Problem, Graph] = weakref.WeakKeyDictionary()
-
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in _OPTIONS}
+        self._graph = once_per_problem(functools.partial(Graph.of, affinity=affinity))
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of imitation and a stage of REINFORCE; the paper's third stage is REINFORCE with measured costs."""
@@ -162,12 +156,8 @@ class DopplerAgent:
         ]
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Place each problem op by op, or place a part of its ops again.
-
-        Raises:
-            InfeasibleError: the weights of a problem fit in no way that was found.
-        """
-        groups = [self._play(graph, rows, rng) for graph, rows in self._grouped(instances)]
+        """Place each problem op by op, or place a part of its ops again. Raises InfeasibleError."""
+        groups = [self._play(graph, rows, rng) for graph, rows in self._grouped([instance.problem for instance in instances])]
         valid = np.zeros((max(int(episodes.learned.sum(axis=1).max()) for episodes in groups), len(instances)), bool)
         visited: list[NDArray[np.int32]] = [np.empty((0, 0), np.int32)] * len(instances)
         for episodes in groups:
@@ -212,7 +202,7 @@ class DopplerAgent:
         name = teacher or self.teachers[kind][0]
         scheduler = None if name == BEST else find_teacher(name)
         total, count = torch.zeros(()), 0
-        for graph, rows in self._grouped(instances):
+        for graph, rows in self._grouped([instance.problem for instance in instances]):
             kept = np.repeat(self._best.placement(graph.problem)[None], len(rows), axis=0) if scheduler is None else None
             episodes = self._play(graph, rows, rng, kept)
             targets = _teacher_decisions(episodes, scheduler)
@@ -223,8 +213,7 @@ class DopplerAgent:
 
     def greedy_placement(self, problem: Problem) -> NDArray[np.int32]:
         """Return the placement of an episode of likeliest decisions, ``int32[V]``. Raises InfeasibleError."""
-        instance = ProblemInstance(problem, lambda placements: np.zeros(len(placements)), 1.0)
-        ((graph, rows),) = self._grouped([instance])
+        ((graph, rows),) = self._grouped([problem])
         placement: NDArray[np.int32] = self._play(graph, rows, None).placements[0]
         return placement
 
@@ -240,15 +229,12 @@ class DopplerAgent:
         """Restore the placements that :meth:`memory` returned."""
         self._best = Best.of(memory)
 
-    def _grouped(self, instances: Sequence[ProblemInstance]) -> list[tuple[Graph, NDArray[np.intp]]]:
-        """Return the graph of each distinct problem, with the numbers of its instances."""
+    def _grouped(self, problems: Sequence[Problem]) -> list[tuple[Graph, NDArray[np.intp]]]:
+        """Return the graph of each distinct problem, with its positions in ``problems``."""
         rows: dict[Problem, list[int]] = {}
-        for number, instance in enumerate(instances):
-            rows.setdefault(instance.problem, []).append(number)
-        for problem in rows:
-            if problem not in self._graphs:
-                self._graphs[problem] = Graph.of(problem, affinity=self.affinity)
-        return [(self._graphs[problem], np.array(numbers)) for problem, numbers in rows.items()]
+        for number, problem in enumerate(problems):
+            rows.setdefault(problem, []).append(number)
+        return [(self._graph(problem), np.array(numbers)) for problem, numbers in rows.items()]
 
     @torch.no_grad()
     def _play(
@@ -280,18 +266,14 @@ class DopplerAgent:
         state, record = EpisodeState(problem, count, graph.tables), Record.empty(count, size, devices)
         seeds = np.zeros(count, np.uint64) if rng is None else rng.integers(2**63, size=count).astype(np.uint64)
         on = np.zeros((count, devices, self.width), np.float32)
-        shared = (manner, kept, graph.seconds_to_exit, graph.unit, seeds)
-        if self.passing == "episode":
-            policy = self._network.compiled(self._network.encode(graph), on)
-            play(0, size, state.arrays, graph.tables, record, policy, *shared)
-        else:
-            for t in range(size):
-                encoded = self._network.encode(graph, _progress(graph, state.placement, state.finish))
-                on[:] = device_sums(encoded.placed, state.placement, devices).numpy()
-                play(t, t + 1, state.arrays, graph.tables, record, self._network.compiled(encoded, on), *shared)
+        for first, last in [(0, size)] if self.passing == "episode" else itertools.pairwise(range(size + 1)):
+            progress = None if self.passing == "episode" else _progress(graph, state.placement, state.finish)
+            encoded = self.network.encode(graph, progress)
+            on[:] = device_sums(encoded.placed, state.placement, devices).numpy()
+            policy, rank = self.network.compiled(encoded, on), graph.seconds_to_exit
+            _core.play_episodes(first, last, *graph.tables, state.arrays, record, policy, manner, kept, rank, graph.unit, seeds)
         for row, placement in enumerate(state.placement):
-            if not fits(problem, placement):
-                state.placement[row] = repair(problem, placement)
+            state.placement[row] = repair(problem, placement)
         learned = np.ones((count, size), bool) if tolerance is None else record.decided
         return _Episodes(graph, rows, record, learned, tolerance, state.finish, state.placement)
 
@@ -325,7 +307,7 @@ class DopplerAgent:
         before = record.at[r] < t[:, None]
         placement = np.where(before, record.chosen[r], -1).astype(np.int32)
         progress = None if self.passing == "episode" else _progress(episodes.graph, placement, episodes.finish[r])
-        encoded = self._network.encode(episodes.graph, progress)
+        encoded = self.network.encode(episodes.graph, progress)
         total_log = total_entropy = torch.zeros(len(r))
         if self.select == "learned" and select:
             candidates = (record.ready[r] <= t[:, None]) & ~before
@@ -334,7 +316,7 @@ class DopplerAgent:
         if self.place == "learned":
             on = device_sums(encoded.placed.squeeze(0), placement, devices)
             node = encoded.node.expand(len(r), -1, -1)[torch.arange(len(r)), torch.from_numpy(decisions.ops[r, t])]
-            logits = self._network.place(node, on, torch.from_numpy(decisions.inputs[r, t]))
+            logits = self.network.place(node, on, torch.from_numpy(decisions.inputs[r, t]))
             log, entropy = score_choice(logits, decisions.allowed[r, t], decisions.devices[r, t])
             total_log, total_entropy = total_log + log, total_entropy + entropy
         return total_log, total_entropy
@@ -349,7 +331,8 @@ def _teacher_decisions(episodes: _Episodes, teacher: Teacher | None) -> _Decisio
     for t in range(len(graph.problem)):
         ops, devices = own.ops[:, t], own.devices[:, t]
         decisions.ops[:, t], decisions.devices[:, t] = (ops, devices) if teacher is None else teacher.decide(graph, state)
-        see(decisions.inputs, decisions.allowed, t, decisions.ops[:, t], state.arrays, graph.tables, graph.unit)
+        chosen = np.ascontiguousarray(decisions.ops[:, t])
+        _core.see_devices(*graph.tables, state.arrays, chosen, t, graph.unit, decisions.inputs, decisions.allowed)
         state.place(ops, devices)
     return decisions
 

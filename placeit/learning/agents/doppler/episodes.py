@@ -1,4 +1,4 @@
-"""DOPPLER's episodes in compiled code, which runs both policies for many steps of all episodes in a call."""
+"""Arguments of ``play_episodes`` and ``see_devices`` of :mod:`placeit._core`, which run both policies of DOPPLER."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit import _core
-from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS, Arrays, Tables
+from placeit.learning.agents.doppler.features import DEVICE_FEATURES, HOPS
 
-__all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record", "play", "see"]
+__all__ = ["DEVICE_INPUTS", "EARLIEST_START", "Manner", "Policy", "Record"]
 
 DEVICE_INPUTS = len(DEVICE_FEATURES) + 1 + HOPS
 """Number of PLC's inputs per device: the features of D.2, the op's compute there, and its affinity to the ops on it."""
@@ -65,7 +64,7 @@ class Record(NamedTuple):
 
     @classmethod
     def empty(cls, episodes: int, ops: int, devices: int) -> Record:
-        """Return arrays of these shapes, to be written by :func:`play`."""
+        """Return arrays of these shapes, to be written by compiled code."""
         order, at, ready, chosen = (np.zeros((episodes, ops), np.int64) for _ in range(4))
         inputs = np.empty((episodes, ops, devices, DEVICE_INPUTS), np.float32)
         allowed, decided = np.zeros((episodes, ops, devices), np.bool_), np.zeros((episodes, ops), np.bool_)
@@ -86,51 +85,3 @@ class Manner(NamedTuple):
     place: bool
     draw: bool
     explore: float
-
-
-def play(
-    first: int,
-    last: int,
-    arrays: Arrays,
-    tables: Tables,
-    record: Record,
-    policy: Policy,
-    manner: Manner,
-    kept: NDArray[np.int32],
-    rank: NDArray[np.float64],
-    unit: float,
-    random: NDArray[np.uint64],
-) -> None:
-    """Play steps ``first`` to ``last`` of all episodes.
-
-    Args:
-        first: the first step.
-        last: the step after the last one.
-        arrays: state of the episodes, updated in place.
-        tables: the problem.
-        record: the decisions, written in place.
-        policy: both policies.
-        manner: rules of these episodes.
-        kept: ``int32[R, V]``, devices of the ops that PLC does not place; -1 for the ops that it places.
-        rank: ``float64[V]``, seconds to an exit.
-        unit: unit of the devices' features, seconds.
-        random: ``uint64[R]``, states of the random generators.
-    """
-    _core.play_episodes(first, last, *tables, arrays, record, policy, manner, kept, rank, unit, random)
-
-
-def see(
-    inputs: NDArray[np.float32],
-    allowed: NDArray[np.bool_],
-    t: int,
-    ops: NDArray[np.int64],
-    arrays: Arrays,
-    tables: Tables,
-    unit: float,
-) -> None:
-    """Write PLC's inputs for an op of each episode to step ``t`` of a record's ``inputs`` and ``allowed``.
-
-    A device is allowed if it can run the op and has room for its weights. If there is no such device, all devices that can run
-    the op are allowed.
-    """
-    _core.see_devices(*tables, arrays, np.ascontiguousarray(ops), t, unit, inputs, allowed)

@@ -182,18 +182,9 @@ class Tables(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The arrays of an :class:`EpisodeState` for compiled code, by the names of its attributes.
+    """The attributes of an :class:`EpisodeState` for compiled code.
 
-    Attributes:
-        placement: ``int32[B, V]``.
-        candidates: ``bool[B, V]``.
-        waiting: ``int32[B, V]``, number of inputs of an op whose producers are not placed.
-        start: ``float64[B, V]``.
-        finish: ``float64[B, V]``.
-        load: ``float64[B, D]``.
-        free: ``float64[B, D]``.
-        used: ``float64[B, D]``.
-        near: ``float32[B, D, V, HOPS]``.
+    In addition, ``waiting``, ``int32[B, V]``, is the number of inputs of an op whose producers are not placed.
     """
 
     placement: NDArray[np.int32]

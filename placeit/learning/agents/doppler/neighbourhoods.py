@@ -25,7 +25,7 @@ _RESET = 0.01  # probability that the search returns to the best placement
 
 
 class Neighbours(NamedTuple):
-    """Placements of which a part is to be placed again.
+    """Placements, with a part of the ops to place again.
 
     Attributes:
         kept: ``int32[R, V]``, devices of the ops that stay, or are moved together; -1 for the ops that are to be placed.
@@ -119,13 +119,11 @@ class Best:
 
 def _connected_part(problem: Problem, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """Draw up to ``size`` connected ops."""
-    into, out, edges = problem.predecessors, problem.successors, problem.edges
     part = [int(rng.integers(len(problem)))]
     seen, frontier = set(part), list(part)
     while frontier and len(part) < size:
         v = frontier.pop(int(rng.integers(len(frontier))))
-        before = edges[into.edge[into.ptr[v] : into.ptr[v + 1]], 0]
-        after = edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1]
+        before, after = problem.edges[problem.predecessors.row(v), 0], problem.edges[problem.successors.row(v), 1]
         for w in rng.permutation(np.concatenate([before, after])).tolist():
             if len(part) < size and w not in seen and rng.random() < _GROW:
                 seen.add(w)

@@ -33,19 +33,19 @@ class Teacher(Protocol):
 class CriticalPath:
     """Selects the op with the longest path to an exit, and the device where it can start first (DOPPLER, section 7)."""
 
+    finish = False  # whether to select the device by the finish time instead
+
     def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return an op and a device for each episode."""
-        ops = longest_to_exit(graph, state)
-        return ops, earliest(state, ops, finish=False)
+        """Return an op and a device for each episode, the first ones in a tie."""
+        ops: NDArray[np.intp] = np.where(state.candidates, graph.seconds_to_exit, -1.0).argmax(axis=1)
+        seconds = state.features(ops)[..., EARLIEST_START] + (state.problem.compute[ops] if self.finish else 0.0)
+        return ops, np.where(allowed(state, ops), seconds, np.inf).argmin(axis=1)
 
 
-class EarliestFinish:
+class EarliestFinish(CriticalPath):
     """Selects the op with the longest path to an exit, and the device where it can finish first, as HEFT does."""
 
-    def decide(self, graph: Graph, state: EpisodeState) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return an op and a device for each episode."""
-        ops = longest_to_exit(graph, state)
-        return ops, earliest(state, ops, finish=True)
+    finish = True
 
 
 def teacher_names() -> tuple[str, ...]:
@@ -62,18 +62,3 @@ def find_teacher(name: str) -> Teacher:
 @functools.cache
 def _table() -> dict[str, EntryPoint]:
     return entry_table("teacher", GROUP, {})
-
-
-def longest_to_exit(graph: Graph, state: EpisodeState) -> NDArray[np.intp]:
-    """Return each episode's candidate with the longest path to an exit, the first in a tie: ``intp[R]``."""
-    best: NDArray[np.intp] = np.where(state.candidates, graph.seconds_to_exit, -1.0).argmax(axis=1)
-    return best
-
-
-def earliest(state: EpisodeState, ops: NDArray[np.intp], *, finish: bool) -> NDArray[np.intp]:
-    """Return the allowed device where each op can start first (or finish first), the first in a tie: ``intp[R]``."""
-    seconds = state.features(ops)[..., EARLIEST_START]
-    if finish:
-        seconds = seconds + state.problem.compute[ops]
-    best: NDArray[np.intp] = np.where(allowed(state, ops), seconds, np.inf).argmin(axis=1)
-    return best

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
 from placeit.learning.agents.giph.features import FEATURES
 from placeit.learning.agents.giph.gpnet import GpNets
 from placeit.learning.agents.giph.networks import Encoder, Scorer
@@ -59,7 +59,7 @@ class _Decisions:
     moved: list[list[tuple[int, int]]]
 
 
-class GiphAgent:
+class GiphAgent(Agent):
     """GiPH's policy and its variants. An episode is 2|V| relocations from a random placement.
 
     Args:
@@ -75,8 +75,8 @@ class GiphAgent:
         UsageError: the variant or the features do not exist, or a size is out of its range.
     """
 
-    name: ClassVar[str] = "giph"
-    version: ClassVar[int] = 1
+    name, version = "giph", 1
+    network: Scorer
 
     def __init__(self, variant: str = "giph", features: str = "schedule", dim: int = 16, steps_per_op: float = 2.0) -> None:
         if variant not in _ENCODERS:
@@ -86,21 +86,9 @@ class GiphAgent:
         check_size("agent", "giph", "dim", dim, 1, 1024)
         check_size("agent", "giph", "steps_per_op", steps_per_op, 0, 1000)
         encoder, steps = _ENCODERS[variant]
-        self._scorer = Scorer(encoder, features=features, dim=dim, steps=steps)
-        self.network: nn.Module = self._scorer
-        self.variant, self.steps_per_op = variant, steps_per_op
+        self.network = Scorer(encoder, features=features, dim=dim, steps=steps)
+        self.variant, self.features, self.dim, self.steps_per_op = variant, features, dim, steps_per_op
         self.pivots = variant == "giph-task-eft"
-        self._config: dict[str, bool | int | float | str] = {
-            "variant": variant,
-            "features": features,
-            "dim": dim,
-            "steps_per_op": steps_per_op,
-        }
-
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return self._config
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return the stages by which the shipped policy was trained: only imitation of the best move."""
@@ -125,14 +113,14 @@ class GiphAgent:
         policies with which it is compared, Placeto and HDP, draw with temperature 1.
         """
         temperature = 1.0 if self.network.training else TEMPERATURE
-        return RelocationSearch(self._scorer, problems, starts, pivots=self.pivots, temperature=temperature)
+        return RelocationSearch(self.network, problems, starts, pivots=self.pivots, temperature=temperature)
 
     def answering(self, problem: Problem, start: NDArray[np.int32]) -> RelocationSearch[NDArray[np.float32]]:
         """Start a search outside of training, without gradients."""
 
         def score(nets: GpNets) -> NDArray[np.float32]:
             with torch.no_grad():
-                scores: NDArray[np.float32] = self._scorer(nets).numpy()
+                scores: NDArray[np.float32] = self.network(nets).numpy()
             return scores
 
         return RelocationSearch(score, [problem], [start], pivots=self.pivots, temperature=TEMPERATURE)

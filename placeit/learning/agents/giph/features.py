@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
 from placeit.learning.agents.giph.gpnet import EDGE_FEATURES, NODE_FEATURES, GpNets
 
 __all__ = ["FEATURES", "criticality", "features"]
@@ -47,28 +46,24 @@ def features(nets: GpNets, name: str) -> tuple[NDArray[np.float32], NDArray[np.f
     return _scaled(nodes, nets.graph), _scaled(edges, nets.graph[nets.src])
 
 
+@once_per_problem
 def criticality(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the criticality of each op and edge: ``float64[V]`` and ``float64[E]``.
 
     An op divides its criticality between its consumers in proportion to ``exp(10 bytes / maximum bytes)``; entries have
     criticality 1. Source: ``env/program.py`` of the public code, https://github.com/uidmice/placement-rl.
     """
-    if problem not in _CACHE:
-        source, target = problem.edges.T
-        max_bytes = np.zeros(len(problem))
-        np.maximum.at(max_bytes, source, problem.edge_bytes)
-        max_bytes[max_bytes == 0] = 1.0
-        weight = np.exp(_SHARPNESS * problem.edge_bytes / max_bytes[source])
-        share = weight / np.bincount(source, weight, len(problem))[source]
-        of_op, out = np.where(np.bincount(target, minlength=len(problem)), 0.0, 1.0), problem.successors
-        for v in problem.order.tolist():
-            leaving = out.edge[out.ptr[v] : out.ptr[v + 1]]
-            np.add.at(of_op, target[leaving], of_op[v] * share[leaving])
-        _CACHE[problem] = of_op, share
-    return _CACHE[problem]
-
-
-_CACHE: WeakKeyDictionary[Problem, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()
+    source, target = problem.edges.T
+    max_bytes = np.zeros(len(problem))
+    np.maximum.at(max_bytes, source, problem.edge_bytes)
+    max_bytes[max_bytes == 0] = 1.0
+    weight = np.exp(_SHARPNESS * problem.edge_bytes / max_bytes[source])
+    share = weight / np.bincount(source, weight, len(problem))[source]
+    of_op = np.where(np.bincount(target, minlength=len(problem)), 0.0, 1.0)
+    for v in problem.order.tolist():
+        leaving = problem.successors.row(v)
+        np.add.at(of_op, target[leaving], of_op[v] * share[leaving])
+    return of_op, share
 
 
 def _scaled(values: NDArray[np.float64], problem: NDArray[np.int64]) -> NDArray[np.float32]:

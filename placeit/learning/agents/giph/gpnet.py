@@ -8,13 +8,13 @@ neighbours. The gpNets of several problems form one disjoint graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit import _core
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
+from placeit.placers.list_scheduling import levels
 from placeit.simulator.tables import compiled
 
 __all__ = ["EDGE_FEATURES", "NODE_FEATURES", "GpNets"]
@@ -82,13 +82,11 @@ class GpNets:
         self.op = np.concatenate([np.repeat(np.arange(len(c)), c) for c in choices])
         level = np.concatenate([np.repeat(s.level, c) for s, c in zip(statics, choices, strict=True)])
         order = np.argsort(level, kind="stable")
-        levels = int(level.max()) + 1
-        self.node_bounds = np.searchsorted(level[order], np.arange(levels + 1))
-        row = np.empty(len(order), np.int64)
-        row[order] = np.arange(len(order))
+        count = int(level.max()) + 1
+        self.node_bounds = np.searchsorted(level[order], np.arange(count + 1))
         self.graph, self.op = self.graph[order], self.op[order]
         ends = np.cumsum([int(c.sum()) for c in choices])
-        self.rows = np.split(row, ends[:-1])
+        self.rows = np.split(np.argsort(order), ends[:-1])
 
         # each task edge of each problem has a block of edges
         size = np.concatenate(
@@ -103,8 +101,8 @@ class GpNets:
             np.repeat(np.concatenate([s.level[p.edges[:, side]] for s, p in zip(statics, problems, strict=True)]), size)
             for side in (0, 1)
         ]
-        self.forward, self.forward_bounds = _by_level(ends_at[1], levels)
-        self.backward, self.backward_bounds = _by_level(levels - 1 - ends_at[0], levels)
+        self.forward, self.forward_bounds = _by_level(ends_at[1], count)
+        self.backward, self.backward_bounds = _by_level(count - 1 - ends_at[0], count)
 
         self.src, self.dst = np.zeros(total, np.int64), np.zeros(total, np.int64)
         self.edges = np.zeros((total, len(EDGE_FEATURES)), np.float32)
@@ -157,7 +155,7 @@ class _Static:
 
     def __init__(self, problem: Problem) -> None:
         self.choices = problem.feasible.sum(axis=1).astype(np.int32)
-        self.level = _levels(problem)
+        self.level = levels(problem)
         requirement, speed = _requirement_and_speed(problem)
         unit = float(np.exp(requirement[np.isfinite(requirement)]).mean()) if np.isfinite(requirement).any() else 0.0
         self.unit = unit if unit > 0 else 1.0  # seconds of an average op
@@ -170,29 +168,13 @@ class _Static:
         self.bandwidth = 1.0 / float((1.0 / problem.bandwidth[apart]).mean()) if apart.any() else 1.0
 
 
-_STATIC: WeakKeyDictionary[Problem, _Static] = WeakKeyDictionary()
+_static = once_per_problem(_Static)
 
 
-def _static(problem: Problem) -> _Static:
-    if problem not in _STATIC:
-        _STATIC[problem] = _Static(problem)
-    return _STATIC[problem]
-
-
-def _by_level(level: NDArray[np.int64], levels: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _by_level(level: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the order that sorts by level, and the bounds of each level in that order."""
     order = np.argsort(level, kind="stable")
-    return order, np.searchsorted(level[order], np.arange(levels + 1))
-
-
-def _levels(problem: Problem) -> NDArray[np.int64]:
-    """Return the longest path from an entry to each op, in edges."""
-    level = np.zeros(len(problem), np.int64)
-    out = problem.successors
-    for v in problem.order.tolist():
-        heads = problem.edges[out.edge[out.ptr[v] : out.ptr[v + 1]], 1]
-        level[heads] = np.maximum(level[heads], level[v] + 1)
-    return level
+    return order, np.searchsorted(level[order], np.arange(count + 1))
 
 
 def _requirement_and_speed(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

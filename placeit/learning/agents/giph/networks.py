@@ -100,7 +100,6 @@ class Scorer(nn.Module):
         return layers.by_level(x, graph.edges, graph.orders[direction])
 
     def _sage(self, graph: GraphTensors) -> Tensor:
-        """Return embeddings by three GraphSAGE layers."""
         x = graph.nodes
         for own, neighbours in zip(self.own, self.neighbours, strict=True):
             x = torch.relu(own(x) + neighbours(_mean(x[graph.src], graph.dst, len(x))))

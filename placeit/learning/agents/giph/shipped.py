@@ -70,7 +70,6 @@ class ShippedPolicy:
         return self._linear("score.2", hidden)[:, 0]
 
     def _linear(self, layer: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Apply the linear layer of that name."""
         out: NDArray[np.float32] = x @ self._weights[f"{layer}.weight"].T + self._weights[f"{layer}.bias"]
         return out
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from placeit.core.errors import UsageError
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
 from placeit.learning.agents.choice import check_devices, draw_choice, log_probabilities, score_choice
 from placeit.learning.agents.hsdag.features import node_features, pairs
 from placeit.learning.agents.hsdag.networks import Network
 from placeit.learning.agents.hsdag.parsing import Parsing, parse, pool, score_edges, spread
 from placeit.learning.training.stages import Draw, Stage
-from placeit.placers.feasibility import fits, repair
+from placeit.placers.feasibility import repair
 
 __all__ = ["HsdagAgent"]
 
@@ -82,7 +80,7 @@ class _Step:
     chosen: NDArray[np.intp]
 
 
-class HsdagAgent:
+class HsdagAgent(Agent):
     """HSDAG's policy: groups by the scores of edges, and a device for each group (Duan et al. 2024).
 
     Each step of an episode is a whole placement: ops are encoded, every op keeps one edge, connected ops form a group, and the
@@ -115,9 +113,8 @@ class HsdagAgent:
         UsageError: an argument is out of its range, or PyTorch Geometric is not installed.
     """
 
-    name: ClassVar[str] = "hsdag"
-    version: ClassVar[int] = 1
-    network: nn.Module
+    name, version = "hsdag", 1
+    network: Network
 
     def __init__(
         self,
@@ -145,14 +142,11 @@ class HsdagAgent:
                 f"The agent 'hsdag' is to make at least {min_groups} and at most {max_groups} groups: 'min_groups' must "
                 "not be more than 'max_groups'."
             )
-        self._without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
-        self.network = self._network = Network(width, devices, symmetric=symmetric)
-        self._inputs: weakref.WeakKeyDictionary[Problem, tuple[Tensor, NDArray[np.int64]]] = weakref.WeakKeyDictionary()
-
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in (*_MAX_OPTIONS, "dropout", "sample_edges", "symmetric", *_ABLATIONS)}
+        without = [name for option, names in _ABLATIONS.items() if not getattr(self, option) for name in names]
+        self.network = Network(width, devices, symmetric=symmetric)
+        self._inputs = once_per_problem(
+            lambda problem: (torch.from_numpy(node_features(problem, without)), pairs(problem).astype(np.int64))
+        )
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of REINFORCE by Eq. 14: the value of a step is its own reward; 4 epochs per update (Table 6).
@@ -184,7 +178,7 @@ class HsdagAgent:
 
         Raises:
             UsageError: a problem has more devices than the network has outputs.
-            InfeasibleError: the weights of a problem fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         batch = self._batch([instance.problem for instance in instances])
         steps, placements = self._play(batch, rng)
@@ -209,7 +203,7 @@ class HsdagAgent:
             repeated, step = self._batch([*batch.problems] * len(part)), _joined(part, batch)
             embedding, log_scores = self._encode(repeated, step.update, step.present)
             pooled = self._pool(embedding, log_scores, step.parsing)
-            log, entropy = score_choice(self._network.devices(pooled), step.allowed, step.chosen)
+            log, entropy = score_choice(self.network.devices(pooled), step.allowed, step.chosen)
             placements = len(part) * problems
             log, entropy = (_sums(values, step.owner, placements) for values in (log, entropy))
             if self.sample_edges:
@@ -220,20 +214,12 @@ class HsdagAgent:
             numbers = np.repeat(np.arange(first, first + len(part)), problems)
             yield numbers, np.tile(np.arange(problems), len(part)), log, entropy
 
-    def loss(self, kind: str, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Tensor:  # noqa: ARG002
-        """Raise UsageError, since HSDAG learns by REINFORCE only.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"The agent 'hsdag' has no training '{kind}'; train it by 'reinforce'.")
-
     def greedy_placements(self, problem: Problem) -> NDArray[np.int32]:
         """Return the placements of an episode of likeliest decisions, ``int32[steps, V]``.
 
         Raises:
             UsageError: the problem has more devices than the network has outputs.
-            InfeasibleError: the weights fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         return self._play(self._batch([problem]), None)[1][0]
 
@@ -245,11 +231,7 @@ class HsdagAgent:
     def _batch(self, problems: Sequence[Problem]) -> _Batch:
         """Return problems as one disjoint graph. Raises UsageError if a problem has too many devices."""
         check_devices("HSDAG", self.devices, problems)
-        for problem in problems:
-            if problem not in self._inputs:
-                features = torch.from_numpy(node_features(problem, self._without))
-                self._inputs[problem] = features, pairs(problem).astype(np.int64)
-        inputs = [self._inputs[problem] for problem in problems]
+        inputs = [self._inputs(problem) for problem in problems]
         first_op, first_edge = (np.cumsum([0, *(len(arrays[part]) for arrays in inputs)]) for part in (0, 1))
         able, memory = np.zeros((first_op[-1], self.devices), bool), np.zeros((len(problems), self.devices))
         for b, problem in enumerate(problems):
@@ -269,8 +251,8 @@ class HsdagAgent:
     def _encode(self, batch: _Batch, update: Tensor, present: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
         """Return embeddings of ops, and logarithms of edge scores."""
         problem = torch.from_numpy(np.repeat(np.arange(len(batch.problems)), np.diff(batch.first_op)))
-        embedding = self._network.encode(batch.features, update, torch.from_numpy(batch.edges[present]), problem)
-        return embedding, self._network.log_scores(embedding, torch.from_numpy(batch.edges))
+        embedding = self.network.encode(batch.features, update, torch.from_numpy(batch.edges[present]), problem)
+        return embedding, self.network.log_scores(embedding, torch.from_numpy(batch.edges))
 
     def _pool(self, embedding: Tensor, log_scores: Tensor, parsing: Parsing) -> Tensor:
         """Return each group's mean embedding, ``float32[G, W]``; an op's weight is the score of the edge that it keeps."""
@@ -294,7 +276,7 @@ class HsdagAgent:
             embedding, log_scores = self._encode(batch, update, present)
             parsing, owner = self._parse(batch, log_scores.numpy(), rng if self.sample_edges else None)
             pooled = self._pool(embedding, log_scores, parsing)
-            logits, allowed = self._network.devices(pooled), self._allowed(batch, parsing, owner)
+            logits, allowed = self.network.devices(pooled), self._allowed(batch, parsing, owner)
             if rng is None:
                 chosen = log_probabilities(logits, allowed).numpy().argmax(axis=1)
             else:
@@ -302,8 +284,7 @@ class HsdagAgent:
             steps.append(_Step(update, present, parsing, owner, allowed, chosen))
             devices = chosen[parsing.group].astype(np.int32)
             for b, problem in enumerate(batch.problems):
-                placement = devices[batch.first_op[b] : batch.first_op[b + 1]]
-                placements[b][t] = placement if fits(problem, placement) else repair(problem, placement)
+                placements[b][t] = repair(problem, devices[batch.first_op[b] : batch.first_op[b + 1]])
             update = (t * update + spread(pooled, parsing.group)) / (t + 1)
         return steps, placements
 

@@ -116,8 +116,7 @@ def positions(problem: Problem, columns: int) -> NDArray[np.float64]:
 
     The number of columns must be even, since sines and cosines make pairs.
     """
-    position = np.empty(len(problem))
-    position[problem.order] = np.arange(1, len(problem) + 1)
+    position = np.argsort(problem.order) + 1
     angle = position[:, None] / _BASE ** (np.arange(0, columns, 2) / columns)
     encoded: NDArray[np.float64] = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(problem), columns)
     return encoded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch.nn.functional import leaky_relu
 from placeit.core.errors import UsageError
 from placeit.core.problem import Problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
 from placeit.learning.agents.choice import check_devices, draw_choice, score_choice
 from placeit.learning.agents.doppler.teachers import Teacher, find_teacher, teacher_names
 from placeit.learning.agents.placeto.batch import FEATURES, SUMMARIES, Batch
@@ -115,7 +114,7 @@ class _Decisions:
         return self.path[: self.valid[:, row].sum() + 1, begin : begin + self.batch.sizes[row]]
 
 
-class PlacetoAgent:
+class PlacetoAgent(Agent):
     """Placeto's policy. An episode starts from a random placement and selects a device for each op once, in topological order.
 
     In ``train()`` mode, it selects a random allowed device with probability ``explore``, as in DOPPLER's comparison (Yao et al.
@@ -138,9 +137,7 @@ class PlacetoAgent:
         UsageError: ``devices`` is less than one, ``rounds`` is negative, or one of them is too large.
     """
 
-    name: ClassVar[str] = "placeto"
-    version: ClassVar[int] = 1
-    network: nn.Module
+    name, version = "placeto", 1
 
     def __init__(self, devices: int = 20, rounds: int = 8) -> None:
         if devices < 1 or rounds < 0:
@@ -150,11 +147,6 @@ class PlacetoAgent:
         self.devices, self.rounds, self.explore = devices, rounds, 0.0
         self.teachers: Mapping[str, Sequence[str]] = {"imitation": teacher_names()}
         self.network = _Network(devices, rounds)
-
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return {"devices": self.devices, "rounds": self.rounds}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of REINFORCE with a learning rate suited to a small network.
@@ -196,7 +188,7 @@ class PlacetoAgent:
 
         Raises:
             UsageError: a problem has more devices than the network has outputs.
-            InfeasibleError: the weights of a problem fit in no way that was found.
+            InfeasibleError: no feasible placement is found.
         """
         decisions = self._episode(instances, rng)
         return Trajectory(decisions.valid, [decisions.visited(b) for b in range(len(instances))], decisions)

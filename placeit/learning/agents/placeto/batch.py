@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
+from placeit.placers.list_scheduling import mean_compute
 
 __all__ = ["FEATURES", "SUMMARIES", "Batch"]
 
@@ -38,30 +38,22 @@ class _StaticFeatures:
     relation: NDArray[np.uint8]
 
 
-_CACHE: WeakKeyDictionary[Problem, _StaticFeatures] = WeakKeyDictionary()
-
-
+@once_per_problem
 def _static_features(problem: Problem) -> _StaticFeatures:
-    if problem not in _CACHE:
-        ops = len(problem)
-        seconds = np.where(problem.feasible, problem.compute, 0.0).sum(axis=1) / problem.feasible.sum(axis=1)
-        tails = problem.edges[:, 0]
-        size = np.bincount(tails, problem.edge_bytes, ops) / np.maximum(np.bincount(tails, minlength=ops), 1)
-        costs = np.stack([seconds, size], axis=1)
-        mean = costs.mean(axis=0)
-        rank = np.empty(ops, np.int64)
-        rank[problem.order] = np.arange(ops)
-        costs = (costs / np.where(mean > 0, mean, 1.0)).astype(np.float32)
-        _CACHE[problem] = _StaticFeatures(costs, rank, _relation(problem))
-    return _CACHE[problem]
+    ops = len(problem)
+    tails = problem.edges[:, 0]
+    size = np.bincount(tails, problem.edge_bytes, ops) / np.maximum(np.bincount(tails, minlength=ops), 1)
+    costs = np.stack([mean_compute(problem), size], axis=1)
+    mean = costs.mean(axis=0)
+    relative = (costs / np.where(mean > 0, mean, 1.0)).astype(np.float32)
+    return _StaticFeatures(relative, np.argsort(problem.order), _relation(problem))
 
 
 def _relation(problem: Problem) -> NDArray[np.uint8]:
     """Return the relation between all pairs of ops, ``uint8[V, V]``; see :class:`_StaticFeatures`."""
     above = np.zeros((len(problem), len(problem)), bool)
-    into = problem.predecessors
     for v in problem.order.tolist():
-        before = problem.edges[into.edge[into.ptr[v] : into.ptr[v + 1]], 0]
+        before = problem.edges[problem.predecessors.row(v), 0]
         above[v] = above[before].any(axis=0)
         above[v, before] = True
     relation = np.full(above.shape, 3, np.uint8)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from placeit.core.errors import UsageError
-from placeit.core.problem import Problem
+from placeit.core.problem import Problem, once_per_problem
 from placeit.core.registry import check_size
-from placeit.learning.agent import ProblemInstance, Trajectory
+from placeit.learning.agent import Agent, ProblemInstance, Trajectory
 from placeit.learning.agents.choice import draw_choice, log_probabilities, score_choice
 from placeit.learning.agents.stream_allocation.network import Encoded, Graphs, Network
 from placeit.learning.training.stages import Draw, Stage
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import alike
-from placeit.placers.feasibility import fits, repair
-from placeit.placers.list_scheduling import mean_compute
+from placeit.placers.feasibility import repair
+from placeit.placers.list_scheduling import fastest_devices, levels, mean_compute
 
 __all__ = ["StreamAllocationAgent"]
 
@@ -64,7 +64,7 @@ class _Decisions:
     allowed: NDArray[np.bool_]
 
 
-class StreamAllocationAgent:
+class StreamAllocationAgent(Agent):
     """The graph-aware encoder-decoder (Ni et al. 2020). An episode is one decision: a whole placement.
 
     The reward is one over the cost in units, which is the throughput relative to its upper bound. In training, good placements
@@ -87,9 +87,8 @@ class StreamAllocationAgent:
         UsageError: an argument is out of its range.
     """
 
-    name: ClassVar[str] = "stream-allocation"
-    version: ClassVar[int] = 1
-    network: nn.Module
+    name, version = "stream-allocation", 1
+    network: Network
 
     def __init__(self, devices: int = 5, width: int = 128, encoder: str = "graph", upstream: bool = True) -> None:
         check_size("agent", self.name, "devices", devices, 1, 1000)
@@ -99,16 +98,11 @@ class StreamAllocationAgent:
         if encoder not in ("graph", "lstm"):
             raise UsageError(f"The agent '{self.name}' has no encoder '{encoder}'; its encoders are graph, lstm.")
         self.devices, self.width, self.encoder, self.upstream = devices, width, encoder, upstream
-        self.network = self._network = Network(_FEATURES, devices, width, graph=encoder == "graph", upstream=upstream)
+        self.network = Network(_FEATURES, devices, width, graph=encoder == "graph", upstream=upstream)
         self.explore = 0.0
-        self._inputs: weakref.WeakKeyDictionary[Problem, _Inputs] = weakref.WeakKeyDictionary()
+        self._inputs_of = once_per_problem(functools.partial(_compute_inputs, max_devices=devices))
         self._targets: weakref.WeakKeyDictionary[Problem, NDArray[np.intp]] = weakref.WeakKeyDictionary()
         self._memory: dict[str, list[tuple[float, NDArray[np.intp]]]] = {}
-
-    @property
-    def config(self) -> Mapping[str, bool | int | float | str]:
-        """Arguments that make an agent of the same shape."""
-        return {name: getattr(self, name) for name in ("devices", "width", "encoder", "upstream")}
 
     def default_stages(self, draw: Draw) -> list[Stage]:
         """Return a stage of imitation of simulated annealing.
@@ -153,11 +147,7 @@ class StreamAllocationAgent:
         )
 
     def rollout(self, instances: Sequence[ProblemInstance], rng: np.random.Generator) -> Trajectory:
-        """Write a placement for each instance; several instances of one problem are several samples.
-
-        Raises:
-            InfeasibleError: the weights of a problem fit in no way that was found.
-        """
+        """Write a placement for each instance; several instances of one problem are several samples. Raises InfeasibleError."""
         problems = [instance.problem for instance in instances]
         forced: dict[int, NDArray[np.intp] | None] = {}
         if self.network.training:
@@ -255,11 +245,6 @@ class StreamAllocationAgent:
             chosen[t] = renamed[output]
         return chosen
 
-    def _inputs_of(self, problem: Problem) -> _Inputs:
-        if problem not in self._inputs:
-            self._inputs[problem] = _compute_inputs(problem, self.devices)
-        return self._inputs[problem]
-
     def _encode(self, problems: Sequence[Problem]) -> Encoded:
         """Encode each distinct problem once; return a row for each element of ``problems``."""
         number = {problem: p for p, problem in enumerate(dict.fromkeys(problems))}
@@ -273,12 +258,12 @@ class StreamAllocationAgent:
             upstream[p, :size, :size] = torch.from_numpy(inputs.upstream)
             downstream[p, :size, :size] = torch.from_numpy(inputs.downstream)
         graphs = Graphs(features, upstream, downstream, torch.arange(ops) >= lengths[:, None], lengths)
-        return self._network.encode(graphs).rows(torch.tensor([number[problem] for problem in problems]))
+        return self.network.encode(graphs).rows(torch.tensor([number[problem] for problem in problems]))
 
     def _score(self, decisions: _Decisions) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each placement and the entropy of its steps, ``float32[R]``."""
         encoded = self._encode(decisions.problems)
-        logits = self._network.steps(encoded, torch.from_numpy(decisions.chosen))
+        logits = self.network.steps(encoded, torch.from_numpy(decisions.chosen))
         log, entropy = score_choice(logits, decisions.allowed, decisions.chosen)
         return log.masked_fill(encoded.absent, 0.0).sum(dim=1), entropy.masked_fill(encoded.absent, 0.0).sum(dim=1)
 
@@ -326,7 +311,7 @@ class StreamAllocationAgent:
             allowed[:, t] = np.where(with_room.any(axis=1, keepdims=True), with_room, first)
             allowed[given, t, chosen[given, t]] = True
             if encoded is not None and state is not None:
-                logits, state = self._network.step(encoded, t, torch.from_numpy(chosen), state)
+                logits, state = self.network.step(encoded, t, torch.from_numpy(chosen), state)
                 logits[uniform] = 0.0
                 if rng is None:
                     choice = log_probabilities(logits, allowed[:, t]).numpy().argmax(axis=1)
@@ -344,7 +329,7 @@ class StreamAllocationAgent:
         for problem, chosen in zip(decisions.problems, decisions.chosen, strict=True):
             inputs, placement = self._inputs_of(problem), np.empty(len(problem), np.int32)
             placement[inputs.order] = inputs.devices[np.minimum(chosen[: len(problem)], len(inputs.devices) - 1)]
-            placements.append(placement if fits(problem, placement) else repair(problem, placement))
+            placements.append(repair(problem, placement))
         return placements
 
 
@@ -352,16 +337,10 @@ def _compute_inputs(problem: Problem, max_devices: int) -> _Inputs:
     """Compute the features of a problem for a network with ``max_devices`` outputs."""
     ops, work = len(problem), mean_compute(problem)
     tail, head = problem.edges.T
-    depth = np.zeros(ops, np.int64)
-    for v in problem.order.tolist():
-        before = tail[problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]]]
-        depth[v] = 1 + depth[before].max(initial=-1)
+    depth = levels(problem)
     order = np.argsort(depth, kind="stable")
-    step = np.empty(ops, np.intp)
-    step[order] = np.arange(ops)
-    infeasible = (~problem.feasible).sum(axis=0)
-    fastest = np.lexsort((np.where(problem.feasible, problem.compute, 0.0).sum(axis=0), infeasible))[:max_devices]
-    devices = np.sort(fastest)
+    step = np.argsort(order)
+    devices = np.sort(fastest_devices(problem.compute)[:max_devices]).astype(np.intp)
     links = ~np.eye(problem.devices, dtype=bool)
     latency, pace = (problem.latency[links].mean(), (1.0 / problem.bandwidth[links]).mean()) if links.any() else (0.0, 0.0)
     transfer = latency + problem.edge_bytes * pace

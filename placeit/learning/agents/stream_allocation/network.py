@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from placeit.learning.agents.attention import AttentionDecoder, State
+from placeit.learning.agents.attention import AttentionDecoder, State, encode_both_ways
 
 __all__ = ["Encoded", "Graphs", "Network"]
 
@@ -96,11 +95,8 @@ class Network(AttentionDecoder):
             ops = torch.cat(embeddings, dim=2).masked_fill(graphs.absent[..., None], 0.0)
             graph = self.whole(ops).masked_fill(graphs.absent[..., None], -torch.inf).amax(dim=1)[None]
             return Encoded(ops, (torch.tanh(graph), graph), graphs.upstream, graphs.absent)
-        packed = pack_padded_sequence(graphs.features, graphs.lengths, batch_first=True, enforce_sorted=False)
-        outputs, final = self.encoder(packed)
-        ops, _ = pad_packed_sequence(outputs, batch_first=True, total_length=graphs.features.shape[1])
-        hidden, cell = (torch.cat([state[0], state[1]], dim=1)[None] for state in final)
-        return Encoded(ops, (hidden, cell), graphs.upstream, graphs.absent)
+        ops, state = encode_both_ways(self.encoder, graphs.features, graphs.lengths)
+        return Encoded(ops, state, graphs.upstream, graphs.absent)
 
     def step(self, encoded: Encoded, t: int, chosen: Tensor, state: State) -> tuple[Tensor, State]:
         """Return ``[R, D]`` logits of step ``t`` and the state after it; ``chosen`` holds the devices of earlier steps."""

@@ -33,7 +33,6 @@ __all__ = [
 
 
 def _product(block: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return the product over several dimensions."""
     for dim in sorted(dims, reverse=True):  # torch.prod takes one dimension at a time
         block = block.prod(dim)
     return block
@@ -261,7 +260,6 @@ def _terms(equation: str) -> tuple[tuple[str, ...], str]:
 
 
 def _contraction(equation: str) -> Kernel:
-    """Return the kernel of a contraction."""
     if re.fullmatch(r"(.)(.),\2(.)->\1\3", equation):
         return torch.mm  # einsum calls it as well, with more overhead
     return lambda *blocks: torch.einsum(equation, *blocks).contiguous()

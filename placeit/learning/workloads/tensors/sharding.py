@@ -192,7 +192,6 @@ def _coordinates(where: Sequence[int]) -> str:
 
 
 def _combination(how: Reduction) -> Kernel:
-    """Return the kernel that combines partial results."""
     combine = _COMBINE[how]
 
     def run(*partial: Tensor) -> Tensor:
