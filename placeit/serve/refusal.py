@@ -41,15 +41,8 @@ class Status(enum.Enum):
     UNAVAILABLE = 503, "UNAVAILABLE"
     LATE = 504, "DEADLINE_EXCEEDED"
 
-    @property
-    def http(self) -> int:
-        """HTTP status code."""
-        return self.value[0]
-
-    @property
-    def grpc(self) -> str:
-        """Name of the gRPC status code."""
-        return self.value[1]
+    def __init__(self, http: int, grpc: str) -> None:
+        self.http, self.grpc = http, grpc
 
 
 class RefusedError(PlaceitError):
@@ -78,12 +71,10 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
         case StateLostError():
             why = f"The state of this sequence is lost: {error.why} Begin it again with 'sequence_start'."
             return RefusedError(Status.UNAVAILABLE, why)
-        case StateMemoryError():
+        case StateMemoryError() | QueueFullError():
             status = Status.FULL
         case UsageError() | SequenceError():
             status = Status.INVALID
-        case QueueFullError():
-            status = Status.FULL
         case DeadlineError():
             status = Status.LATE
         case _:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
+import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from placeit.core.protobuf import LENGTH_DELIMITED, field_head, message_fields
-from placeit.serve.refusal import RefusedError, Status, invalid
+from placeit.serve.refusal import RefusedError, Status, invalid, told
 from placeit.serve.service import APART_BYTES, Service
 
-__all__ = ["SERVICE", "Messages", "Received", "encoded", "parsed"]
+__all__ = ["SERVICE", "Messages", "Received", "encoded", "parsed", "refusing"]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _FIELDS: Final = 4096  # most fields of a request, as each of them takes many times its bytes
@@ -140,6 +142,17 @@ async def encoded(service: Service, message: Any, raw: Sequence[memoryview], wit
     if within is not None:
         parts.insert(0, field_head(within, size))
     return await service.by_size(0, _joined, parts, copied=size)
+
+
+@contextlib.contextmanager
+def refusing(context: Any) -> Iterator[None]:
+    """End a call with the status for an error that the block raises."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
+        refused = told(error)
+        context.set_code(getattr(grpc.StatusCode, refused.status.grpc))  # abort() raises an error that keeps the server alive
+        context.set_details(str(refused))
 
 
 def _joined(parts: Sequence[bytes | memoryview]) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, invalid
+from placeit.serve.rpc_messages import refusing
 from placeit.serve.service import Service
 
 __all__ = ["probes"]
@@ -63,7 +63,7 @@ def probes(
 
     async def health(_: Any, context: Any) -> bytes:
         answer = _STATES()
-        with _told(context):
+        with refusing(context):
             asked = (await received(context, health_pb2.HealthCheckRequest) or health_pb2.HealthCheckRequest()).service
             found = state(asked)
             if found is None:
@@ -72,7 +72,7 @@ def probes(
         return bytes(answer.SerializeToString())
 
     async def watch(_: Any, context: Any) -> AsyncIterator[bytes]:
-        with _told(context):
+        with refusing(context):
             asked = (await received(context, health_pb2.HealthCheckRequest) or health_pb2.HealthCheckRequest()).service
             async with watches.arrival() as one:
                 watches.take(one, 1)
@@ -93,7 +93,7 @@ def probes(
             while (one := await received(context, reflection_pb2.ServerReflectionRequest)) is not None:
                 yield one
 
-        with _told(context):
+        with refusing(context):
             check(context)
             async for answer in reflected.ServerReflectionInfo(requests(), context):
                 yield answer.SerializeToString()
@@ -106,13 +106,3 @@ def probes(
         **{one: {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(reflect)} for one in _REFLECTION},
     }
     return [grpc.method_handlers_generic_handler(*one) for one in handlers.items()]
-
-
-@contextlib.contextmanager
-def _told(context: Any) -> Iterator[None]:
-    """End a call with the status of a refusal that the block raises."""
-    try:
-        yield
-    except RefusedError as error:
-        context.set_code(getattr(grpc.StatusCode, error.status.grpc))
-        context.set_details(str(error))

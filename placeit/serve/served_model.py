@@ -17,7 +17,7 @@ from placeit.core.sizes import fits
 from placeit.serve.client_sequences import IDLE_S, Sequences
 from placeit.serve.rates import RateWatch
 from placeit.serve.refusal import invalid
-from placeit.serve.tensors import DATATYPES, sent_as, taken
+from placeit.serve.tensors import DATATYPES, ranges, sent_as, taken
 from placeit.serving.answers import Answer
 from placeit.serving.server import Server
 from placeit.serving.stats import ServerStats
@@ -201,9 +201,7 @@ class ServedModel:
     @property
     def max_values(self) -> int:
         """Number of values of all inputs together, at their largest sizes."""
-        return sum(
-            math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits)) for spec in self.inputs.values()
-        )
+        return sum(math.prod(high for _, high in ranges(spec)) for spec in self.inputs.values())
 
     @property
     def max_bytes(self) -> float:
@@ -264,8 +262,8 @@ class ServedModel:
             "name": self.name,
             "versions": self.versions,
             "platform": "placeit",
-            "inputs": [_described(spec) for spec in self.inputs.values()],
-            "outputs": [_described(spec) for spec in self.outputs.values()],
+            "inputs": _described(self.inputs, "datatype", "shape"),
+            "outputs": _described(self.outputs, "datatype", "shape"),
         }
 
     def config(self) -> dict[str, Any]:
@@ -275,8 +273,8 @@ class ServedModel:
             "platform": "placeit",
             "backend": "placeit",
             "max_batch_size": 0,
-            "input": [_configured(spec) for spec in self.inputs.values()],
-            "output": [_configured(spec) for spec in self.outputs.values()],
+            "input": _described(self.inputs, "data_type", "dims", "TYPE_"),
+            "output": _described(self.outputs, "data_type", "dims", "TYPE_"),
         }
 
     def statistics(self) -> dict[str, Any]:
@@ -295,14 +293,9 @@ def _names(known: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in known)
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": _dims(spec)}
-
-
-def _configured(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _dims(spec)}
-
-
-def _dims(spec: TensorSpec) -> list[int]:
-    """Return a tensor's sizes, -1 for open ones."""
-    return [low if low == high else -1 for low, high in spec.limits or zip(spec.shape, spec.shape, strict=True)]
+def _described(specs: Mapping[str, TensorSpec], kind: str, sizes: str, prefix: str = "") -> list[dict[str, Any]]:
+    """Return the names, types and sizes of tensors, by the names of these fields; sizes are -1 if they are open."""
+    return [
+        {"name": name, kind: prefix + DATATYPES[spec.dtype], sizes: [low if low == high else -1 for low, high in ranges(spec)]}
+        for name, spec in specs.items()
+    ]

@@ -299,15 +299,10 @@ class Service:
             self._idle.set()
 
 
-def _left(until: float) -> float | None:
-    """Return the seconds until a time of ``time.perf_counter``, at least 0; None if it is infinite."""
-    return None if until == math.inf else max(0.0, until - time.perf_counter())
-
-
 def _submit(inputs: Arrays, until: float, server: Server | Sequence, **options: Any) -> Answer:
     """Submit a request that has to begin by a time of ``time.perf_counter``, with further options. Raises RefusedError."""
-    left = _left(until)
-    if left == 0:
+    left = None if until == math.inf else until - time.perf_counter()
+    if left is not None and left <= 0:
         raise _late()
     try:
         return server.submit(inputs, wait=False, start_within_s=left, **options)

@@ -26,11 +26,13 @@ __all__ = [
     "of_bytes",
     "of_contents",
     "of_json",
+    "ranges",
     "sent_as",
     "sized",
     "taken",
     "to_bytes",
     "to_json",
+    "whole_number",
 ]
 
 DATATYPES: Final = {
@@ -84,10 +86,19 @@ def datatype_of(value: Array) -> str:
     return _OF_DTYPES[value.dtype]
 
 
+def whole_number(value: object) -> int | None:
+    """Return a value that is a whole number of at least 0; None for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def taken(spec: TensorSpec) -> str:
     """Return the shapes of an input that a model takes, for messages."""
-    limits = spec.limits or zip(spec.shape, spec.shape, strict=True)
-    return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in limits)}]"
+    return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in ranges(spec))}]"
+
+
+def ranges(spec: TensorSpec) -> list[tuple[int, int]]:
+    """Return the least and the greatest size of each dimension of a tensor."""
+    return [*(spec.limits or zip(spec.shape, spec.shape, strict=True))]
 
 
 def sized(spec: TensorSpec, size: int) -> TensorSpec:

@@ -10,7 +10,7 @@ from typing import Any
 from placeit.core.extras import installed
 from placeit.core.version import __version__
 
-__all__ = ["Traces", "headers_of", "traces_of"]
+__all__ = ["Traces", "traces_of"]
 
 
 class Traces:
@@ -71,8 +71,3 @@ def traces_of(provider: Any = None) -> Traces | None:
 
     found = trace.get_tracer_provider()
     return None if isinstance(found, trace.ProxyTracerProvider | trace.NoOpTracerProvider) else Traces(found)
-
-
-def headers_of(metadata: Any) -> Mapping[str, str]:
-    """Return the metadata of a call of gRPC as headers."""
-    return {name: value for name, value in metadata or () if isinstance(value, str)}
