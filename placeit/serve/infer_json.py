@@ -53,7 +53,7 @@ class _Head:
         id: the id that the client has given it; None without one.
         sent: its inputs.
         outputs: the outputs to return.
-        timeout_s: seconds in which it has to be answered; None for as long as it takes.
+        timeout_s: seconds in which it has to be answered; None for no limit.
         sequence: its sequence; None if it belongs to no sequence.
         priority: that the client asks for; 0 for none.
         answers: the JSON of answers by the types and shapes of outputs, if these are all sent as bytes.
@@ -69,7 +69,7 @@ class _Head:
 
     @property
     def plain(self) -> bool:
-        """True if requests with the same JSON differ in nothing but bytes behind it, and so do their answers."""
+        """True if requests with the same JSON, and their answers, differ only in the bytes behind it."""
         return self.id is None and self.sequence is None and all(one.size is not None for one in self.sent)
 
 
@@ -149,7 +149,7 @@ def _head(model: ServedModel, text: bytes) -> _Head:
 
 
 def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
-    """Read what JSON says of an input. Raises RefusedError."""
+    """Read the JSON of an input. Raises RefusedError."""
     shape, of = _field(tensor, "shape", list), _parameters(tensor)
     if any(whole_number(size) is None for size in shape):
         raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
@@ -172,7 +172,7 @@ def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
 
 
 def _check_bounds(text: bytes, values: int) -> None:
-    """Refuse JSON that has more parts than any request of its model, before it is parsed: it would take many times its memory.
+    """Refuse JSON with more parts than any request of its model, since parsing it would take many times its memory.
 
     Args:
         text: the JSON.
@@ -206,20 +206,20 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise invalid("The JSON of this request is nested too deeply.") from None
     except ValueError as error:
-        raise invalid(f"This request has no valid JSON where it should have: {error}.") from None
+        raise invalid(f"The JSON of this request is not valid: {error}.") from None
     if not isinstance(found, dict):
         raise invalid("A request has to be an object of JSON.")
     return found
 
 
 def _no_number(name: str) -> NoReturn:
-    raise invalid(f"{name} is no JSON: send tensors with such values in binary form.")
+    raise invalid(f"{name} is not valid JSON: send tensors with such values in binary form.")
 
 
 def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
     """Return a field of an object. Raises RefusedError if it has another type, or is missing and has no default."""
     value = of.get(name, default)
-    if value is None and default is not None:  # clients write null for what is not there
+    if value is None and default is not None:  # clients write null for a missing field
         value = default
     if not isinstance(value, kind):
         words = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
@@ -269,7 +269,6 @@ def written(model: ServedModel, asked: InferRequest, outputs: Outputs, regions: 
 
 
 def _entry(one: Wanted, value: Array, sent: memoryview | None, regions: Regions) -> str:
-    """Return the JSON of an output. Raises RefusedError."""
     entry: dict[str, Any] = {"name": one.name, "datatype": datatype_of(value), "shape": list(value.shape)}
     if sent is not None:
         return json.dumps(entry | {"parameters": {"binary_data_size": len(sent)}})

@@ -65,7 +65,7 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
 
     Args:
         error: the error that the server has raised.
-        closed: whether an error of no special kind means that the server is closed, and took no request.
+        closed: whether other errors mean that the server is closed.
     """
     match error:
         case StateLostError():
@@ -83,7 +83,7 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
 
 
 def told(error: Exception) -> RefusedError:
-    """Return the refusal for an error of a request. Other errors than refusals are logged, and clients are not told why."""
+    """Return the refusal for any error of a request. Errors that are not refusals are logged and hidden from clients."""
     if isinstance(error, RefusedError):
         return error
     _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
@@ -94,7 +94,7 @@ def check_token(authorization: bytes, token: bytes) -> None:
     """Raise RefusedError if the value of an ``Authorization`` header does not have the server's token."""
     scheme, _, given = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
-        why = "This server answers who brings its token: send 'Authorization: Bearer TOKEN'."
+        why = "This server requires a token: send 'Authorization: Bearer TOKEN'."
         raise RefusedError(Status.UNAUTHENTICATED, why)
 
 

@@ -101,8 +101,8 @@ def make_server(
             check(context)
             await streams.answer(context)
 
-    # As if clients streamed their one request, which is the same to them: the server then decides when to read it, and for how
-    # long. And without serializers that gRPC calls: it would send their exceptions to clients.
+    # Streams of one request, so that the server decides when to read it, and for how long. No serializers: gRPC would send
+    # their exceptions to clients.
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
@@ -136,7 +136,7 @@ class _Arrivals:
 
     Args:
         room: bytes of requests that are kept at once.
-        size: bytes of ``room`` that a request needs whose size is not known.
+        size: bytes of ``room`` for a request of unknown size.
         timeout_s: seconds in which a request has to arrive.
     """
 
@@ -204,7 +204,7 @@ class _Arrivals:
 
 
 def _hold(room: Room, size: int, timeout_s: float) -> None:
-    """Have the answer of the current call take room until gRPC has sent it; end the call if its client does not receive it."""
+    """Take room for the answer of the current call until gRPC has sent it; end the call if its client does not receive it."""
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     sending = room.begin()
     room.answered(sending, size, task.cancel)
@@ -218,7 +218,6 @@ def _hold(room: Room, size: int, timeout_s: float) -> None:
 
 
 def _authorization(context: Any) -> bytes:
-    """Return the ``authorization`` metadata of a request; empty without any."""
     given = dict(context.invocation_metadata() or ()).get("authorization", b"")
     return given if isinstance(given, bytes) else given.encode()
 
@@ -291,7 +290,7 @@ class _Answers:
         Args:
             sent: the request.
             context: of the call that it is in.
-            before: what has to end before; None if the request runs at once.
+            before: task that has to end before the request runs; None to run it at once.
 
         Returns:
             The answer, without its tensors, and their bytes.
@@ -344,13 +343,13 @@ def _inputs(model: ServedModel, received: Received, regions: Regions) -> dict[st
     parts = [Part.of(_plain(tensor.parameters)) for tensor in request.inputs]
     sent = parts.count(None)
     if raw and len(raw) != sent:
-        raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each has to have its own.")
+        raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each input needs one.")
     inputs: dict[str, Array] = {}
     contents = iter(raw)
     for tensor, part in zip(request.inputs, parts, strict=True):
         spec = model.spec(tensor.name, tensor.datatype, tensor.shape)
         if (raw or part is not None) and tensor.HasField("contents"):
-            raise invalid(f"The input '{spec.name}' has typed contents beside raw ones: send either.")
+            raise invalid(f"The input '{spec.name}' has both typed and raw contents: send one of them.")
         if part is not None:
             inputs[spec.name] = regions.tensor(spec, part)
         else:
@@ -359,7 +358,6 @@ def _inputs(model: ServedModel, received: Received, regions: Regions) -> dict[st
 
 
 def _plain(parameters: Any) -> dict[str, object]:
-    """Return parameters with their values."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
 
@@ -370,7 +368,7 @@ def _sequence(request: Any) -> Asked | None:
 
 
 def _named_sequence(request: Any) -> tuple[str, int | str] | None:
-    """Return the model and the name of a request's sequence; None if it belongs to no sequence, or to a wrong one."""
+    """Return the model and the name of a request's sequence; None without a valid sequence."""
     try:
         asked = _sequence(request)
     except RefusedError:

@@ -1,4 +1,4 @@
-"""Health checks and reflection over gRPC: what Kubernetes, load balancers and tools such as grpcurl ask of any server."""
+"""Health checks and reflection over gRPC, for Kubernetes, load balancers and tools such as grpcurl."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def probes(
     """Return the handlers of ``grpc.health.v1`` and of reflection.
 
     Args:
-        service: whose health they tell.
-        name: full name of the protocol's service, which is as healthy as the server.
+        service: its health is reported.
+        name: full name of the protocol's service, which has the health of the server.
         pool: has the protocol's messages; the messages of the health service are added to it.
-        check: raises RefusedError if the context of a call has no right to reflection. Health is told to all.
+        check: raises RefusedError if a call, by its context, may not use reflection. Health needs no permission.
     """
     arriving, watches = Room(_ARRIVING, "health checks are arriving"), Room(_WATCHES, "watches are open")
     file = descriptor_pb2.FileDescriptorProto()
@@ -59,7 +59,7 @@ def probes(
         try:
             return None if sent is grpc.aio.EOF else kind.FromString(sent)
         except DecodeError:
-            raise invalid(f"This is no {kind.DESCRIPTOR.name} in protobuf.") from None
+            raise invalid(f"This is not a {kind.DESCRIPTOR.name} in protobuf.") from None
 
     async def health(_: Any, context: Any) -> bytes:
         answer = _STATES()

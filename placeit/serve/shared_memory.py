@@ -130,7 +130,7 @@ class Regions:
         raise invalid(why)
 
     def unregister(self, name: str = "") -> None:
-        """Close a region, or all regions without a name; it has no effect if there is no such region."""
+        """Close a region if it exists, or all regions without a name."""
         with self._lock:
             for one in [name] if name else [*self._known]:
                 region = self._known.pop(one, None)

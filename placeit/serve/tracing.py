@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry, if the process has one of its SDKs."""
+"""Spans of requests for OpenTelemetry, if its SDK is installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Traces:
             model: name of its model.
             version: version of its model.
             headers: its headers; its span belongs to the trace that the header ``traceparent`` names.
-            stages: names, begins and ends of its stages, in seconds of ``time.perf_counter``; NaN for what it did not reach.
+            stages: name, begin and end of each stage, in seconds of ``time.perf_counter``; NaN for stages not reached.
             well: whether it succeeded.
         """
         shift, end = time.time() - time.perf_counter(), time.perf_counter()
@@ -58,7 +58,7 @@ class Traces:
 
 
 def traces_of(provider: Any = None) -> Traces | None:
-    """Return what writes the spans of requests; None if nothing would read them.
+    """Return the writer of spans; None if nothing reads them.
 
     Args:
         provider: OpenTelemetry's provider of tracers; None for the one of the process.

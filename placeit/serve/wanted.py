@@ -1,4 +1,4 @@
-"""Outputs in the form that a client wants: as they are, as classes, or in shared memory."""
+"""The form of outputs that a client asks for: tensors, classes, or shared memory."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Wanted:
         return _classes(value, self.classes) if self.classes else value
 
     def stored(self, value: Array, regions: Regions) -> dict[str, Any] | None:
-        """Write an output to its part of shared memory, and return its parameters; None if it is to be sent.
+        """Write an output to its part of shared memory, and return its parameters; None if it is sent instead.
 
         Raises:
-            RefusedError: there is no such region, or it is too small.
+            RefusedError: the region does not exist, or is too small.
         """
         return None if self.part is None else regions.store(self.name, to_bytes(value), self.part).to_dict()
 
 
 def work(wanted: Iterable[Wanted], outputs: Mapping[str, Array]) -> dict[str, int]:
-    """Return how many bytes of outputs become text or are written to shared memory, and how many are copied besides.
+    """Return how many bytes of outputs become text or are written to shared memory, and how many are copied.
 
     They are the arguments ``size`` and ``copied`` of :meth:`placeit.serve.service.Service.by_size`.
     """
