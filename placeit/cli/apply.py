@@ -36,10 +36,8 @@ _TIMEOUT_S = 600.0  # for a model to be compiled and loaded
 
 def apply(
     *,
-    plan: Annotated[
-        Path, typer.Argument(metavar="WORKLOAD", help="Placed workload of 'placeit optimize'.", show_default=False)
-    ],
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="HTTP address of the server.", show_default=False)],
+    plan: Annotated[Path, typer.Argument(metavar="WORKLOAD", help="Placed workload of 'placeit optimize'.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="HTTP address of the server.")],
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="File of the token that the server requires.")
     ] = None,
@@ -58,7 +56,7 @@ def apply(
     from placeit.workload.entries import Workload
 
     if not _is_address(to):
-        raise UsageError(f"'{to}' is no address of a server: give --to as http://HOST:PORT.")
+        raise UsageError(f"'{to}' is not the address of a server: give --to as http://HOST:PORT.")
     token = "" if token_file is None else read_token(token_file)
     placements = {entry.name: Placement.load(entry.placement or "") for entry in Workload.load(plan).placed()}
     reports, unreachable = list[dict[str, Any]](), False

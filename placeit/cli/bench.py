@@ -1,4 +1,4 @@
-"""``placeit bench``: list the problems of PlaceBench, run placers on them, and check what others have found."""
+"""``placeit bench``: list the problems of PlaceBench, run placers on them, and check submissions."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ ProblemsOption = Annotated[
 
 
 def list_problems(*, problems: ProblemsOption = "*", terminal: Terminal) -> Output:  # noqa: ARG001
-    """List problems, with the best value that is known and a lower bound.
+    """List problems, with the best known value and a lower bound.
 
-    A value is seconds, or in the unit of a file of problems. The gap is the share by which the best known value is above the
-    bound. The best value that is possible is between the two.
+    A value is in seconds, or in the unit of a file of problems. The gap is the share by which the best known value is above the
+    bound. The optimum is between the two.
     """
     from placeit.bench.problems import VERSION
     from placeit.bench.submissions import Listed, listed
@@ -100,16 +100,16 @@ def run(
         typer.Option("--output", "-o", metavar="FILE", help="Submission to write: the best placement of each problem."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what the submission has, and ask about the other problems only.")
+        bool, typer.Option("--resume", help="Keep the placements of the submission, and run only the other problems.")
     ] = False,
     terminal: Terminal,
 ) -> Output:
-    """Ask placers about problems, and value their answers.
+    """Run placers on problems, and evaluate their placements.
 
     A value is seconds, by the rules of PlaceBench. The gap is the share by which the value is above the lower bound. Over best
     is its ratio to the best known value; a value below 1 is a new best. For the problems of a file, values are in its unit, and
-    over best is the ratio to the best value of this run. A placer that fails has no value, and the others go on. Ctrl-C keeps
-    the problems that all placers have been asked about.
+    over best is the ratio to the best value of this run. If a placer fails, the others continue. Ctrl-C keeps the problems that
+    all placers have finished.
     """
     from placeit.bench import problems as bench
     from placeit.bench.submissions import best, better, read, solutions, write
@@ -119,7 +119,7 @@ def run(
     own = _read_file(problems)
     rules = EXECUTED_RULES if own is None else next(iter(own.values())).rules
     if resume and output is None:
-        raise UsageError("--resume goes with -o FILE, the submission to go on with.")
+        raise UsageError("--resume needs -o FILE, the submission to continue.")
     check_outputs(output, inputs=named_files(placers))
     check_placers(placers)
     earlier = read(output, rules, versions=(bench.VERSION,)) if output is not None and resume and output.exists() else {}
@@ -148,9 +148,9 @@ def run(
     answer += " of the best known values" if own is None else " of the best values of this run"
     notes = [f"geometric mean: {answer}"] if found else []
     if earlier:
-        notes.append(f"{output} had {len(names) - len(todo)} of {len(names)} problems; they were not asked about again.")
+        notes.append(f"{output} had {len(names) - len(todo)} of {len(names)} problems; they were not run again.")
     if interrupted:
-        how_to_resume = "" if output is None else " The same command with --resume asks about the others."
+        how_to_resume = "" if output is None else " The same command with --resume runs the others."
         notes.append(f"Ended by Ctrl-C after {len(found) // len(placers)} of {len(todo)} problems.{how_to_resume}")
 
     def show(console: Console) -> None:
@@ -180,7 +180,7 @@ def run(
 
 def check(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Submission to check.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Submission to check.")],
     problems: Annotated[
         Path | None,
         typer.Option("--problems", metavar="FILE|FOLDER", help="File or folder of its problems, if they are not PlaceBench's."),

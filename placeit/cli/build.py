@@ -37,7 +37,6 @@ def build(
             "-o",
             metavar="FILE",
             help="Bundle to write: an archive if it ends in .placeit, else a folder. Nothing may be there.",
-            show_default=False,
         ),
     ],
     name: Annotated[

@@ -36,7 +36,7 @@ def up(
 ) -> Output:
     """Start a Ray cluster of several nodes on this machine.
 
-    It listens on the loopback address only, and wants a token, which commands of placeit on this machine know.
+    It listens on the loopback address only, and requires a token, which is stored on this machine.
     """
     from placeit.devices.nodes import local
 
@@ -57,8 +57,7 @@ def up(
 def down(*, terminal: Terminal) -> Output:  # noqa: ARG001
     """End the Ray cluster that was started on this machine, and nothing else.
 
-    Whatever runs on its nodes ends as well. It does so even if the command that started the cluster was killed. A cluster that
-    another command had started for itself ends with that command; if it was killed, here.
+    All work on its nodes ends as well, and so do clusters that other commands started and left behind when they were killed.
     """
     from placeit.devices.nodes import local
 

@@ -38,7 +38,7 @@ def compare(
     *,
     placement: Annotated[
         list[Path] | None,
-        typer.Option("--placement", "-p", metavar="FILE", help="Placement to compare; repeatable.", show_default=False),
+        typer.Option("--placement", "-p", metavar="FILE", help="Placement to compare; repeatable."),
     ] = None,
     objective: Annotated[
         str,

@@ -29,8 +29,8 @@ Examples:
 def diff(
     *,
     options: CheckedOptions,
-    first: Annotated[Path, typer.Argument(metavar="FIRST", help="Placement to move from.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Placement to move to.", show_default=False)],
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="Placement to move from.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Placement to move to.")],
     measure: Annotated[bool, typer.Option("--measure", help="Also race both, as 'placeit compare' does.")] = False,
     length: LengthOptions,
     seed: SeedOption = 0,

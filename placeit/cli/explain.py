@@ -30,9 +30,7 @@ Examples:
 def explain(
     *,
     placement: Annotated[Path | None, PLACEMENT] = None,
-    op: Annotated[
-        list[str] | None, typer.Option("--op", metavar="NAME", help="Op to explain; repeatable.", show_default=False)
-    ] = None,
+    op: Annotated[list[str] | None, typer.Option("--op", metavar="NAME", help="Op to explain; repeatable.")] = None,
     worst: Annotated[
         int,
         typer.Option(
@@ -48,9 +46,9 @@ def explain(
     """Show why ops are where a placement has them.
 
     For each op: its group and segment, what the group costs on every device, the transfers and cuts that it causes, by how much
-    its segment could be late, what moving its group or its segment to each other device would change, and what decided, as far
-    as the placement says. Costs are measured first, or taken from the cache; nothing else runs. Effects of moves are simulated,
-    for single requests.
+    its segment could be late, what moving its group or its segment to each other device would change, and why it is there, if
+    the placement has the reason. Costs are measured first, or taken from the cache. Effects of moves are simulated, for single
+    requests.
 
     With --search: what a search did, stage by stage, as 'placeit optimize --record' keeps it. Nothing is measured.
     """

@@ -13,7 +13,7 @@ from placeit.cli.placements import read_placement
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import parse_pairs
 from placeit.core.errors import UsageError, naming
-from placeit.report import text
+from placeit.report import as_json, text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +35,7 @@ def export(
     *,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File (.xml or .onnx) to write; weights of .xml beside it.",
-            show_default=False,
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="File (.xml or .onnx) to write; weights of .xml beside it."),
     ],
     placement: Annotated[
         Path | None,
@@ -71,7 +65,7 @@ def export(
     device: str | None = None
     if placement is None:
         if names:
-            raise UsageError("--map says what devices of a placement stand for, and there is no --placement.")
+            raise UsageError("--map names the devices of a placement: give --placement as well.")
         from placeit.backends.convert import convert
 
         convert(model, output)
@@ -81,19 +75,19 @@ def export(
 
         if not isinstance(model, OpenVinoModel):
             raise UsageError(
-                f"A placement of {options.model} cannot be written for HETERO, which runs what OpenVINO reads: write the model "
-                "alone (without --placement) as .onnx or .xml, and optimize that file."
+                f"A placement of {options.model} cannot be written for HETERO, which runs models that OpenVINO reads: write "
+                "the model alone (without --placement) as .onnx or .xml, and optimize that file."
             )
         chosen = read_placement(placement, model.graph)
         for name in names:
             if name not in chosen.device_names:
                 known = ", ".join(chosen.device_names)
-                raise UsageError(f"--map says what '{name}' stands for, which is not a device of {placement}: {known}.")
+                raise UsageError(f"--map names '{name}', which is not a device of {placement}; its devices are {known}.")
         with naming(placement):
             device = export_hetero(model, chosen.as_dict(), output, devices=names)
     data = {
         "model": str(options.model),
-        "placement_file": None if placement is None else str(placement),
+        **as_json.files({"placement": placement}),
         "output": str(output),
         "weights": None if weights is None else str(weights),
         "device": device,

@@ -21,6 +21,7 @@ from placeit.cli.prompts import PromptOptions
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import StateMemoryError, UsageError, naming
 from placeit.core.extras import need
+from placeit.report import as_json
 from placeit.report.text import NOTHING, facts, rate, shortened
 
 if TYPE_CHECKING:
@@ -52,13 +53,9 @@ class TextOptions:
 
     tokens: Annotated[
         int | None,
-        typer.Option(
-            "--tokens", metavar="N", min=1, help="Most tokens to generate; default: up to the context.", show_default=False
-        ),
+        typer.Option("--tokens", metavar="N", min=1, help="Most tokens to generate; default: up to the context."),
     ] = None
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.", show_default=False)
-    ] = None
+    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")] = None
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", min=0, help="Divides the logits; 0 takes the most likely token.")
     ] = 0.0
@@ -82,7 +79,6 @@ class TextOptions:
             metavar="FOLDER",
             help="Small decoder with the same tokens: it proposes tokens, which the model checks in one run, as long as this "
             "is measured to be faster. Needs --logits all.",
-            show_default=False,
         ),
     ] = None
     draft_device: Annotated[
@@ -155,7 +151,7 @@ def generate_text(
     (tokenizer.json). The text is printed while it is generated.
 
     The texts of several prompts are generated at the same time, and printed in the order of the prompts when they have ended.
-    Ctrl-C ends them all, and prints what there is of them.
+    Ctrl-C ends them all, and prints the texts so far.
     """
     need("Text", "text", "tokenizers", "jinja2")
     from placeit.text.generating import AT_ONCE, TextModel
@@ -182,7 +178,7 @@ def generate_text(
             _Text(item, model.tokenizer.chat([{"role": "user", "content": item}]) if prompts.chat else encode(item))
             for item in prompt_texts
         ]
-        header = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
+        header = {"model": str(options.model), **as_json.files({"placement": placement})}
         if prompts.is_single:
             return _generate_single(model, all_texts[0], wanted, terminal, header)
         at_once = min(len(all_texts), prompts.texts or AT_ONCE)
@@ -212,7 +208,6 @@ def _draft(model: TextModel) -> dict[str, Any] | None:
 
 
 def _generate_single(model: TextModel, text: _Text, wanted: Wanted, terminal: Terminal, header: Mapping[str, Any]) -> Output:
-    """Generate one text, and print it piece by piece."""
     live = not (terminal.json or terminal.quiet)
     first = start = time.perf_counter()
     with contextlib.closing(model.generate(text.tokens, wanted)) as pieces:
@@ -266,7 +261,6 @@ def _print(text: _Text, number: int, count: int, terminal: Terminal) -> None:
 
 
 def _summary(console: Console, data: Mapping[str, Any]) -> None:
-    """Print numbers of all texts."""
     ended = sum(one["end"] not in (None, "error") for one in data["texts"])
     failed = sum(one["error"] is not None for one in data["texts"])
     why = ", ended by Ctrl-C" if data["interrupted"] else f", {failed} failed" if failed else ""

@@ -74,7 +74,6 @@ RayOption = Annotated[
         "--ray-address",
         metavar="HOST:PORT",
         help="Ray cluster with the nodes that devices name (edge1/CPU); default: one on this machine.",
-        show_default=False,
     ),
 ]
 

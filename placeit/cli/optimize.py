@@ -97,7 +97,6 @@ def optimize(
             metavar="TIME",
             parser=duration,
             help="Time limit: 90, 90s, 2m, 1h30m; default: 60s, and 2m with --policy.",
-            show_default=False,
         ),
     ] = None,
     pin: Annotated[
@@ -239,8 +238,7 @@ def optimize(
         )
 
     interrupted, files = found.interrupted, [OutputFile(path, "the placement", lambda: found.save(path))]
-    written: dict[str, Any] = {"placement_file": str(path)}
-    written |= {"recording_file": None if record is None else str(record), "page_file": None if page is None else str(page)}
+    written: dict[str, Any] = as_json.files({"placement": path, "recording": record, "page": page})
     if found.pareto is not None:
         files += [
             OutputFile(file, "a point", partial(point.save, file)) for point, file in zip(found.pareto, points, strict=False)

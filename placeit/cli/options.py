@@ -67,7 +67,6 @@ DevicesOption = Annotated[
         metavar="NAMES|FILE",
         help="Device names (CPU@0,CPU@1), a cluster file (.yaml), or auto.",
         autocompletion=complete_devices,
-        show_default=False,
     ),
 ]
 ShapesOption = Annotated[
@@ -116,7 +115,7 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="For authors you trust: load a .pt2 file that could execute code; follow links to an ONNX file's weights.",
+        help="For authors you trust: load .pt2 files that could execute code; follow links to an ONNX file's weights.",
     ),
 ]
 GroupsOption = Annotated[
@@ -160,7 +159,6 @@ class ModelOptions:
             metavar="MODEL",
             help="ONNX file, OpenVINO IR (.xml), a folder with one, PyTorch program (.pt2), or a tensor program by name "
             "(chain-mm:shards=4).",
-            show_default=False,
         ),
     ]
     input_shape: ShapesOption = None
@@ -260,7 +258,7 @@ class SessionOptions(GroupOptions):
             self.load_with_inputs(),
             devices,
             precision=self.precision.value,
-            constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
+            constraints=Constraints(max_groups=self.max_groups, tolerance=getattr(self, "tolerance", None)),
             cache=cost_cache(self.no_cache),
             graph=graph,
             policy=self.policy(),
@@ -271,10 +269,6 @@ class SessionOptions(GroupOptions):
         from placeit.workbench.options import Policy
 
         return Policy()
-
-    def _tolerance(self) -> float | None:
-        """Return the largest accepted output error; None for the default of the precision."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -292,9 +286,6 @@ class CheckedOptions(SessionOptions):
         ),
     ] = None
 
-    def _tolerance(self) -> float | None:
-        return self.tolerance
-
 
 @dataclass(frozen=True)
 class LengthOptions:
@@ -302,16 +293,12 @@ class LengthOptions:
 
     runs: Annotated[
         int | None,
-        typer.Option("--runs", metavar="N", min=1, help="Timed runs of each placement; default: 30.", show_default=False),
+        typer.Option("--runs", metavar="N", min=1, help="Timed runs of each placement; default: 30."),
     ] = None
     duration: Annotated[
         float | None,
         typer.Option(
-            "--duration",
-            metavar="TIME",
-            parser=duration,
-            help="Time for timed runs (90, 90s, 2m), instead of their number.",
-            show_default=False,
+            "--duration", metavar="TIME", parser=duration, help="Time for timed runs (90, 90s, 2m), instead of their number."
         ),
     ] = None
     warmup: Annotated[
@@ -363,6 +350,6 @@ def parse_state(texts: Sequence[str] | None) -> dict[str, str] | Literal["none"]
         return None
     if "none" in texts:
         if len(texts) > 1:
-            raise UsageError("--state none keeps nothing as state; leave the others out, or it.")
+            raise UsageError("--state none keeps nothing as state: leave out either it or the others.")
         return "none"
     return parse_pairs("--state", texts, "IN=OUT, such as past_key_values.0.key=present.0.key, or none")

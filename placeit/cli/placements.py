@@ -16,6 +16,7 @@ from placeit.cli.nodes import Compress
 from placeit.cli.options import CheckedOptions, Logits, Precision, SessionOptions
 from placeit.cli.values import parse_pairs
 from placeit.core.errors import DeviceError, PlacementError, UsageError, naming
+from placeit.report import as_json
 
 if TYPE_CHECKING:
     from placeit.application import Application
@@ -40,9 +41,7 @@ __all__ = [
 
 _log = logging.getLogger("placeit")
 
-PLACEMENT = typer.Option(
-    "--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.", show_default=False
-)
+PLACEMENT = typer.Option("--placement", "-p", metavar="FILE", help="Placement, as 'placeit optimize' writes it.")
 PlacementOption = Annotated[Path, PLACEMENT]
 RematchOption = Annotated[
     str | None,
@@ -207,8 +206,7 @@ def find_target(options: CheckedOptions, placement: Path | None, rematch: str | 
         if was_given(option):
             name = option.replace("_", "-")
             raise UsageError(f"{options.model} is a bundle, built with its own --{name}: leave that out, or build it anew.")
-    data: dict[str, Any] = {"model": str(options.model), "placement_file": None if placement is None else str(placement)}
-    data["differences"] = []
+    data: dict[str, Any] = {"model": str(options.model), **as_json.files({"placement": placement}), "differences": []}
     if bundled:
         return _bundled(options, rematch, data)
     if placement is None:

@@ -27,9 +27,7 @@ Examples:
 def placers(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME", help="Placers to show; default: all.", autocompletion=complete_placers, show_default=False
-        ),
+        typer.Argument(metavar="NAME", help="Placers to show; default: all.", autocompletion=complete_placers),
     ] = None,
     *,
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
@@ -63,7 +61,6 @@ def _listed(name: str) -> dict[str, Any]:
 
 
 def _described(name: str) -> dict[str, Any]:
-    """Describe a placer. Raises UsageError."""
     from placeit.optimizer.portfolio import DEFAULT_PLACERS
     from placeit.placers.registry import placer_options, placer_summary
 

@@ -28,7 +28,7 @@ Examples:
 
 def plan(
     *,
-    fleet: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file (.yaml).", show_default=False)],
+    fleet: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file (.yaml).")],
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
 ) -> Output:
     """Assign the models of a fleet to its nodes, by given times.

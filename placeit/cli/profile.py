@@ -37,9 +37,7 @@ def profile(
     *,
     placement: Annotated[
         Path | None,
-        typer.Option(
-            "--placement", "-p", metavar="FILE", help="Run this placement and record what it does.", show_default=False
-        ),
+        typer.Option("--placement", "-p", metavar="FILE", help="Run this placement and record what it does."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a recording (JSON): the costs, or the runs.")
@@ -94,7 +92,6 @@ def profile(
 def _placement(
     placement: Path, length: LengthOptions, paths: Mapping[str, Path | None], options: SessionOptions, terminal: Terminal
 ) -> Output:
-    """Run a placement, and record its runs."""
     from placeit.measuring.run_report import RunReport
     from placeit.profiler.profile_report import ProfileReport
     from placeit.serving.load_run import RateReport

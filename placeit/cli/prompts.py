@@ -22,9 +22,7 @@ class PromptOptions:
 
     HEADING: ClassVar = "Prompts"
 
-    prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.", show_default=False)
-    ] = None
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to continue, or messages.")] = None
     prompts_file: Annotated[
         Path | None,
         typer.Option(
@@ -32,7 +30,6 @@ class PromptOptions:
             metavar="FILE",
             help='File with a prompt on each line, as text or as JSON ("a prompt" or {"prompt": "a prompt"}); '
             "- reads standard input.",
-            show_default=False,
         ),
     ] = None
     texts: Annotated[
@@ -42,7 +39,6 @@ class PromptOptions:
             metavar="N",
             min=1,
             help="Most texts to generate at the same time; default: as many as there are prompts, up to 8.",
-            show_default=False,
         ),
     ] = None
     chat: Annotated[bool, typer.Option("--chat", help="Answer each prompt as a message, by the model's chat template.")] = False

@@ -23,7 +23,7 @@ Examples:
 
 
 def report(
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="Recorded run (.json).", show_default=False)],
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="Recorded run (.json).")],
     *,
     output: Annotated[
         Path | None,

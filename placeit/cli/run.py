@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from placeit.cli.command import exit_code
+from placeit.cli.command import exit_code, was_given
 from placeit.cli.compare import race
 from placeit.cli.options import CheckedOptions, LengthOptions, SeedOption
 from placeit.cli.paths import OutputFile, check_outputs
@@ -22,7 +22,7 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.errors import UsageError, naming
 from placeit.core.files import write_text
-from placeit.report import as_csv, runs_as_text
+from placeit.report import as_csv, as_json, runs_as_text
 
 if TYPE_CHECKING:
     from placeit.report.metrics import Metrics
@@ -74,12 +74,11 @@ class LoadOptions:
             metavar="TIME",
             parser=duration,
             help="Time for which requests arrive; without --rate, each when another has ended. Default: 10s.",
-            show_default=False,
         ),
     ] = None
     requests: Annotated[
         int | None,
-        typer.Option("--requests", metavar="N", min=1, help="Number of requests, instead of --seconds.", show_default=False),
+        typer.Option("--requests", metavar="N", min=1, help="Number of requests, instead of --seconds."),
     ] = None
     queue: Annotated[
         int | None,
@@ -173,14 +172,10 @@ def run(
     """
     runs = length.rounds()
     check_outputs(trace, record, outputs, csv, inputs=[*options.files(), placement])
-    if load.rate is None:
-        for option in ("arrivals", "queue", "live", "metrics_port"):
-            value = getattr(load, option)
-            if value is not None and value is not False:
-                name = option.replace("_", "-")
-                raise UsageError(f"--{name} is about requests that arrive at a rate: give --rate as well.")
     loaded = [f"--{name}" for name in ("rate", "requests", "seconds") if getattr(load, name) is not None]
-    at_rate = [f"--{name.replace('_', '-')}" for name in ("arrivals", "queue", "live", "metrics_port") if getattr(load, name)]
+    at_rate = [f"--{name.replace('_', '-')}" for name in ("arrivals", "queue", "live", "metrics_port") if was_given(name)]
+    if load.rate is None and at_rate:
+        raise UsageError(f"{at_rate[0]} is about requests that arrive at a rate: give --rate as well.")
     target = find_target(options, placement, rematch)
     reason = f"with {loaded[0]}" if loaded else "of a placement with replicas" if target.replicated else None
     if len(target.devices) > 1:
@@ -216,7 +211,7 @@ def run(
     written = {"trace": trace, "recording": record, "outputs": outputs, "csv": csv}
     code = exit_code(interrupted=report.interrupted, failed=report.failed is not None)
     show = partial(runs_as_text.run, report=report, files=written)
-    return Output(target.data | report.to_dict() | _file_fields(written), show, code, files, runs_as_text.ran(report))
+    return Output(target.data | report.to_dict() | as_json.files(written), show, code, files, runs_as_text.ran(report))
 
 
 def _check_single(target: Target, files: Mapping[str, Path | None], options: Sequence[str]) -> None:
@@ -240,7 +235,6 @@ def _check_load(reason: str, load: LoadOptions, length: LengthOptions, files: Ma
 def _under_load(
     target: Target, load: LoadOptions, length: LengthOptions, paths: Mapping[str, Path | None], terminal: Terminal
 ) -> Output:
-    """Run a target with several requests in flight."""
     from placeit.workbench.options import Traffic
 
     given = {name: getattr(load, name) for name in ("rate", "requests", "seconds", "queue") if getattr(load, name) is not None}
@@ -254,8 +248,4 @@ def _under_load(
         files = files_of(session.recording(report, ops=ops), paths) if any(paths.values()) else []
     code = exit_code(interrupted=report.served.interrupted, failed=report.failed is not None)
     show = partial(runs_as_text.rate, report=report, files=paths)
-    return Output(target.data | report.to_dict() | _file_fields(paths), show, code, files, runs_as_text.ran(report))
-
-
-def _file_fields(files: Mapping[str, Path | None]) -> dict[str, Any]:
-    return {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+    return Output(target.data | report.to_dict() | as_json.files(paths), show, code, files, runs_as_text.ran(report))

@@ -24,9 +24,7 @@ Examples:
 
 
 def schema(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Command, or 'recording'; default: a list.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Command, or 'recording'; default: a list.")] = None,
     *,
     terminal: Terminal,  # noqa: ARG001 (every command takes one)
 ) -> Output:

@@ -58,7 +58,6 @@ def serve(
         typer.Argument(
             metavar="[NAME=]FILE",
             help="Bundles of 'placeit build', a model file or folder, or a placed workload of 'placeit optimize'.",
-            show_default=False,
         ),
     ] = None,
     placement: Annotated[
@@ -78,10 +77,9 @@ def serve(
 
     Speaks the Open Inference Protocol, as Triton Inference Server, KServe and OpenVINO Model Server do: their clients work.
     Folders with a decoder and its tokenizer are also served as OpenAI's clients ask: /v1/completions, /v1/chat/completions.
-    Numbers for Prometheus are at /metrics. Standard error says at which addresses it serves, once it does.
+    Metrics for Prometheus are at /metrics. The addresses are printed to standard error once the server is ready.
 
-    Ctrl-C or SIGTERM ends it: it is not ready any more, finishes the requests that it has accepted, and exits with 0. A second
-    one ends it at once.
+    Ctrl-C or SIGTERM ends it: it accepts no more requests, finishes the others, and exits with 0. A second one ends it at once.
     """
     need(
         "A server", "serve", "uvicorn", "starlette", "httptools", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"
@@ -93,13 +91,13 @@ def serve(
 
     models = models or []
     if not models and repository_options.repository is None:
-        raise UsageError("Nothing is to be served: give bundles, a model with its placement, or --repository.")
+        raise UsageError("There is nothing to serve: give bundles, a model with its placement, or --repository.")
     if placement is not None and (len(models) != 1 or repository_options.repository is not None):
-        raise UsageError("A placement is of one model: build bundles of several models with 'placeit build', and serve these.")
+        raise UsageError("--placement is for one model: to serve several models, make bundles of them with 'placeit build'.")
     workloads = [argument for argument in models if is_workload(Path(argument))]
     if placement is not None and workloads:
         raise UsageError(
-            f"--placement is of a model file, and {workloads[0]} is a workload, which names placements: leave it out."
+            f"--placement is for a model file, and {workloads[0]} is a workload, which names placements: leave it out."
         )
     if repository_options.follow_rates and not workloads:
         raise UsageError("--follow-rates is about placed workloads, and none is served: leave it out, or give one.")
@@ -196,8 +194,8 @@ def _serve_bundle(
     if not is_bundle(path):
         check_path(path)
         raise UsageError(
-            f"{path} is not a bundle: give the placement of a model with --placement, or --devices to run it whole on, or "
-            "'placeit build' a bundle."
+            f"{path} is not a bundle: give its placement with --placement, or --devices to run it whole, or make a bundle "
+            "with 'placeit build'."
         )
     bundle = open_bundle(path)
     with contextlib.ExitStack() as stack:
@@ -221,7 +219,7 @@ def _serve_model(
 ) -> tuple[ServedModel, Session]:
     """Open a model with a placement, or whole on a device, and serve it until the stack is closed.
 
-    The model may use ``only`` some devices; empty for all. Whole devices beside the cluster go by these.
+    ``only`` has the names of the devices that the model may use; empty for all.
     """
     from placeit.backends.folder import TOKENIZER, tokenizer_folder
     from placeit.backends.openvino.inputs import OpenSizesError
@@ -246,7 +244,7 @@ def _serve_model(
             from placeit.text.generating import TextModel
 
             text = TextModel(server, model)
-        except PlaceitError as error:  # such as a model that makes vectors of texts
+        except PlaceitError as error:  # such as a model for embeddings
             typer.echo(f"texts: none: {error}", err=True)
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences()), session
 
@@ -254,7 +252,6 @@ def _serve_model(
 def _serve_planned(
     source: Planned, name: str, common: Mapping[str, Any], running: RunOptions, progress: Progress | None
 ) -> Opened:
-    """Open a model of a placed workload, and serve it."""
     from placeit.serve.sources import Mover, Opened
     from placeit.workload.options import naming as naming_model
 

@@ -34,7 +34,6 @@ class RunOptions:
             metavar="N",
             help="Most rows of waiting requests that run as one, if the batch size is open; 0 for none, auto to measure it. "
             "Default: as 'placeit tune' found it, or auto.",
-            show_default=False,
         ),
     ] = None
     batch_delay: Annotated[
@@ -55,7 +54,6 @@ class RunOptions:
             min=1,
             help="Requests in flight on each replica; default: as 'placeit tune' found it, or as many as its highest "
             "throughput needs.",
-            show_default=False,
         ),
     ] = None
     refine: Annotated[
@@ -68,7 +66,6 @@ class RunOptions:
             "--state-memory",
             metavar="SIZE",
             help="Memory for the states of all sequences of a model, such as 2GB; default: half of what is free.",
-            show_default=False,
         ),
     ] = None
     recompute: Annotated[
@@ -130,10 +127,7 @@ class RepositoryOptions:
     repository: Annotated[
         Path | None,
         typer.Option(
-            "--repository",
-            metavar="DIR",
-            help="Serve the bundles of a folder: NAME.placeit, or NAME/VERSION.placeit.",
-            show_default=False,
+            "--repository", metavar="DIR", help="Serve the bundles of a folder: NAME.placeit, or NAME/VERSION.placeit."
         ),
     ] = None
     watch: Annotated[
@@ -208,7 +202,6 @@ class NetworkOptions:
             metavar="SIZE",
             help="Memory for requests and their answers, over both protocols together; default: 16MiB, or as much as "
             "--max-request-bytes.",
-            show_default=False,
         ),
     ] = None
     max_connections: Annotated[
@@ -219,7 +212,6 @@ class NetworkOptions:
             min=1,
             max=_MAX_INT,
             help="Open connections of each protocol; default: 1024, or what the limit on open files allows.",
-            show_default=False,
         ),
     ] = None
     client_timeout: Annotated[

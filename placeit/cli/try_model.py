@@ -108,7 +108,6 @@ def _environment() -> dict[str, str]:
 
 
 def _as_page(show: Callable[[Console], object]) -> str:
-    """Return the printed output as an HTML page."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), record=True, width=_COLUMNS, markup=False, highlight=False, soft_wrap=True)

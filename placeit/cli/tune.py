@@ -16,7 +16,7 @@ from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.cli.values import duration
 from placeit.core.units import percentage
-from placeit.report import text
+from placeit.report import as_json, text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,13 +55,7 @@ def tune(
     ] = None,
     placement: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--placement",
-            "-p",
-            metavar="FILE",
-            help="Placement to try; repeatable. Default: search for some.",
-            show_default=False,
-        ),
+        typer.Option("--placement", "-p", metavar="FILE", help="Placement to try; repeatable. Default: search for some."),
     ] = None,
     also: Annotated[
         list[Precision] | None,
@@ -69,7 +63,6 @@ def tune(
             "--also",
             metavar="PRECISION",
             help="Precision in which to try each placement besides --precision: bf16, f16, f32; repeatable.",
-            show_default=False,
         ),
     ] = None,
     budget: Annotated[
@@ -140,8 +133,7 @@ def tune(
             text.facts(console, {"recording": str(record), "page": ["placeit", "report", str(record)]})
 
     code = exit_code(interrupted=found.interrupted, failed=chosen is None)
-    data = found.to_dict() | {"placement_file": None if chosen is None else str(path)}
-    data["recording_file"] = None if record is None else str(record)
+    data = found.to_dict() | as_json.files({"placement": None if chosen is None else path, "recording": record})
     return Output(data, show, code, written, answer=f"{'nothing' if chosen is None else chosen.name}: {found.reason}")
 
 

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["profile", "recording", "run"]
 
 
+def _csv(*rows: Sequence[object]) -> str:
+    """Return rows as text; None becomes an empty cell."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
 def profile(found: ProfileReport) -> str:
     """Return a table with a row for each group and device. Times are empty if the device cannot run the group."""
     costs, groups = found.costs, found.grouping.groups
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(("group", "kind", "ops", "flops", "device", "seconds", "cut_s", "load_s"))
+    rows: list[Sequence[object]] = [("group", "kind", "ops", "flops", "device", "seconds", "cut_s", "load_s")]
     for g in range(len(groups)):
         about = (groups.names[g], groups.kinds[g], len(found.grouping.members(g)), float(groups.flops[g]))
         for d, device in enumerate(costs.cluster.names):
             supported = costs.core[g, d] < float("inf")
             times = [float(some[g, d]) for some in (costs.core, costs.cut, costs.load)] if supported else []
-            table.writerow((*about, device, *times))
-    return out.getvalue()
+            rows.append((*about, device, *times))
+    return _csv(*rows)
 
 
 def recording(found: Recording) -> str:
@@ -37,10 +42,8 @@ def recording(found: Recording) -> str:
 
     ``name`` is the first op of a segment, the op that writes a tensor, or the op or kernel itself. Unmeasured cells are empty.
     """
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
     columns = ("row", "name", "type", "device", "to", "request", "segment", "kernel", "start_s", "seconds")
-    table.writerow((*columns, "flops_per_s", "bytes_per_s"))
+    rows: list[Sequence[object]] = [(*columns, "flops_per_s", "bytes_per_s")]
     ops = found.graph.ops
     if found.plan is not None:
         firsts = [ops[segment.ops[0]].name if segment.ops else "" for segment in found.plan.segments]
@@ -48,13 +51,13 @@ def recording(found: Recording) -> str:
             name = "" if span.tensor is None else found.plan.tensors[span.tensor].name
             name = name if span.segment is None else firsts[span.segment]
             where = (*span.where, "")[:2]
-            values = (span.request, span.segment, "", span.start_s, span.finish_s - span.start_s)  # None becomes an empty cell
-            table.writerow(("span", name, span.kind, *where, *values, "", ""))
+            values = (span.request, span.segment, "", span.start_s, span.finish_s - span.start_s)
+            rows.append(("span", name, span.kind, *where, *values, "", ""))
     for timed in found.ops:
         row, op = ("kernel", timed.kernel) if timed.op is None else ("op", ops[timed.op].name)
         figures = (timed.measured_s, timed.flops_per_s, timed.bytes_per_s)
-        table.writerow((row, op, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
-    return out.getvalue()
+        rows.append((row, op, timed.kind, timed.device, "", "", timed.segment, timed.kernel, "", *figures))
+    return _csv(*rows)
 
 
 def run(report: RunReport, grouping: Grouping, ops: Sequence[OpTime]) -> str:
@@ -67,18 +70,15 @@ def run(report: RunReport, grouping: Grouping, ops: Sequence[OpTime]) -> str:
         grouping: ops and groups of the plan that ran.
         ops: measured time of each op.
     """
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(("row", "segment", "device", "name", "type", "ops", "kernel", "seconds"))
+    rows: list[Sequence[object]] = [("row", "segment", "device", "name", "type", "ops", "kernel", "seconds")]
     names = report.plan.problem.device_names
     for s, segment in enumerate(report.plan.segments):
         members = [name for group in segment.groups for name in grouping.members(group)]
         first = min(members, key=grouping.graph.index.__getitem__)
-        took = "" if segment.passthrough else repr(float(report.segment_s[s]))
-        table.writerow(("segment", s, names[segment.device], first, "", len(members), "", took))
+        took = None if segment.passthrough else float(report.segment_s[s])
+        rows.append(("segment", s, names[segment.device], first, "", len(members), "", took))
         for op in ops:
             if op.segment == s:
-                seconds = "" if op.seconds is None else repr(op.seconds)
                 row, name = ("kernel", op.kernel) if op.op is None else ("op", op.op)
-                table.writerow((row, s, names[segment.device], name, op.kind, op.sharers or "", op.kernel or "", seconds))
-    return out.getvalue()
+                rows.append((row, s, names[segment.device], name, op.kind, op.sharers or "", op.kernel, op.seconds))
+    return _csv(*rows)

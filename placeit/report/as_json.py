@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.result import Optimized
     from placeit.profiler.recording import Recording
 
-__all__ = ["recording", "search"]
+__all__ = ["files", "recording", "search"]
 
 _MAX_KERNELS = 10  # maximum number of kernels in a summary
 
@@ -27,13 +27,18 @@ def search(found: Optimized) -> dict[str, Any]:
     return jsonable_dict(data | {"curves": found.curves, "story": [one.to_dict() for one in found.story]})
 
 
-def recording(found: Recording, placement_file: str | Path, files: Mapping[str, Path | None]) -> dict[str, Any]:
+def files(paths: Mapping[str, Path | None]) -> dict[str, str | None]:
+    """Return fields with the names of files, by their content; None for a file that was not written."""
+    return {f"{what}_file": None if path is None else str(path) for what, path in paths.items()}
+
+
+def recording(found: Recording, placement_file: str | Path, paths: Mapping[str, Path | None]) -> dict[str, Any]:
     """Return a summary of a recording, as ``placeit profile --placement --json`` prints it.
 
     Args:
         found: the recording.
         placement_file: file of the placement.
-        files: other files by their content; None for a file that was not written.
+        paths: other files by their content; None for a file that was not written.
     """
     path = found.critical_path
     parts = ("latency_s", "computing_s", "cuts_s", "transfers_s", "waiting_s")
@@ -50,4 +55,4 @@ def recording(found: Recording, placement_file: str | Path, files: Mapping[str, 
         "kinds": [dict(vars(one)) for one in kinds(found)],
         "kernels": [dict(vars(one)) for one in kernels(found)[:_MAX_KERNELS]],
         "emulated": [device.name for device in found.devices if device.slowdown != 1.0],
-    } | {f"{what}_file": None if path is None else str(path) for what, path in files.items()}
+    } | files(paths)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from placeit.optimizer.result import Optimized, Unplanned
     from placeit.simulator.objectives.base import Objective
 
-_REFERENCES_NOTE = "References are what OpenVINO does by itself on these devices. They are no placements, and cannot be chosen."
+_REFERENCES_NOTE = "References are OpenVINO without placeit on these devices. They are not placements, and cannot be chosen."
 
 
 __all__ = ["answer", "comparison", "fastest", "optimized"]
@@ -168,9 +168,9 @@ def _show_candidates(console: Console, found: Optimized) -> None:
     text.show_unchecked(console, (candidate.output_error for candidate in (*found.candidates, *beside)))
     for candidate in found.candidates:
         if candidate.plain:
-            note = f"{candidate.name} is a plain device: all core sets together, as their runtime uses them without placeit."
+            note = f"{candidate.name} is a plain device: all core sets together, under their runtime without placeit."
             if "ort:" in candidate.name:
-                note = f"{candidate.name} is plain ONNX Runtime: the file as any program opens it, without placeit."
+                note = f"{candidate.name} is plain ONNX Runtime, without placeit."
             if "inductor:" in candidate.name:
                 note = f"{candidate.name} is the whole model, compiled by PyTorch's compiler Inductor for these cores."
             elif ":" in candidate.name and any("openvino:" in one.name for one in found.candidates):  # of a PyTorch model
@@ -212,7 +212,6 @@ def _show_front(console: Console, found: Optimized, files: Sequence[Path]) -> No
 
 
 def _show_spending(console: Console, found: Optimized) -> None:
-    """Print how the search spent its time, and the results of each placer."""
     unit = found.objective.unit
     roles = {"answer": "the answer", "start": "start of the search for the answer", None: ""}
     rows = [

@@ -140,7 +140,6 @@ class LiveView:
         return text.printable(f"{now.at - self._begin.at:.0f} s: {'; '.join(parts)}".replace("\n", " "))
 
     def _figures(self, now: ServerStats) -> dict[str, str]:
-        """Return the statistics of requests as text, by heading."""
         names = "p50", "p95", "p99"
         times = (f"{name} {text.seconds(value)}" for name, value in zip(names, now.percentiles(0.5, 0.95, 0.99), strict=True))
         outcomes = (f"{count} {what}" for what, count in now.outcomes.items() if count or what in ("succeeded", "failed"))

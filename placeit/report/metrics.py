@@ -16,7 +16,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from placeit.core.errors import UsageError
 from placeit.core.extras import import_extra
 from placeit.core.threads import Worker
-from placeit.runtime.device_stats import DeviceStats
 from placeit.serving.stats import ServerStats
 
 if TYPE_CHECKING:
@@ -66,28 +65,17 @@ class _Collector:
             for what, count in stats.outcomes.items():
                 outcomes.add_metric([*labels, what], count)
         yield outcomes
-        one_each: list[tuple[Any, str, str, Callable[[ServerStats], float]]] = [
-            (core.GaugeMetricFamily, "placeit_queue_requests", "Requests that wait.", lambda one: one.waiting),
-            (core.GaugeMetricFamily, "placeit_queue_limit_requests", "Requests that may wait.", lambda one: one.queue),
-            (
-                core.GaugeMetricFamily,
-                "placeit_in_flight_requests",
-                "Requests that have begun and not ended.",
-                lambda one: one.in_flight,
-            ),
-            (core.GaugeMetricFamily, "placeit_sequences", "Sequences that are open.", lambda one: one.sequences),
-            (core.GaugeMetricFamily, "placeit_state_bytes", "Size of the states of sequences.", lambda one: one.state_bytes),
-            (
-                core.CounterMetricFamily,
-                "placeit_replacements",
-                "Placements that took the place of one that served.",
-                lambda one: one.replacements,
-            ),
-        ]
-        for family, name, about, value_of in one_each:
+        for family, name, about, number in (
+            (core.GaugeMetricFamily, "placeit_queue_requests", "Requests that wait.", "waiting"),
+            (core.GaugeMetricFamily, "placeit_queue_limit_requests", "Requests that may wait.", "queue"),
+            (core.GaugeMetricFamily, "placeit_in_flight_requests", "Requests that have begun and not ended.", "in_flight"),
+            (core.GaugeMetricFamily, "placeit_sequences", "Sequences that are open.", "sequences"),
+            (core.GaugeMetricFamily, "placeit_state_bytes", "Size of the states of sequences.", "state_bytes"),
+            (core.CounterMetricFamily, "placeit_replacements", "Placements that replaced a served one.", "replacements"),
+        ):
             metric = family(name, about, labels=names)
             for labels, stats in rows:
-                metric.add_metric(labels, value_of(stats))
+                metric.add_metric(labels, getattr(stats, number))
             yield metric
         about = "Seconds from the arrival of a request to its end; quantiles are of the last thousand requests."
         latency = core.SummaryMetricFamily("placeit_request_latency_seconds", about, labels=names)
@@ -97,27 +85,25 @@ class _Collector:
                 by = dict(zip(names, labels, strict=True)) | {"quantile": str(share)}
                 latency.add_sample("placeit_request_latency_seconds", by, value)
         yield latency
-        joined: list[tuple[str, str, Callable[[ServerStats], Mapping[int, int]]]] = [
-            ("placeit_batch_rows", "Rows of each run of a model whose requests are joined.", lambda one: one.batches),
-            ("placeit_step_texts", "Texts in each step of a decoder whose steps are joined.", lambda one: one.steps),
-        ]
-        for name, about, counts_of in joined:
+        for name, about, number in (
+            ("placeit_batch_rows", "Rows of each run of a model whose requests are joined.", "batches"),
+            ("placeit_step_texts", "Texts in each step of a decoder whose steps are joined.", "steps"),
+        ):
             histogram = core.HistogramMetricFamily(name, about, labels=names)
             for labels, stats in rows:
-                if counts := counts_of(stats):
+                if counts := getattr(stats, number):
                     histogram.add_metric(labels, *_distribution(counts))
             yield histogram
-        of_devices: list[tuple[Any, str, str, Callable[[DeviceStats], float]]] = [
-            (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", lambda one: one.busy_s),
-            (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", lambda one: one.up),
-            (core.CounterMetricFamily, "placeit_device_losses", "How often the device was lost.", lambda one: one.losses),
-            (core.CounterMetricFamily, "placeit_device_returns", "How often the device came back.", lambda one: one.returns),
-        ]
-        for family, name, about, of_device in of_devices:
+        for family, name, about, number in (
+            (core.CounterMetricFamily, "placeit_device_busy_seconds", "Seconds that segments ran.", "busy_s"),
+            (core.GaugeMetricFamily, "placeit_device_up", "1 if the device is there, 0 if it is lost.", "up"),
+            (core.CounterMetricFamily, "placeit_device_losses", "How often the device was lost.", "losses"),
+            (core.CounterMetricFamily, "placeit_device_returns", "How often the device came back.", "returns"),
+        ):
             metric = family(name, about, labels=[*names, "device", "node"])
             for labels, stats in rows:
                 for device in stats.devices:
-                    metric.add_metric([*labels, device.name, device.node], float(of_device(device)))
+                    metric.add_metric([*labels, device.name, device.node], float(getattr(device, number)))
             yield metric
 
 

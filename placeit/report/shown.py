@@ -226,18 +226,14 @@ class CandidateRow:
 def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
     """Return the candidates of a search: the answer, then the measured ones, the fastest first, then the others."""
     search = search or {}
-    chosen = search.get("chosen")
-    answer = chosen.get("name") if isinstance(chosen, Mapping) else None
     rows = []
     for one in records(search.get("candidates")):
-        devices, ends, race = one.get("devices"), one.get("value_ci"), number(one.get("race"))
+        ends, race, segments = one.get("value_ci"), number(one.get("race")), number(one.get("segments"))
         low, high = (number(end) for end in ends) if isinstance(ends, Sequence) and len(ends) == 2 else (None, None)
-        used = devices.items() if isinstance(devices, Mapping) else ()
-        segments = number(one.get("segments"))
         row = CandidateRow(
             name_of(one.get("name")),
             name_of(one.get("placer")),
-            ", ".join(f"{name_of(name)} {ops}" for name, ops in used if ops),
+            _devices(one),
             None if segments is None else int(segments),
             number(one.get("simulated_value")),
             number(one.get("value_from_runs")),
@@ -246,13 +242,25 @@ def candidates(search: Mapping[str, Any] | None) -> list[CandidateRow]:
             number(one.get("joules_modelled")),
             number(one.get("joules_measured")),
             None if race is None else int(race),
-            one.get("name") == answer,
+            one.get("name") == _answer(search),
             name_of(one.get("failed") or one.get("not_run") or ""),
         )
         rows.append(row)
     known = [row.measured if row.measured is not None else math.inf for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (not rows[i].chosen, known[i], rows[i].simulated or math.inf))
     return [rows[i] for i in order]
+
+
+def _answer(search: Mapping[str, Any]) -> object:
+    """Return the name of the chosen candidate of a search."""
+    chosen = search.get("chosen")
+    return chosen.get("name") if isinstance(chosen, Mapping) else None
+
+
+def _devices(row: Mapping[str, Any]) -> str:
+    """Return the numbers of ops by device of a candidate or a point."""
+    used = row.get("devices")
+    return ", ".join(f"{name_of(name)} {ops}" for name, ops in used.items() if ops) if isinstance(used, Mapping) else ""
 
 
 @dataclass(frozen=True)
@@ -280,23 +288,20 @@ class FrontRow:
 
 def front(search: Mapping[str, Any] | None) -> list[FrontRow]:
     """Return the points of a search's Pareto front, the fastest first; empty if the search has none."""
-    search = search or {}
-    chosen, rows = search.get("chosen"), []
-    answer = chosen.get("name") if isinstance(chosen, Mapping) else None
+    search, rows = search or {}, []
     for one in records(search.get("pareto")):
-        latency, energy, devices = number(one.get("latency_s")), number(one.get("energy_j")), one.get("devices")
+        latency, energy = number(one.get("latency_s")), number(one.get("energy_j"))
         if latency is None or energy is None:
             continue
-        used = devices.items() if isinstance(devices, Mapping) else ()
         sources = [name_of(one.get("latency_from")), name_of(one.get("energy_from"))]
         row = FrontRow(
             name_of(one.get("name")),
-            ", ".join(f"{name_of(name)} {ops}" for name, ops in used if ops),
+            _devices(one),
             latency,
             energy,
             sources[0] if sources[0] == sources[1] else f"{sources[0]}, energy {sources[1]}",
             name_of(one.get("placement_file") or ""),
-            one.get("name") == answer,
+            one.get("name") == _answer(search),
         )
         rows.append(row)
     return rows

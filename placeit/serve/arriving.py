@@ -38,12 +38,12 @@ class Arrival:
 class Room:
     """Room that is shared by requests: bytes that are kept, or calls. Used on the thread of the event loop.
 
-    Where there is no room, requests that have been arriving for more than a second are refused, the oldest one first, so that
-    clients that send little or nothing for a long time do not keep others out. The same holds for answers that are being sent.
+    If there is no room, requests that have been arriving for more than a second are refused, oldest first, so that slow clients
+    do not keep others out. The same holds for answers that are being sent.
 
     Args:
         size: of the room, in the unit of :meth:`take`.
-        what: is too many if there is no room, for messages: "requests are being read".
+        what: subject of the message if there is no room, such as "requests are being read".
     """
 
     def __init__(self, size: int, what: str) -> None:
@@ -54,11 +54,7 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def arrival(self, timeout_s: float | None = None) -> AsyncIterator[Arrival]:
-        """Read a request in the context, in at most ``timeout_s`` seconds; its room is free again when the context ends.
-
-        Raises:
-            RefusedError: it has not arrived in time, or had to give way.
-        """
+        """Read a request in the context, in at most ``timeout_s`` seconds, then free its room. Raises RefusedError."""
         arrival = self.begin()
         try:
             async with self.arriving(arrival, timeout_s):
@@ -77,7 +73,7 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def arriving(self, arrival: Arrival, timeout_s: float | None = None) -> AsyncIterator[None]:
-        """Read a request in the context, in at most ``timeout_s`` seconds. Raises RefusedError as :meth:`arrival` does."""
+        """Read a request in the context. Raises RefusedError if it takes over ``timeout_s`` seconds, or has to give way."""
         try:
             async with asyncio.timeout(timeout_s) as arrival.limit:
                 self._arriving[arrival] = None
@@ -97,7 +93,7 @@ class Room:
     def answered(self, arrival: Arrival, size: int, drop: Callable[[], object] | None = None) -> None:
         """Record that the answer of a request, which has arrived, is being sent.
 
-        The answer takes more room than there is if it has to: requests that arrive later then wait until it has been sent.
+        The answer may take more room than is free: later requests then wait until it has been sent.
 
         Args:
             arrival: of the request.
@@ -108,7 +104,7 @@ class Room:
         self._sized(arrival, size)
 
     def taken_at_once(self, size: int) -> Arrival | None:
-        """Take room for a request that has arrived whole; return None if there is no room now, or others wait for some."""
+        """Take room for a complete request; return None if there is too little, or if other requests wait for room."""
         if self._waiting or size > self._left:
             return None
         arrival = self.begin()
@@ -132,7 +128,7 @@ class Room:
         self._sized(arrival, size)
 
     def take(self, arrival: Arrival, size: int) -> None:
-        """Let a request take more room. Raises RefusedError if there is too little, and no slow request gives way."""
+        """Take more room for a request. Raises RefusedError if there is too little, and no slow request gives way."""
         self.take_back(arrival, -size)
         if not self._has_room(arrival, 0):
             raise self.full()
@@ -151,19 +147,19 @@ class Room:
             self._freed.set()
 
     def take_back(self, arrival: Arrival, size: int) -> None:
-        """Let a request take less room."""
+        """Free a part of the room of a request."""
         arrival.size -= size
         self._left += size
         self._freed.set()
 
     def _sized(self, arrival: Arrival, size: int) -> None:
-        """Let what begins to arrive, or to be sent, take room."""
+        """Take room for a request that begins to arrive, or for an answer that begins to be sent."""
         arrival.since = asyncio.get_running_loop().time()
         self._arriving[arrival] = None
         self.take_back(arrival, -size)
 
     def _has_room(self, arrival: Arrival | None, size: int) -> bool:
-        """Return whether there is room, after slow requests have been refused, but not this one, as far as that is needed."""
+        """Refuse slow requests other than ``arrival`` until there is room; return whether there is."""
         now = asyncio.get_running_loop().time()
         for other in [*self._arriving]:
             if self._left >= size or now - other.since < _FAIR_S:
@@ -176,11 +172,11 @@ class Room:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other request may wait for room."""
+        """True if no other request may wait for room."""
         return self._waiting >= _WAITING
 
     def full(self) -> RefusedError:
-        """Return the error for a request for which there is no room."""
+        """Return the refusal of a request that has no room."""
         return RefusedError(Status.FULL, f"Too many {self._what} at once: send fewer, or try again later.")
 
 

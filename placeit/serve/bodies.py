@@ -43,19 +43,19 @@ class Body:
         self.room.end(self.arrival)
 
     def answered(self, size: int, drop: Callable[[], object]) -> None:
-        """Have an answer of a size take room besides; ``drop`` ends a client that reads it slowly."""
+        """Take room for the answer, of ``size`` bytes; ``drop`` disconnects a client that reads it slowly."""
         self.room.answered(self.arrival, size, drop)
 
 
 class Bodies:
     """Reads the bodies of requests, which share room.
 
-    Small bodies, of known length, have separate room: large ones that do not end keep none of them out.
+    Small bodies of known length have separate room, so that large ones do not keep them out.
 
     Args:
         service: whose requests they are.
         max_bytes: of one body.
-        room: bytes that are kept at once, at least as many.
+        room: bytes that are kept at once, at least ``max_bytes``.
     """
 
     def __init__(self, service: Service, max_bytes: int, room: Room) -> None:
@@ -70,7 +70,7 @@ class Bodies:
             max_bytes: a lower limit for its body; None for none.
 
         Raises:
-            RefusedError: the body is too large, or no such body can be read.
+            RefusedError: the body is too large, or cannot be read.
         """
         limit = self._max_bytes if max_bytes is None else min(self._max_bytes, max_bytes)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -97,7 +97,7 @@ class Bodies:
         return Body(body, room, arrival)
 
     async def _received(self, request: Request, arrival: Arrival, room: Room, length: int, limit: int) -> memoryview:
-        """Receive a body of a length, 0 if it is unknown, and of ``limit`` bytes. Raises RefusedError if it is too large."""
+        """Receive a body of ``length`` bytes, 0 if unknown. Raises RefusedError if it has more than ``limit`` bytes."""
         if length:
             await room.reserve(arrival, length)
         buffer = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if length > _MAPPED_BYTES else bytearray(length)
@@ -117,7 +117,7 @@ class Bodies:
         return memoryview(buffer).toreadonly()
 
     def _decoded(self, body: memoryview, window: int, limit: int) -> bytes:
-        """Decompress a body. Raises RefusedError if it is larger than a body may be, or not compressed in this way."""
+        """Decompress a body. Raises RefusedError if it has more than ``limit`` bytes, or is damaged."""
         reader = zlib.decompressobj(window)
         try:
             found = reader.decompress(body, limit + 1)

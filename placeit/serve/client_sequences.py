@@ -71,11 +71,11 @@ class _Named:
 
     Attributes:
         sequence: the sequence; None before it is open, and after it has ended.
-        turn: held while a request of it is submitted, so that requests are submitted in the order in which they came.
+        turn: held while a request is submitted, so that requests are submitted in the order of their arrival.
         users: number of requests that are submitted, or wait for their turn.
         last: parameters of the last request, if it has a name, the digest of its inputs, and its answer, which is None if it is
             too large to be kept.
-        ending: answer of the request that ends it, until that has ended; None before there is one.
+        ending: answer of the request that ends the sequence; None without such a request in flight.
         timer: closes the sequence.
     """
 
@@ -104,12 +104,12 @@ class _Named:
         return answer if not answer.done() or _is_well(answer) else None
 
     def forget(self) -> None:
-        """Keep the answer of the last request no longer."""
+        """Drop the answer of the last request."""
         if self.last is not None:
             self.last = (*self.last[:2], None)
 
     def end(self) -> None:
-        """Close it, if the request that ends it has ended well; otherwise, it goes on as before that request."""
+        """Close the sequence if the request that ends it has succeeded; if it has failed, keep the sequence open."""
         answer = self.ending
         if answer is not None and answer.done():
             self.ending = None
@@ -144,12 +144,12 @@ def _digest(inputs: Arrays) -> bytes:
 class Sequences:
     """The sequences of a model's clients. Its methods are called on the thread of the event loop.
 
-    A sequence is closed with the request that ends it, or when no request of it has arrived for some time.
+    A sequence is closed by the request that ends it, or after some time without a request.
 
     Args:
         server: of the model.
         idle_s: seconds without a request after which a sequence is closed.
-        recompute: whether to keep the inputs of sequences, and to compute states anew that were lost.
+        recompute: whether to keep the inputs of sequences, to recompute states that are lost.
     """
 
     def __init__(self, server: Server, idle_s: float = IDLE_S, *, recompute: bool = False) -> None:
@@ -165,10 +165,9 @@ class Sequences:
         return name in self._named
 
     async def submit(self, asked: Asked, inputs: Arrays, submit: Callable[[Sequence], Answer]) -> Answer:
-        """Submit a request of a sequence, which begins or ends with it if it says so. Requests are submitted in order.
+        """Submit a request of a sequence, and begin or end the sequence if the request asks for it.
 
-        A request that equals the last one, its name included, is not submitted again: its answer is the last one's, also if the
-        sequence has ended with it.
+        A request that equals the last one, its name included, gets the answer of that one, even if it ended the sequence.
 
         Args:
             asked: its parameters.
@@ -176,8 +175,8 @@ class Sequences:
             submit: submits it to the sequence.
 
         Raises:
-            RefusedError: there is no such sequence, or no room for another one. The sequence is as before.
-            PlaceitError: an error of ``submit``. The sequence is as before.
+            RefusedError: the sequence is unknown, or there is no room for another one.
+            PlaceitError: an error of ``submit``. No error changes the sequence.
         """
         named = self._named.get(asked.name)
         if named is None:
@@ -211,7 +210,7 @@ class Sequences:
             self._wait(asked.name, named)
 
     def _ended(self, named: _Named, answer: Answer) -> None:
-        """Hear that a request has ended: bound the answers that are kept, and close the sequence if the request ends it."""
+        """After a request: limit the bytes of kept answers, and close the sequence if the request ends it."""
         if named.last is not None and named.last[2] is answer and _is_well(answer):
             self._kept[named] = _size(answer.result())
             if self._kept[named] > _KEPT_BYTES:
@@ -249,7 +248,7 @@ class Sequences:
             return await asyncio.to_thread(function)
 
     def _wait(self, name: int | str, named: _Named) -> None:
-        """Restart the idle time of a sequence, after which it is closed, and forgotten with its last answer."""
+        """Restart the idle time, after which the sequence is closed and its last answer is dropped."""
         if self._named.get(name) is not named:
             return
         if named.timer is not None:
@@ -260,7 +259,7 @@ class Sequences:
         named.timer = asyncio.get_running_loop().call_later(self._idle_s, self._tire, name)
 
     def _tire(self, name: int | str) -> None:
-        """Close and forget a sequence whose idle time is over, unless a request of it has arrived, which restarts that time."""
+        """Drop a sequence whose idle time is over, unless a request of it is being submitted."""
         if not self._named[name].users:
             self._drop(name)
 
@@ -270,7 +269,7 @@ class Sequences:
             self._drop(name)
 
     def _forget(self) -> None:
-        """Forget the sequences that have ended, whose last answers are kept in case that clients ask for them again."""
+        """Drop the sequences that have ended, and their last answers."""
         for name in [name for name, named in self._named.items() if named.sequence is None and not named.users]:
             self._drop(name)
 
@@ -283,7 +282,7 @@ class Sequences:
 
 
 async def _until_done(answer: Answer) -> None:
-    """Wait until an answer has ended, well or not. If the caller is cancelled, the answer is not."""
+    """Wait until an answer succeeds or fails. If the caller is cancelled, the answer is not."""
     # not wrap_future: if the answer fails, asyncio logs that no code has retrieved the copy's exception
     done = asyncio.Event()
     answer.add_done_callback(_later(lambda _: done.set(), asyncio.get_running_loop()))

@@ -39,12 +39,12 @@ _HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 _HEADER = "inference-header-content-length"
 _JSON_BYTES: Final = 16 << 20  # most bytes of JSON in a request, as Python needs many times the memory for it
 _PIECE_BYTES: Final = 1 << 16  # from which on answers of JSON are written in pieces
-_SMALL_BYTES: Final = 1 << 16  # most bytes of a request that is about models, and has no tensors
+_SMALL_BYTES: Final = 1 << 16  # most bytes of a request without tensors
 _PLACEMENT_BYTES: Final = 1 << 22  # most bytes of a request that places a model: about 50,000 ops
 _JSON: Final = (b"content-type", b"application/json")
 _BYTES: Final = (b"content-type", b"application/octet-stream")
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
-_OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # with the kind that curl sends, what a page may send anywhere
+_OF_FORMS: Final = (b"text/plain", b"multipart/form-data")  # types that a web page may send to any site
 
 
 T = TypeVar("T")
@@ -69,8 +69,7 @@ def application(
         room: bytes of requests and their answers that are kept at once.
         token: token that clients have to send, as ``Authorization: Bearer TOKEN``, except for the health pages; None for no
             token.
-        hosts: names by which clients may call the server; None for any. They protect a server of this machine alone from web
-            pages that people look at on this machine.
+        hosts: names by which clients may call the server; None for any. They protect a local server from web pages.
         repository: loads and unloads models; None if they stay as they are.
     """
     bodies = Bodies(service, max_bytes, room)
@@ -158,7 +157,7 @@ def _model(service: Service, request: Request) -> ServedModel:
 
 
 async def _parameters(request: Request, bodies: Bodies, most: int = _SMALL_BYTES) -> dict[str, Any]:
-    """Read a request that is about models, whose body is a JSON object of ``most`` bytes, or empty. Raises RefusedError."""
+    """Read a JSON object of at most ``most`` bytes, or an empty body. Raises RefusedError."""
     found = await bodies.json_object(request, most)
     if not isinstance(found.get("parameters"), dict | None):
         raise invalid("The 'parameters' of this request are an object.")
@@ -245,11 +244,11 @@ class _Inference:
 
 
 class _Direct:
-    """An application that answers requests for inference before another one: the layers of Starlette cost more than they do.
+    """An application that answers requests for inference without the overhead of Starlette's layers.
 
     Args:
         app: answers all other requests.
-        infer: answers a request for inference, whose path parameters are the model and the version, if it has one.
+        infer: answers a request for inference, whose path parameters are the model and the version.
     """
 
     def __init__(self, app: ASGIApp, infer: ASGIApp) -> None:
@@ -266,17 +265,16 @@ class _Direct:
 
 
 def _check_page(headers: Mapping[bytes, bytes]) -> None:
-    """Raise RefusedError if a browser says that a page of another site calls, or if only forms of pages send such a body."""
+    """Raise RefusedError if the headers show that a page of another site, or a form of a page, sends the request."""
     if headers.get(b"sec-fetch-site") == b"cross-site" and b"origin" not in headers:
-        raise RefusedError(Status.FORBIDDEN, "This server is for this machine alone, and was called by a page of another site.")
+        raise RefusedError(Status.FORBIDDEN, "This server is for this machine alone: pages of other sites may not call it.")
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind in _OF_FORMS:
-        raise RefusedError(Status.ENCODED, f"A request is no {kind.decode()}: send the content type application/json.")
+        raise RefusedError(Status.ENCODED, f"The content type {kind.decode()} is not accepted: send application/json.")
 
 
 @functools.lru_cache(64)
 def _host_of(url: bytes) -> str | None:
-    """Return the host of a URL; None without one."""
     try:
         return urlsplit(url.decode("latin-1")).hostname
     except ValueError:
@@ -284,7 +282,7 @@ def _host_of(url: bytes) -> str | None:
 
 
 class _Guarded:
-    """An application that requires a token of each request, except for the health pages, and to be called by known names."""
+    """An application that checks the token of each request, except for health pages, and the name by which it is called."""
 
     def __init__(self, app: ASGIApp, token: bytes | None, hosts: Container[str] | None) -> None:
         self._app, self._token, self._hosts = app, token, hosts
@@ -312,6 +310,6 @@ class _Guarded:
         if self._hosts is not None and url.strip(b"/") and host not in self._hosts:
             raise RefusedError(
                 Status.FORBIDDEN,
-                f"This server is for this machine alone, and was called by the name '{host}', or by a page from there: call it "
-                "by its address, or start it with --allow-host for this name.",
+                f"This server is for this machine alone, and was called as '{host}', or by a page from there: call it by its "
+                "address, or start it with --allow-host for this name.",
             )

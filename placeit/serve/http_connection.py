@@ -45,7 +45,7 @@ class Crowd:
         self._waiting.pop(one, None)
 
     def head(self, more: int) -> None:
-        """Count bytes of heads that have not arrived whole; close the oldest connections of these if there are too many."""
+        """Count bytes of incomplete heads; close the oldest connections with one if there are too many."""
         self._heads += more
         for one in [*self._waiting] if more > 0 else ():
             if self._heads <= _HEADS_BYTES:
@@ -67,14 +67,14 @@ class _Joining:
     """A transport that sends the head of an answer together with its body, which takes one call of the system less.
 
     Args:
-        transport: what it writes to.
+        transport: transport of the connection.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._head = transport, b""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the transport has besides."""
+        """Return another attribute of the transport."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -100,19 +100,19 @@ class _Joining:
 
 
 class _Parser:
-    """A parser that declines every wish to go on in another protocol, as Java's clients have it for HTTP/2.
+    """A parser that declines upgrades to other protocols, such as Java's clients ask for (HTTP/2).
 
-    httptools takes the head of such a request for its end. So the head is parsed again without the wish, with what follows it.
+    httptools ends such a request after its head, so the head is parsed again without the header ``Upgrade``.
 
     Args:
-        connection: hears of the requests.
+        connection: its callbacks.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._parser = connection, HttpRequestParser(connection)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the parser has besides."""
+        """Return another attribute of the parser."""
         return getattr(self._parser, name)
 
     @property
@@ -133,7 +133,7 @@ class _Parser:
 
 
 def has_arrived(scope: Any) -> bool:
-    """Return whether the body of a request, of which nothing has been read, is there whole."""
+    """Return whether the whole body of a request has arrived, of which nothing was read."""
     connection: Connection | None = scope.get(_OF_SCOPE)
     cycle = None if connection is None else connection.cycle
     return (
@@ -144,7 +144,7 @@ def has_arrived(scope: Any) -> bool:
 
 
 def on_leave(scope: Any, callback: Callable[[], object]) -> Callable[[], None]:
-    """Have a function called when the client of a request, whose body has been read, disconnects; returns what undoes this."""
+    """Call a function when the client of a request, whose body was read, disconnects; return a function that undoes this."""
     connection: Connection = scope[_OF_SCOPE]
     return connection.on_leave(callback)
 
@@ -198,8 +198,8 @@ class Connection(HttpToolsProtocol):
         self.parser = self.cycle = self.scope = cast("Any", None)
 
     def on_leave(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Have a function called when the client disconnects, or now if it has; returns what undoes this."""
-        self.flow.resume_reading()  # for only what is read tells of the end
+        """Call a function when the client disconnects, or now if it has; return a function that undoes this."""
+        self.flow.resume_reading()  # the end of the connection is noticed only while it is read
         if self.transport.is_closing():
             callback()
         self._leaving[callback] = None
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value.strip(b" \t"))
 
     def head_without_upgrade(self, method: bytes, version: str) -> bytes:
-        """Return the head of the request that is being parsed, without a wish to go on in another protocol."""
+        """Return the head of the current request without the header ``Upgrade``."""
         kept = (name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
         return b"".join([method, b" ", self.url, b" HTTP/", version.encode(), b"\r\n", *kept, b"\r\n"])
 
@@ -266,7 +266,7 @@ class Connection(HttpToolsProtocol):
         self._writing = self.loop.call_later(self._timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the time limit for the answer, and go on writing."""
+        """Stop the time limit for the answer, and continue to write."""
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None

@@ -9,17 +9,16 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from placeit.backends.base import TensorSpec
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import RefusedError, invalid
+from placeit.serve.refusal import invalid
 from placeit.serve.served_model import ServedModel
 from placeit.serve.service import APART_BYTES
 from placeit.serve.shared_memory import Part, Regions
-from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json
-from placeit.serve.wanted import Wanted, priority_of
+from placeit.serve.tensors import Array, datatype_of, of_bytes, of_json, sized, to_bytes, to_json, whole_number
+from placeit.serve.wanted import Wanted, priority_of, timeout_of
 from placeit.serving.answers import Outputs
 
 __all__ = ["InferRequest", "read", "read_raw", "written"]
 
-_LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
 _FIELDS: Final = 4096  # most fields, names and lists of a request's JSON, besides the values of its tensors
 _SCANNED_BYTES: Final = 1 << 16  # bytes of JSON that are scanned at a time; other threads can run in between
 
@@ -54,7 +53,7 @@ class _Head:
         id: the id that the client has given it; None without one.
         sent: its inputs.
         outputs: the outputs to return.
-        timeout_s: seconds in which it has to be answered; None for as long as it takes.
+        timeout_s: seconds in which it has to be answered; None for no limit.
         sequence: its sequence; None if it belongs to no sequence.
         priority: that the client asks for; 0 for none.
         answers: the JSON of answers by the types and shapes of outputs, if these are all sent as bytes.
@@ -70,7 +69,7 @@ class _Head:
 
     @property
     def plain(self) -> bool:
-        """True if requests with the same JSON differ in nothing but bytes behind it, and so do their answers."""
+        """True if requests with the same JSON, and their answers, differ only in the bytes behind it."""
         return self.id is None and self.sequence is None and all(one.size is not None for one in self.sent)
 
 
@@ -118,19 +117,15 @@ def read(model: ServedModel, body: bytes | memoryview, size: int) -> InferReques
             inputs[spec.name] = of_json(one.data, spec)
         else:
             if taken > len(rest):
-                raise _misplaced(spec, "no ", taken, len(rest))
+                raise invalid(
+                    f"The input '{spec.name}' has no 'data', and the parameter 'binary_data_size' {taken}; {len(rest)} bytes "
+                    "are left for it behind the JSON."
+                )
             inputs[spec.name] = of_bytes(rest[:taken], spec)
             rest = rest[taken:]
     if len(rest):
         raise invalid(f"Behind the JSON, {len(rest)} bytes belong to no input.")
     return InferRequest(head, inputs, borrowed)
-
-
-def _misplaced(spec: TensorSpec, no: str, taken: object, left: int) -> RefusedError:
-    return invalid(
-        f"The input '{spec.name}' has {no}'data', and the parameter 'binary_data_size' {taken!r}; {left} bytes are left for it "
-        "behind the JSON."
-    )
 
 
 def _head(model: ServedModel, text: bytes) -> _Head:
@@ -141,9 +136,7 @@ def _head(model: ServedModel, text: bytes) -> _Head:
     parameters = _parameters(asked)
     if asked.get("id") is not None:
         _field(asked, "id", str)
-    timeout = _number(parameters.get("timeout", 0))
-    if timeout is None:
-        raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
+    timeout_s = timeout_of(parameters)
     tensors = _objects(asked, "inputs")
     model.named_once("input", [_field(tensor, "name", str) for tensor in tensors])
     sent = [_sent(model, tensor) for tensor in tensors]
@@ -151,16 +144,17 @@ def _head(model: ServedModel, text: bytes) -> _Head:
     wanted = _objects(asked, "outputs", []) or [{"name": name} for name in model.outputs]
     model.named_once("output", [_field(one, "name", str) for one in wanted])
     outputs = [Wanted.of(one["name"], _parameters(one), binary=binary) for one in wanted]
-    timeout_s, sequence = min(timeout, _LONGEST_US) / 1e6 or None, Asked.of(parameters, asked.get("id") or "")
+    sequence = Asked.of(parameters, asked.get("id") or "")
     return _Head(asked.get("id"), sent, outputs, timeout_s, sequence, priority_of(parameters))
 
 
 def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
-    """Read what JSON says of an input. Raises RefusedError."""
-    spec = _spec(model, tensor)
-    of = _parameters(tensor)
-    taken = of.get("binary_data_size")
-    part = Part.of(of)
+    """Read the JSON of an input. Raises RefusedError."""
+    shape, of = _field(tensor, "shape", list), _parameters(tensor)
+    if any(whole_number(size) is None for size in shape):
+        raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
+    spec = model.spec(tensor["name"], _field(tensor, "datatype", str), shape)
+    taken, part = of.get("binary_data_size"), Part.of(of)
     if part is not None:
         if "data" in tensor or taken is not None:
             raise invalid(f"The input '{spec.name}' is both in shared memory and in the request: send either.")
@@ -169,7 +163,7 @@ def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
         if "data" not in tensor:
             raise invalid(f"The input '{spec.name}' has neither 'data' nor the parameter 'binary_data_size'.")
         return _Sent(spec, data=tensor["data"])
-    if "data" in tensor or _number(taken) is None:
+    if "data" in tensor or whole_number(taken) is None:
         raise invalid(
             f"The input '{spec.name}' has {'' if 'data' in tensor else 'no '}'data', and the parameter 'binary_data_size' "
             f"{taken!r}: that is the number of its bytes behind the JSON, and then it has no 'data'."
@@ -177,16 +171,8 @@ def _sent(model: ServedModel, tensor: dict[str, Any]) -> _Sent:
     return _Sent(spec, size=taken)
 
 
-def _spec(model: ServedModel, tensor: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec of an input as it is sent, after a check of its type and shape. Raises RefusedError."""
-    shape = _field(tensor, "shape", list)
-    if any(_number(size) is None for size in shape):
-        raise invalid(f"The 'shape' of the input '{tensor['name']}' has to consist of whole numbers of at least 0.")
-    return model.spec(tensor["name"], _field(tensor, "datatype", str), shape)
-
-
 def _check_bounds(text: bytes, values: int) -> None:
-    """Refuse JSON that has more parts than any request of its model, before it is parsed: it would take many times its memory.
+    """Refuse JSON with more parts than any request of its model, since parsing it would take many times its memory.
 
     Args:
         text: the JSON.
@@ -220,20 +206,20 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise invalid("The JSON of this request is nested too deeply.") from None
     except ValueError as error:
-        raise invalid(f"This request has no valid JSON where it should have: {error}.") from None
+        raise invalid(f"The JSON of this request is not valid: {error}.") from None
     if not isinstance(found, dict):
         raise invalid("A request has to be an object of JSON.")
     return found
 
 
 def _no_number(name: str) -> NoReturn:
-    raise invalid(f"{name} is no JSON: send tensors with such values in binary form.")
+    raise invalid(f"{name} is not valid JSON: send tensors with such values in binary form.")
 
 
 def _field(of: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
     """Return a field of an object. Raises RefusedError if it has another type, or is missing and has no default."""
     value = of.get(name, default)
-    if value is None and default is not None:  # clients write null for what is not there
+    if value is None and default is not None:  # clients write null for a missing field
         value = default
     if not isinstance(value, kind):
         words = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
@@ -252,11 +238,6 @@ def _objects(of: Mapping[str, Any], name: str, default: list[Any] | None = None)
     if not all(isinstance(one, dict) for one in found):
         raise invalid(f"'{name}' has to be a list of objects in this request.")
     return found
-
-
-def _number(value: object) -> int | None:
-    """Return a value that is a whole number of at least 0; None for any other value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 _PARSER: Final = json.JSONDecoder(parse_constant=_no_number)
@@ -288,7 +269,6 @@ def written(model: ServedModel, asked: InferRequest, outputs: Outputs, regions: 
 
 
 def _entry(one: Wanted, value: Array, sent: memoryview | None, regions: Regions) -> str:
-    """Return the JSON of an output. Raises RefusedError."""
     entry: dict[str, Any] = {"name": one.name, "datatype": datatype_of(value), "shape": list(value.shape)}
     if sent is not None:
         return json.dumps(entry | {"parameters": {"binary_data_size": len(sent)}})

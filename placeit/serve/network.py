@@ -56,21 +56,19 @@ class Options:
         grpc_port: port of gRPC; 0 for any free port, None for no gRPC.
         tls: files of a certificate chain and its private key (PEM); None for no TLS.
         token: token that clients have to send; None for no token.
-        max_bytes: most bytes of a request; of gRPC, also at most as many as a request can have for the inputs of the models.
-        room_bytes: most bytes of requests that are arriving, wait or run, and of their answers, over both protocols together;
-            None for 16 MiB, or as many as one request may have.
+        max_bytes: most bytes of a request; over gRPC, the limit is lower if the inputs of all models are smaller.
+        room_bytes: most bytes of all unfinished requests and their answers, over both protocols; None for 16 MiB, or for
+            ``max_bytes`` if that is more.
         timeout_s: seconds in which a request has to arrive, and in which the client has to receive its answer.
-        allowed_hosts: names besides ``localhost`` and its addresses by which clients may call a server that listens on this
-            machine alone. Without this rule, web pages that people look at on this machine could call it.
-        connections: most open connections of HTTP, and most of gRPC. Beyond it, connections of HTTP that send no request are
-            closed, the one that has been waiting for longest first, and new connections of gRPC are refused. None for 1,024, or
-            fewer if the limit of this process on open files is lower.
+        allowed_hosts: names other than ``localhost`` and its addresses by which clients may call a server that listens on this
+            machine alone. The rule protects the server from web pages.
+        connections: most open connections of HTTP, and of gRPC. Beyond it, the HTTP connections that have been idle longest are
+            closed, and new gRPC connections are refused. None for 1,024, or fewer if the limit on open files is lower.
         shared_memory: whether clients may pass tensors in shared memory of this machine, which they name: they can then read
             and write what this process can read and write there.
-        priority_levels: number of priorities that requests may have, of which 1 goes first; 0 if all have the same one. A
-            request that asks for none, or for one that does not exist, has the last one.
-        tracer_provider: OpenTelemetry's provider of tracers, for spans of requests; None for the one of this process, if it has
-            one.
+        priority_levels: number of priorities of requests, of which 1 goes first; 0 for no priorities. Requests without a valid
+            priority have the last one.
+        tracer_provider: OpenTelemetry's provider of tracers, for spans of requests; None for the one of this process, if any.
     """
 
     host: str = "127.0.0.1"
@@ -234,7 +232,7 @@ class NetworkServer:
                     else:
                         self.grpc_port = rpc.add_secure_port(address, self._rpc_credentials)
                 except RuntimeError as error:
-                    raise UsageError(f"gRPC cannot be served at {address}: the port is taken, or not to be had.") from error
+                    raise UsageError(f"gRPC cannot be served at {address}: the port is taken or not allowed.") from error
                 await rpc.start()
             http = asyncio.ensure_future(self._http.serve([self.socket]))
             stack.push_async_callback(asyncio.wait, [http])
@@ -256,7 +254,7 @@ def _labels(model: ServedModel) -> dict[str, str]:
 
 
 async def _trim() -> None:
-    """Return free memory to the system while there is more in use than at first: bursts of requests leave a lot of it."""
+    """Return free memory to the system when a burst of requests has left a lot of it."""
     base = own_use().bytes
     while True:
         await asyncio.sleep(_TRIM_S)
@@ -265,7 +263,7 @@ async def _trim() -> None:
 
 
 class _Planned:
-    """Collector of what models differ in from their files and plans, which prometheus-client asks."""
+    """Collector for prometheus-client of replaced files and of planned and measured rates."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -301,14 +299,14 @@ async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
 
 
 class _Http(uvicorn.Server):
-    """A uvicorn server that tells when it is up. It handles no signals, as it does not run on the main thread."""
+    """A uvicorn server that sets :attr:`up` once it listens. It handles no signals, since it is not on the main thread."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and then tell that the server is up."""
+        """Listen, and set :attr:`up`."""
         await super().startup(sockets)
         for one in sockets or ():
             one.listen(_BACKLOG)

@@ -1,4 +1,4 @@
-"""Rates of requests: whether they are still the ones that a workload was placed for, and placing it anew if not."""
+"""Compare the rates of requests with the rates that a workload was placed for, and place it again for other rates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RateWatch:
 
     Attributes:
         planned: requests per second that it was placed for.
-        rate: requests per second that arrived in the last such time; None before that.
+        rate: requests per second in the last measured period; None before the first one has ended.
     """
 
     def __init__(self, planned: float, arrived: int, now: float) -> None:
@@ -49,7 +49,7 @@ class RateWatch:
         return now - self._since >= _MIN_S
 
     def look(self, arrived: int, now: float) -> bool:
-        """Measure the rate, if that is due, and return whether it has left the planned one, or has changed again since then."""
+        """Measure the rate if it is due; return whether it has left the planned rate, or has changed again since."""
         seconds, came = now - self._since, arrived - self._arrived
         if seconds < _MIN_S or max(came, self.planned * seconds) < _FEWEST:
             return False
@@ -65,7 +65,7 @@ def _near(rate: float, other: float) -> bool:
 
 
 def replanning(path: Path, rates: Mapping[str, float], output: Path, options: Sequence[str]) -> list[str]:
-    """Return the command that places a workload anew for other rates, from where it is served.
+    """Return the command that places a served workload again for other rates.
 
     Args:
         path: file of the placed workload.

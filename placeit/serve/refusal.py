@@ -41,15 +41,8 @@ class Status(enum.Enum):
     UNAVAILABLE = 503, "UNAVAILABLE"
     LATE = 504, "DEADLINE_EXCEEDED"
 
-    @property
-    def http(self) -> int:
-        """HTTP status code."""
-        return self.value[0]
-
-    @property
-    def grpc(self) -> str:
-        """Name of the gRPC status code."""
-        return self.value[1]
+    def __init__(self, http: int, grpc: str) -> None:
+        self.http, self.grpc = http, grpc
 
 
 class RefusedError(PlaceitError):
@@ -72,18 +65,16 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
 
     Args:
         error: the error that the server has raised.
-        closed: whether an error of no special kind means that the server is closed, and took no request.
+        closed: whether other errors mean that the server is closed.
     """
     match error:
         case StateLostError():
             why = f"The state of this sequence is lost: {error.why} Begin it again with 'sequence_start'."
             return RefusedError(Status.UNAVAILABLE, why)
-        case StateMemoryError():
+        case StateMemoryError() | QueueFullError():
             status = Status.FULL
         case UsageError() | SequenceError():
             status = Status.INVALID
-        case QueueFullError():
-            status = Status.FULL
         case DeadlineError():
             status = Status.LATE
         case _:
@@ -92,7 +83,7 @@ def refusal_of(error: PlaceitError, *, closed: bool = False) -> RefusedError:
 
 
 def told(error: Exception) -> RefusedError:
-    """Return the refusal for an error of a request. Other errors than refusals are logged, and clients are not told why."""
+    """Return the refusal for any error of a request. Errors that are not refusals are logged and hidden from clients."""
     if isinstance(error, RefusedError):
         return error
     _LOG.error("A request has failed: %s: %s", type(error).__name__, error)
@@ -103,7 +94,7 @@ def check_token(authorization: bytes, token: bytes) -> None:
     """Raise RefusedError if the value of an ``Authorization`` header does not have the server's token."""
     scheme, _, given = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
-        why = "This server answers who brings its token: send 'Authorization: Bearer TOKEN'."
+        why = "This server requires a token: send 'Authorization: Bearer TOKEN'."
         raise RefusedError(Status.UNAUTHENTICATED, why)
 
 

@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded while a server runs, at the request of clients or when files change."""
+"""Load and unload models while a server runs, when clients ask for it or files change."""
 
 from __future__ import annotations
 
@@ -42,23 +42,19 @@ class _Kept:
 
 
 class Repository:
-    """The bundles and placed workloads of a server, whose models can be loaded, unloaded and loaded anew while it runs.
+    """The bundles and placed workloads of a server, whose models can be loaded, reloaded and unloaded while it runs.
 
-    A model that is loaded anew takes the place of the old one once it is ready. The old one ends the requests that it has
-    accepted, and its open sequences, and is closed. A model of a workload that is only placed differently moves: its server
-    goes on, and runs new requests on the other placement.
+    A reloaded model replaces the old one once it is ready. The old one finishes its accepted requests and open sequences, and
+    is closed. If only the placement of a workload's model changes, its server runs new requests on the new placement.
 
     Args:
         opener: opens a bundle, or a model of a workload.
         folder: folder of bundles: ``NAME.placeit``, or ``NAME/VERSION.placeit``; None for no folder.
         control: whether clients may load and unload models.
-        watch: whether to load what comes or changes, and to unload what goes. Otherwise, changes of files are only logged.
-        every_s: seconds between two looks at the files.
-        devices: options of ``placeit optimize`` that name the devices; empty for the ones of placements.
-        follow: whether to place workloads anew when rates change; otherwise, the command for that is logged.
-
-    Attributes:
-        control: whether clients may load and unload models.
+        watch: whether to load new and changed files, and to unload removed ones; otherwise, changes are only logged.
+        every_s: seconds between two checks of the files.
+        devices: options of ``placeit optimize`` that name the devices; empty for the devices of the placements.
+        follow: whether to place workloads again when rates change; otherwise, the command for that is logged.
     """
 
     def __init__(
@@ -79,11 +75,11 @@ class Repository:
         self._opened: dict[ServedModel, _Kept] = {}
         self._absent: dict[Key, str] = {}  # reasons why models are not loaded
         self._tried: dict[Key, object] = {}  # stamps of files that are not to be loaded again
-        self._seen: dict[Key, object] = {}  # stamps at the last look
+        self._seen: dict[Key, object] = {}  # stamps at the last check
         self._turn, self._waiting = asyncio.Lock(), 0
-        self._tasks: set[asyncio.Task[Any]] = set()  # what goes on although no client waits for it
-        self._found: dict[Key, Source] = {}  # in the folder, at the last look
-        self._said = ""  # why the last look failed
+        self._tasks: set[asyncio.Task[Any]] = set()  # continue if no client waits for them
+        self._found: dict[Key, Source] = {}  # in the folder, at the last check
+        self._said = ""  # why the last check failed
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give one that has bundles, or will have them.")
 
@@ -99,7 +95,7 @@ class Repository:
 
     @property
     def changes(self) -> bool:
-        """True if models may come that are not loaded yet."""
+        """True if models may be loaded later."""
         return self.control or self._watch
 
     def open(self, path: Path, name: str = "") -> None:
@@ -137,12 +133,12 @@ class Repository:
         return opened.model
 
     def _sources(self) -> dict[Key, Source]:
-        """Return all that can be loaded."""
+        """Return the sources of all models that can be loaded."""
         found: dict[Key, Source] = {}
         for path in sorted(self._folder.iterdir()) if self._folder is not None else ():
             try:
                 found |= _bundles(path)
-            except OSError:  # it cannot be read just now, so it has what it had
+            except OSError:  # not readable for the moment: its bundles stay
                 found |= {key: one for key, one in self._found.items() if path in (one.path, one.path.parent)}
         self._found = found
         for path in self._plans:
@@ -150,7 +146,7 @@ class Repository:
         return found | self._given
 
     def _planned(self, path: Path) -> dict[Key, Planned]:
-        """Return the models of a placed workload; the ones that it had if its file has an error, which is logged once."""
+        """Return the models of a placed workload. If its file has an error, log it once and return the models from before."""
         before, models = self._plans[path]
         now = stamp(path)
         if now != before:
@@ -177,14 +173,14 @@ class Repository:
                 await self._look(service)
                 self._compare(service)
                 self._said = ""
-            except Exception as error:  # noqa: BLE001 (the next look may go well)
+            except Exception as error:  # noqa: BLE001 (the next check may succeed)
                 why = f"{type(error).__name__}: {error}"
                 if why != self._said:
-                    _LOG.error("The files of the models cannot be looked at, which is tried again: %s", why)
+                    _LOG.error("The files of the models cannot be checked; the check is repeated: %s", why)
                 self._said = why
 
     async def _look(self, service: Service) -> None:
-        """Look at the files of all models, and follow them, or log which were replaced."""
+        """Check the files of all models, and load changes or log which files were replaced."""
         async with self._turn:
             sources = await asyncio.to_thread(self._sources)
             stamps = await asyncio.to_thread(lambda: {key: source.stamp for key, source in sources.items()})
@@ -194,20 +190,20 @@ class Repository:
                     model.replaced = True
                     if not self._watch:
                         _LOG.warning(
-                            "The file of the model '%s' was replaced or removed; what was loaded is served. Load it anew, or "
-                            "restart the server.",
+                            "The file of the model '%s' was replaced or removed; the loaded model is served. Reload it, "
+                            "or restart the server.",
                             model.name,
                         )
             if self._watch:
                 await self._follow(service, sources, stamps)
 
     async def _follow(self, service: Service, sources: Mapping[Key, Source], stamps: Mapping[Key, object]) -> None:
-        """Load what has come or changed since the last look but one, and unload what has gone."""
+        """Load new and changed files that are the same as at the check before, and unload removed ones."""
         fixed, seen, self._seen = self._fixed(service), self._seen, {**stamps}
         for model in service.models:
             key = model.name, model.version
             if model in self._opened and key not in sources:
-                self._remove(service, key, "its file has gone")
+                self._remove(service, key, "its file was removed")
         for key, source in sources.items():
             current = service.models.find(*key)
             due = key[0] not in fixed and (current is None or current.replaced)
@@ -236,26 +232,26 @@ class Repository:
                 self._task(self._answer(service, path, ", for ".join(news), rates))
 
     async def _answer(self, service: Service, path: Path, news: str, rates: Mapping[str, float]) -> None:
-        """Log the command that places a workload anew for other rates, or do that."""
+        """Place a workload again for other rates, or log the command for it."""
         try:
             if self._follow_rates:
-                _LOG.warning("Requests for %s. The workload is placed anew.", news)
+                _LOG.warning("Requests for %s. The workload is placed again.", news)
                 await self._replan(service, path, rates)
                 return
             output = path.with_suffix(".next.yaml")
             words = await asyncio.to_thread(replanning, path, rates, output, self._devices)
             _LOG.warning(
-                "Requests for %s. To place the workload anew, run '%s', and then 'placeit apply %s --to' this server, if it "
+                "Requests for %s. To place the workload again, run '%s', and then 'placeit apply %s --to' this server, if it "
                 "has --control.",
                 news,
                 shlex.join(words),
                 output,
             )
-        except Exception as error:  # noqa: BLE001 (what serves goes on)
+        except Exception as error:  # noqa: BLE001 (the models are still served)
             _LOG.error("The workload %s stays as it is placed: %s", path, error)
 
     async def _replan(self, service: Service, path: Path, rates: Mapping[str, float]) -> None:
-        """Place a workload anew for other rates, in a separate process, and move the models that this moves."""
+        """Place a workload again for other rates, in a separate process, and move its models."""
         async with self._replanned, contextlib.AsyncExitStack() as stack:
             output = Path(stack.enter_context(TemporaryDirectory()), "next.yaml")
             await run(await asyncio.to_thread(replanning, path, rates, output, self._devices))
@@ -266,21 +262,19 @@ class Repository:
             done = [
                 f"{name} {await self._place(service, (name, '1'), sources[name, '1'], placements[name])}" for name in placements
             ]
-            _LOG.warning("The workload %s was placed anew: %s.", path, ", ".join(done))
+            _LOG.warning("The workload %s was placed again: %s.", path, ", ".join(done))
 
     async def load(self, service: Service, name: str, parameters: Mapping[str, object]) -> Outcome:
-        """Load all versions of a model, or load them anew, even if the client leaves.
+        """Load or reload all versions of a model, even if the client disconnects.
 
         Args:
             service: the models that are served.
             name: name of the model.
-            parameters: ``config``, the content of a placement's file, places a model of a workload anew, in its file as well.
-
-        Returns:
-            What that did.
+            parameters: ``config``, the content of a placement's file, is the new placement of a workload's model, and is
+                written to its file.
 
         Raises:
-            RefusedError: clients may not, there is no such model, or it cannot be loaded: then it stays as it was.
+            RefusedError: loading is not allowed, the model does not exist, or it cannot be loaded; nothing changes then.
         """
         return await asyncio.shield(self._task(self._load_all(service, name, parameters.get("config"))))
 
@@ -334,13 +328,13 @@ class Repository:
                 self._remove(service, key, "it was unloaded")
 
     def _fixed(self, service: Service) -> set[str]:
-        """Return the names of the models that stay as long as the server."""
+        """Return the names of the models that cannot be reloaded or unloaded."""
         return {model.name for model in service.models if model not in self._opened}
 
     def _check_loads(self, service: Service, name: str) -> None:
-        """Raise RefusedError if a model stays as long as the server."""
+        """Raise RefusedError if a model cannot be reloaded or unloaded."""
         if name in self._fixed(service):
-            raise invalid(f"The model '{name}' is no bundle and of no workload, and stays as long as the server.")
+            raise invalid(f"The model '{name}' is of no bundle and no workload, and cannot be loaded or unloaded.")
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
@@ -361,7 +355,7 @@ class Repository:
             self._waiting -= 1
 
     async def _load(self, service: Service, key: Key, source: Source) -> Outcome:
-        """Open a model, or have it move if it is open and can. Raises PlaceitError."""
+        """Open a model, or move it if it is open and only its placement differs. Raises PlaceitError."""
         current = service.models.find(*key)
         if current is not None and (kept := self._opened.get(current)) is not None:
             before = await asyncio.to_thread(lambda: source.stamp)
@@ -409,10 +403,7 @@ def _placements(path: Path) -> dict[str, str]:
 
 
 def _bundles(path: Path) -> dict[Key, Source]:
-    """Return the bundles at a path of the folder: itself, or the versions in it. Raises OSError.
-
-    Hidden files and folders are none.
-    """
+    """Return the bundle at a path of the folder, or the versions in it, without hidden files. Raises OSError."""
     if path.suffix == SUFFIX:
         return {(path.stem, "1"): Source(path)} if _is_named(path) else {}
     if not is_name(path.name) or path.name.startswith(".") or not path.is_dir():
@@ -422,7 +413,7 @@ def _bundles(path: Path) -> dict[Key, Source]:
 
 @functools.cache
 def _is_named(path: Path) -> bool:
-    """Return whether a bundle's file names a model; say so once if the name has characters that names cannot have."""
+    """Return whether the name of a bundle's file can name a model; warn once if it cannot."""
     if path.name.startswith("."):
         return False
     if not is_name(path.stem):
@@ -433,5 +424,5 @@ def _is_named(path: Path) -> bool:
 def known(repository: Repository | None) -> Repository:
     """Return the repository of a server. Raises RefusedError if it has none."""
     if repository is None:
-        raise RefusedError(Status.FORBIDDEN, "The models of this server stay as they are.")
+        raise RefusedError(Status.FORBIDDEN, "This server cannot load or unload models.")
     return repository

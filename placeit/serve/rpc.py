@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -12,13 +13,12 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from placeit.serve.arriving import SMALL_BYTES, Room
 from placeit.serve.client_sequences import Asked
-from placeit.serve.refusal import RefusedError, check_token, invalid, told
+from placeit.serve.refusal import RefusedError, check_token, invalid
 from placeit.serve.repository import Repository, known
-from placeit.serve.rpc_messages import SERVICE, Messages, Received, encoded, parsed
+from placeit.serve.rpc_messages import SERVICE, Messages, Received, encoded, parsed, refusing
 from placeit.serve.rpc_probes import probes
 from placeit.serve.rpc_stream import Methods, Streams
 from placeit.serve.served_model import ServedModel
@@ -26,8 +26,7 @@ from placeit.serve.service import APART_BYTES, Service
 from placeit.serve.settings import check_unchanged, log_settings, trace_settings
 from placeit.serve.shared_memory import Part, Regions
 from placeit.serve.tensors import Array, datatype_of, of_bytes, of_contents, to_bytes
-from placeit.serve.tracing import headers_of
-from placeit.serve.wanted import Wanted, priority_of, work
+from placeit.serve.wanted import Wanted, priority_of, timeout_of, work
 from placeit.serving.answers import Outputs
 
 __all__ = ["make_server"]
@@ -73,23 +72,19 @@ def make_server(
     arrivals = _Arrivals(room, min(max_bytes, room.size // _MAX_SLOW), timeout_s)
 
     def guarded(name: str, kind: Any) -> Callable[[Any, Any], Awaitable[bytes]]:
-        answer = answers.ModelInfer if name == "ModelInfer" else answers.plain(name)
-
         async def method(_: Any, context: Any) -> bytes:
-            try:
+            found = b""
+            with refusing(context):
                 if name in _HEALTH:  # answered whatever arrives, and at once
                     sent = b""
                 else:
                     check(context)
                     sent = await arrivals.read(context)
                 with room.kept(len(sent)):
-                    found: bytes = await answer(await parsed(service, sent, kind), context)
+                    found = await answers.answer(name, await parsed(service, sent, kind), context)
                 if len(found) > SMALL_BYTES:
                     _hold(room, len(found), timeout_s)
-                return found
-            except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
-                _refuse(context, error)
-                return b""
+            return found
 
         return method
 
@@ -102,14 +97,12 @@ def make_server(
     streams = Streams(service, methods, room, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def stream(_: Any, context: Any) -> None:
-        try:
+        with refusing(context):
             check(context)
             await streams.answer(context)
-        except Exception as error:  # noqa: BLE001 (clients are told only that the stream failed)
-            _refuse(context, error)
 
-    # As if clients streamed their one request, which is the same to them: the server then decides when to read it, and for how
-    # long. And without serializers that gRPC calls: it would send their exceptions to clients.
+    # Streams of one request, so that the server decides when to read it, and for how long. No serializers: gRPC would send
+    # their exceptions to clients.
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(guarded(name, getattr(messages, method.input_type.name)))
         for name, method in messages.methods.items()
@@ -143,7 +136,7 @@ class _Arrivals:
 
     Args:
         room: bytes of requests that are kept at once.
-        size: bytes of ``room`` that a request needs whose size is not known.
+        size: bytes of ``room`` for a request of unknown size.
         timeout_s: seconds in which a request has to arrive.
     """
 
@@ -211,7 +204,7 @@ class _Arrivals:
 
 
 def _hold(room: Room, size: int, timeout_s: float) -> None:
-    """Have the answer of the current call take room until gRPC has sent it; end the call if its client does not receive it."""
+    """Take room for the answer of the current call until gRPC has sent it; end the call if its client does not receive it."""
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     sending = room.begin()
     room.answered(sending, size, task.cancel)
@@ -224,104 +217,70 @@ def _hold(room: Room, size: int, timeout_s: float) -> None:
     task.add_done_callback(sent)
 
 
-def _refuse(context: Any, error: Exception) -> None:
-    """End a call with the status for an error."""
-    refused = told(error)
-    context.set_code(getattr(grpc.StatusCode, refused.status.grpc))  # not abort(): its exception would keep the server alive
-    context.set_details(str(refused))
-
-
 def _authorization(context: Any) -> bytes:
-    """Return the ``authorization`` metadata of a request; empty without any."""
     given = dict(context.invocation_metadata() or ()).get("authorization", b"")
     return given if isinstance(given, bytes) else given.encode()
 
 
+def _plain_methods(service: Service, repository: Repository | None) -> dict[str, Callable[[Any], Any]]:
+    """Return the methods without tensors by name: each takes a request, and returns the fields of its response."""
+    regions = service.regions
+
+    def index(request: Any) -> dict[str, Any]:
+        return {"models": [one for one in service.index() if one["state"] == "READY" or not request.ready]}
+
+    def trace(request: Any) -> dict[str, Any]:
+        if request.model_name:
+            service.model(request.model_name)
+        check_unchanged(request.settings)
+        found = trace_settings(traced=service.traced)
+        return {"settings": {name: {"value": [said] if isinstance(said, str) else said} for name, said in found.items()}}
+
+    def log(request: Any) -> dict[str, Any]:
+        check_unchanged(request.settings)
+        kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+        return {"settings": {name: {kinds[type(said)]: said} for name, said in log_settings().items()}}
+
+    return {
+        "ServerLive": lambda _: {"live": True},
+        "ServerReady": lambda _: {"ready": service.ready},
+        "ServerMetadata": lambda _: service.metadata(),
+        "ModelReady": lambda of: {"ready": service.model(of.name, of.version).ready and not service.draining},
+        "ModelMetadata": lambda of: service.model(of.name, of.version).metadata(),
+        "ModelConfig": lambda of: {"config": service.model(of.name, of.version).config()},
+        "ModelStatistics": lambda of: {"model_stats": service.statistics(of.name, of.version)},
+        "RepositoryIndex": index,
+        "RepositoryModelLoad": lambda of: known(repository).load(service, of.model_name, _plain(of.parameters)),
+        "RepositoryModelUnload": lambda of: known(repository).unload(service, of.model_name),
+        "SystemSharedMemoryStatus": lambda of: {"regions": {one["name"]: one for one in regions.status(of.name)}},
+        "SystemSharedMemoryRegister": lambda of: regions.register(of.name, of.key, of.offset, of.byte_size),
+        "SystemSharedMemoryUnregister": lambda of: regions.unregister(of.name),
+        "TraceSetting": trace,
+        "LogSettings": log,
+    }
+
+
 class _Answers:
-    """The methods of the protocol, by their names."""
+    """Answers requests by the names of their methods.
+
+    Args:
+        service: answers the requests.
+        messages: classes of the protocol's messages.
+        repository: loads and unloads models; None if they stay as they are.
+    """
 
     def __init__(self, service: Service, messages: Messages, repository: Repository | None) -> None:
-        self._service, self._messages, self._repository = service, messages, repository
+        self._service, self._messages, self._methods = service, messages, _plain_methods(service, repository)
 
-    async def ServerLive(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        return self._messages.ServerLiveResponse(live=True)
-
-    async def ServerReady(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        return self._messages.ServerReadyResponse(ready=self._service.ready)
-
-    async def ModelReady(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        model = self._service.model(request.name, request.version)
-        return self._messages.ModelReadyResponse(ready=model.ready and not self._service.draining)
-
-    async def ServerMetadata(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        return self._filled("ServerMetadataResponse", self._service.metadata())
-
-    async def ModelMetadata(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        return self._filled("ModelMetadataResponse", self._service.model(request.name, request.version).metadata())
-
-    async def ModelConfig(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        config = self._service.model(request.name, request.version).config()
-        return self._filled("ModelConfigResponse", {"config": config})
-
-    async def ModelStatistics(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        found = self._service.statistics(request.name, request.version)
-        return self._filled("ModelStatisticsResponse", {"model_stats": found})
-
-    async def RepositoryIndex(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        models = [one for one in self._service.index() if one["state"] == "READY" or not request.ready]
-        return self._filled("RepositoryIndexResponse", {"models": models})
-
-    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        found = self._service.regions.status(request.name)
-        return self._filled("SystemSharedMemoryStatusResponse", {"regions": {one["name"]: one for one in found}})
-
-    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
-        return self._messages.SystemSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        self._service.regions.unregister(request.name)
-        return self._messages.SystemSharedMemoryUnregisterResponse()
-
-    async def TraceSetting(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        if request.model_name:
-            self._service.model(request.model_name)
-        check_unchanged(request.settings)
-        answer = self._messages.TraceSettingResponse()
-        for name, value in trace_settings(traced=self._service.traced).items():
-            answer.settings[name].value.extend(value if isinstance(value, list) else [value])
-        return answer
-
-    async def LogSettings(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        check_unchanged(request.settings)
-        answer = self._messages.LogSettingsResponse()
-        for name, value in log_settings().items():
-            setattr(answer.settings[name], {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)], value)
-        return answer
-
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        await known(self._repository).load(self._service, request.model_name, _plain(request.parameters))
-        return self._messages.RepositoryModelLoadResponse()
-
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Message:  # noqa: ARG002, N802
-        await known(self._repository).unload(self._service, request.model_name)
-        return self._messages.RepositoryModelUnloadResponse()
-
-    def _filled(self, name: str, values: dict[str, Any]) -> Message:
-        return json_format.ParseDict(values, getattr(self._messages, name)())
-
-    def plain(self, name: str) -> Callable[[Received, Any], Awaitable[bytes]]:
-        """Return a method of a name, which takes messages without tensors, and returns bytes."""
-        method = getattr(self, name)
-
-        async def answer(sent: Received, context: Any) -> bytes:
-            found: bytes = (await method(sent.message, context)).SerializeToString()
-            return found
-
-        return answer
-
-    async def ModelInfer(self, sent: Received, context: Any) -> bytes:  # noqa: N802
-        return await encoded(self._service, *await self.infer(sent, context))
+    async def answer(self, name: str, sent: Received, context: Any) -> bytes:
+        """Return the bytes of the response of a method. Raises RefusedError."""
+        if name == "ModelInfer":
+            return await encoded(self._service, *await self.infer(sent, context))
+        found = self._methods[name](sent.message)
+        if inspect.isawaitable(found):
+            found = await found
+        fields = found if isinstance(found, dict) else {}
+        return bytes(json_format.ParseDict(fields, getattr(self._messages, f"{name}Response")()).SerializeToString())
 
     async def infer(
         self, sent: Received, context: Any, before: asyncio.Task[None] | None = None
@@ -331,7 +290,7 @@ class _Answers:
         Args:
             sent: the request.
             context: of the call that it is in.
-            before: what has to end before; None if the request runs at once.
+            before: task that has to end before the request runs; None to run it at once.
 
         Returns:
             The answer, without its tensors, and their bytes.
@@ -344,18 +303,19 @@ class _Answers:
             if before is not None:
                 await asyncio.wait([before])
             call.received = perf_counter()
-            call.headers = headers_of(context.invocation_metadata()) if self._service.traced else None
-            times = [context.time_remaining(), _timeout(request.parameters)]
+            if self._service.traced:
+                call.headers = {name: said for name, said in context.invocation_metadata() or () if isinstance(said, str)}
             borrowed = any("shared_memory_region" in tensor.parameters for tensor in request.inputs)
             size = max(sent.typed, APART_BYTES if borrowed else 0)
             copied = sum(map(len, sent.raw))
             inputs = await self._service.by_size(size, _inputs, call.model, sent, self._service.regions, copied=copied)
-            priority = priority_of(_plain(request.parameters))
+            parameters = _plain(request.parameters)
+            times = [context.time_remaining(), timeout_of(parameters)]
             wanted = [Wanted.of(one.name, _plain(one.parameters)) for one in request.outputs]
             wanted = wanted or [Wanted(name) for name in call.model.outputs]
             call.model.named_once("output", [one.name for one in wanted])
             left = min((one for one in times if one is not None), default=None)
-            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request), priority=priority)
+            outputs = await self._service.run(call, inputs, left, sequence=_sequence(request), priority=priority_of(parameters))
             answer = self._messages.ModelInferResponse(
                 model_name=call.model.name, model_version=call.model.version, id=request.id
             )
@@ -383,13 +343,13 @@ def _inputs(model: ServedModel, received: Received, regions: Regions) -> dict[st
     parts = [Part.of(_plain(tensor.parameters)) for tensor in request.inputs]
     sent = parts.count(None)
     if raw and len(raw) != sent:
-        raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each has to have its own.")
+        raise invalid(f"There are {len(raw)} raw contents for {sent} inputs: each input needs one.")
     inputs: dict[str, Array] = {}
     contents = iter(raw)
     for tensor, part in zip(request.inputs, parts, strict=True):
         spec = model.spec(tensor.name, tensor.datatype, tensor.shape)
         if (raw or part is not None) and tensor.HasField("contents"):
-            raise invalid(f"The input '{spec.name}' has typed contents beside raw ones: send either.")
+            raise invalid(f"The input '{spec.name}' has both typed and raw contents: send one of them.")
         if part is not None:
             inputs[spec.name] = regions.tensor(spec, part)
         else:
@@ -398,7 +358,6 @@ def _inputs(model: ServedModel, received: Received, regions: Regions) -> dict[st
 
 
 def _plain(parameters: Any) -> dict[str, object]:
-    """Return parameters with their values."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
 
@@ -409,20 +368,9 @@ def _sequence(request: Any) -> Asked | None:
 
 
 def _named_sequence(request: Any) -> tuple[str, int | str] | None:
-    """Return the model and the name of a request's sequence; None if it belongs to no sequence, or to a wrong one."""
+    """Return the model and the name of a request's sequence; None without a valid sequence."""
     try:
         asked = _sequence(request)
     except RefusedError:
         return None
     return None if asked is None else (request.model_name, asked.name)
-
-
-def _timeout(parameters: Any) -> float | None:
-    """Return the seconds in which a request has to be answered; None for as long as it takes. Raises RefusedError."""
-    if "timeout" not in parameters:
-        return None
-    given = parameters["timeout"]
-    chosen = given.WhichOneof("parameter_choice")
-    if chosen not in ("int64_param", "uint64_param") or getattr(given, chosen) < 0:
-        raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
-    return getattr(given, chosen) / 1e6 or None

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
+import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from placeit.core.protobuf import LENGTH_DELIMITED, field_head, message_fields
-from placeit.serve.refusal import RefusedError, Status, invalid
+from placeit.serve.refusal import RefusedError, Status, invalid, told
 from placeit.serve.service import APART_BYTES, Service
 
-__all__ = ["SERVICE", "Messages", "Received", "encoded", "parsed"]
+__all__ = ["SERVICE", "Messages", "Received", "encoded", "parsed", "refusing"]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _FIELDS: Final = 4096  # most fields of a request, as each of them takes many times its bytes
-_TYPED_BYTES: Final = 16 << 20  # most bytes besides raw contents, as values that are read take many times their bytes
+_TYPED_BYTES: Final = 16 << 20  # most bytes other than raw contents, as parsed values take many times their bytes
 _RAW_IN: Final = "raw_input_contents"
 _PIECE: Final = 1 << 20  # bytes that are copied at a time; other threads can run in between
 
@@ -49,7 +51,7 @@ class Received:
     Attributes:
         message: the request; without its raw contents, if it is large.
         raw: its raw contents, which are views of what was received if it is large.
-        typed: bytes besides the raw contents, as far as they are many.
+        typed: bytes other than raw contents, of a large request; 0 for any other.
     """
 
     message: Any
@@ -66,7 +68,7 @@ async def parsed(service: Service, sent: bytes, kind: Any) -> Received:
         kind: its class.
 
     Raises:
-        RefusedError: it is no such message, or would take many times its bytes.
+        RefusedError: it is not a message of its class, or has too many parts.
     """
     try:
         if len(sent) < APART_BYTES:
@@ -77,11 +79,11 @@ async def parsed(service: Service, sent: bytes, kind: Any) -> Received:
         message = await service.by_size(typed, _without, sent, places, kind)
         return Received(message, [memoryview(sent)[start:stop] for _, start, stop in places], typed)
     except DecodeError:
-        raise invalid(f"This is no {kind.DESCRIPTOR.name} in protobuf.") from None
+        raise invalid(f"This is not a {kind.DESCRIPTOR.name} in protobuf.") from None
 
 
 def _without(sent: bytes, places: Sequence[tuple[int, int, int]], kind: Any) -> Any:
-    """Parse a message without some of its fields, each of which begins, and has its value, at some places."""
+    """Parse a message without the fields at ``places``: begin of the field, begin and end of its value."""
     parts, at = [], 0
     for begin, _, stop in places:
         parts.append(sent[at:begin])
@@ -98,7 +100,7 @@ def _checked(sent: bytes, kind: Any) -> list[tuple[int, int, int]]:
 
     Raises:
         DecodeError: it has invalid fields, or groups, which the protocol does not have.
-        RefusedError: it has too many fields, or too many bytes that are no raw contents.
+        RefusedError: it has too many fields, or too many bytes other than raw contents.
     """
     count, raw = 0, list[tuple[int, int, int]]()
     todo = [(0, len(sent), kind)]
@@ -130,7 +132,7 @@ async def encoded(service: Service, message: Any, raw: Sequence[memoryview], wit
         service: has threads for large answers.
         message: the answer without raw contents.
         raw: its raw contents.
-        within: number of the field that it is of another message, whose bytes are returned; None for its own bytes.
+        within: number of the field of an outer message that holds the answer; None without an outer message.
     """
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     number = message.DESCRIPTOR.fields_by_name["raw_output_contents"].number
@@ -140,6 +142,17 @@ async def encoded(service: Service, message: Any, raw: Sequence[memoryview], wit
     if within is not None:
         parts.insert(0, field_head(within, size))
     return await service.by_size(0, _joined, parts, copied=size)
+
+
+@contextlib.contextmanager
+def refusing(context: Any) -> Iterator[None]:
+    """End a call with the status for an error that the block raises."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (clients are told only that the request failed)
+        refused = told(error)
+        context.set_code(getattr(grpc.StatusCode, refused.status.grpc))  # abort() raises an error that keeps the server alive
+        context.set_details(str(refused))
 
 
 def _joined(parts: Sequence[bytes | memoryview]) -> bytes:

@@ -1,10 +1,9 @@
-"""Health checks and reflection over gRPC: what Kubernetes, load balancers and tools such as grpcurl ask of any server."""
+"""Health checks and reflection over gRPC, for Kubernetes, load balancers and tools such as grpcurl."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from placeit.serve.arriving import Room
 from placeit.serve.refusal import RefusedError, Status, invalid
+from placeit.serve.rpc_messages import refusing
 from placeit.serve.service import Service
 
 __all__ = ["probes"]
@@ -35,10 +35,10 @@ def probes(
     """Return the handlers of ``grpc.health.v1`` and of reflection.
 
     Args:
-        service: whose health they tell.
-        name: full name of the protocol's service, which is as healthy as the server.
+        service: its health is reported.
+        name: full name of the protocol's service, which has the health of the server.
         pool: has the protocol's messages; the messages of the health service are added to it.
-        check: raises RefusedError if the context of a call has no right to reflection. Health is told to all.
+        check: raises RefusedError if a call, by its context, may not use reflection. Health needs no permission.
     """
     arriving, watches = Room(_ARRIVING, "health checks are arriving"), Room(_WATCHES, "watches are open")
     file = descriptor_pb2.FileDescriptorProto()
@@ -59,11 +59,11 @@ def probes(
         try:
             return None if sent is grpc.aio.EOF else kind.FromString(sent)
         except DecodeError:
-            raise invalid(f"This is no {kind.DESCRIPTOR.name} in protobuf.") from None
+            raise invalid(f"This is not a {kind.DESCRIPTOR.name} in protobuf.") from None
 
     async def health(_: Any, context: Any) -> bytes:
         answer = _STATES()
-        with _told(context):
+        with refusing(context):
             asked = (await received(context, health_pb2.HealthCheckRequest) or health_pb2.HealthCheckRequest()).service
             found = state(asked)
             if found is None:
@@ -72,7 +72,7 @@ def probes(
         return bytes(answer.SerializeToString())
 
     async def watch(_: Any, context: Any) -> AsyncIterator[bytes]:
-        with _told(context):
+        with refusing(context):
             asked = (await received(context, health_pb2.HealthCheckRequest) or health_pb2.HealthCheckRequest()).service
             async with watches.arrival() as one:
                 watches.take(one, 1)
@@ -93,7 +93,7 @@ def probes(
             while (one := await received(context, reflection_pb2.ServerReflectionRequest)) is not None:
                 yield one
 
-        with _told(context):
+        with refusing(context):
             check(context)
             async for answer in reflected.ServerReflectionInfo(requests(), context):
                 yield answer.SerializeToString()
@@ -106,13 +106,3 @@ def probes(
         **{one: {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(reflect)} for one in _REFLECTION},
     }
     return [grpc.method_handlers_generic_handler(*one) for one in handlers.items()]
-
-
-@contextlib.contextmanager
-def _told(context: Any) -> Iterator[None]:
-    """End a call with the status of a refusal that the block raises."""
-    try:
-        yield
-    except RefusedError as error:
-        context.set_code(getattr(grpc.StatusCode, error.status.grpc))
-        context.set_details(str(error))

@@ -27,12 +27,12 @@ _IS_FINAL: Final = "triton_final_response"
 
 @dataclass(frozen=True)
 class Methods:
-    """What a stream needs of the protocol.
+    """Methods of the protocol for streams.
 
     Attributes:
         response: class of a stream's responses.
         parse: returns the request in some bytes, with its tensors; raises RefusedError.
-        sequence: returns what names the sequence of a request; None if it belongs to no sequence, or to a wrong one.
+        sequence: returns a key of the sequence of a request; None without a valid sequence.
         infer: runs a request of a call, after another task has ended if there is one, and returns the answer, without its
             tensors, and their bytes.
     """
@@ -46,11 +46,11 @@ class Methods:
 class Streams:
     """The streams of a server.
 
-    A stream is read while few of its requests are in flight; otherwise, gRPC has its client wait. A stream may wait for its
-    next request without a time limit, unless too many do: a server cannot tell it from a stream whose request has half arrived.
+    A stream is read while few of its requests are in flight; otherwise, gRPC lets its client wait. The next request has no time
+    limit unless too many streams wait for one, since the server cannot see whether a part of it has arrived.
 
     Args:
-        service: whose end ends the streams.
+        service: its end ends the streams.
         methods: of the protocol.
         room: bytes of requests that are kept at once.
         max_bytes: of a request.
@@ -63,11 +63,7 @@ class Streams:
         self.reading = Room(most, "streams wait for requests")
 
     async def answer(self, context: Any) -> None:
-        """Answer the requests of a stream until its client sends no more.
-
-        Raises:
-            RefusedError: the stream ends for another reason.
-        """
+        """Answer the requests of a stream until its client ends it. Raises RefusedError if it ends for another reason."""
         await context.send_initial_metadata(())  # before the first response: if that is not received, no status could follow it
         await _Stream(self, context).answer()
 
@@ -151,7 +147,6 @@ class _Stream:
         await self._write(found)
 
     def _refused(self, error: Exception, request: str = "", *, final: bool = False) -> bytes:
-        """Return the response for an error of a request."""
         answer = self._methods.response()
         answer.error_message = str(told(error))
         answer.infer_response.id = request

@@ -17,22 +17,22 @@ from placeit.core.sizes import fits
 from placeit.serve.client_sequences import IDLE_S, Sequences
 from placeit.serve.rates import RateWatch
 from placeit.serve.refusal import invalid
-from placeit.serve.tensors import DATATYPES, sent_as, taken
+from placeit.serve.tensors import DATATYPES, ranges, sent_as, taken
 from placeit.serving.answers import Answer
 from placeit.serving.server import Server
 from placeit.serving.stats import ServerStats
 from placeit.text.generating import TextModel
 
-__all__ = ["Call", "Counts", "ServedModel", "is_name"]
+__all__ = ["Call", "Counts", "ServedModel", "is_name", "listed"]
 
-_BESIDE_VALUES = 1 << 20  # bytes of a request besides the values of its inputs: names, shapes, parameters
+_BESIDE_VALUES = 1 << 20  # bytes of names, shapes and parameters in a request
 _OF_VALUE = 16  # bytes of a value over gRPC, of which a varint may take 10
 _FIXED = re.compile(r"bool|u?int\d+|b?float\d+")  # types whose values have a fixed size
 _PAGES = ("stats",)  # of /v2/models/
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text can name a model: it has no character that a URL path would have to escape, nor only dots."""
+    """Return whether a text can name a model: it needs no escapes in a URL path, and is more than dots."""
     return re.fullmatch(r"\.*[\w-][\w.-]*", text, re.ASCII) is not None
 
 
@@ -54,7 +54,7 @@ class _Duration:
 
 
 class Counts:
-    """Numbers of the requests of a model, which go on when it is loaded anew.
+    """Counts of the requests of a model, which continue when it is reloaded.
 
     Attributes:
         durations: how often requests had an outcome or a stage, and the time that this took, by Triton's names.
@@ -69,12 +69,12 @@ class Counts:
         self._servers: tuple[ServerStats | None, tuple[Server, ...]] = (None, ())
 
     def opened(self, server: Server) -> None:
-        """Count what a server runs."""
+        """Include the requests of a server."""
         ended, servers = self._servers
         self._servers = ended, (*servers, server)
 
     def closed(self, server: Server) -> None:
-        """Let go of a server, whose requests still count."""
+        """Release a server, and keep its counts."""
         ended, servers = self._servers
         last = replace(server.stats(), waiting=0, in_flight=0, sequences=0, state_bytes=0)
         self._servers = last if ended is None else last.after(ended), tuple(one for one in servers if one is not server)
@@ -111,7 +111,7 @@ class Call:
     any_version: bool = True
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Return the names, begins and ends of its stages until now; NaN for what it has not reached."""
+        """Return the name, begin and end of each stage; NaN for stages that it has not reached."""
         begun, ended = (math.nan, math.nan) if self.answer is None else (self.answer.begun, self.answer.ended)
         return [
             ("receive", self.begun, self.received),
@@ -133,14 +133,14 @@ class ServedModel:
         version: version of the model.
         idle_s: seconds without a request after which a sequence of a client is closed.
         text: generates texts with it, if it is a decoder; None if it does not.
-        recompute: whether to keep the inputs of sequences, and to compute states anew that were lost.
+        recompute: whether to keep the inputs of sequences, to recompute states that are lost.
 
     Attributes:
         versions: all versions that are served under its name.
         accepted: number of requests that were accepted and have not ended.
         replaced: whether its file was replaced after it was opened.
         rates: watches the rate of its requests; None if it was not placed for one.
-        heads: what the JSON of requests says, by its bytes: clients that send tensors as bytes send the same again and again.
+        heads: parsed JSON of requests, by its bytes, which are often equal if tensors follow as bytes.
         counts: numbers of its requests.
 
     Raises:
@@ -194,20 +194,18 @@ class ServedModel:
 
     @property
     def tensors(self) -> list[tuple[object, ...]]:
-        """Names, types and sizes of its inputs and outputs, which are equal for models that clients can ask in the same way."""
+        """Names, types and sizes of its inputs and outputs."""
         sides = enumerate((self.inputs, self.outputs))
         return [(side, spec.name, spec.dtype, spec.limits or spec.shape) for side, specs in sides for spec in specs.values()]
 
     @property
     def max_values(self) -> int:
         """Number of values of all inputs together, at their largest sizes."""
-        return sum(
-            math.prod(spec.shape if spec.limits is None else (high for _, high in spec.limits)) for spec in self.inputs.values()
-        )
+        return sum(math.prod(high for _, high in ranges(spec)) for spec in self.inputs.values())
 
     @property
     def max_bytes(self) -> float:
-        """Bytes of the largest request over gRPC, with typed values; infinite if an input has values of any length."""
+        """Bytes of the largest request over gRPC, with typed values; infinite if values have no fixed size."""
         if not all(_FIXED.fullmatch(spec.dtype) for spec in self.inputs.values()):
             return math.inf
         return _BESIDE_VALUES + _OF_VALUE * self.max_values
@@ -216,7 +214,7 @@ class ServedModel:
         """Return the spec of an input as it is sent. Raises RefusedError if its name, type or shape does not fit the model."""
         spec = self.inputs.get(name)
         if spec is None:
-            raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {_names(self.inputs)}.")
+            raise invalid(f"The model '{self.name}' has no input '{name}'; its inputs are {listed(self.inputs)}.")
         dtype = sent_as(spec, datatype)
         if not fits(shape, spec.shape, spec.limits):
             raise invalid(f"The input '{name}' is sent with the shape {list(shape)}; the model takes {taken(spec)}.")
@@ -229,13 +227,13 @@ class ServedModel:
         known = self.inputs if what == "input" else self.outputs
         for name in names:
             if name not in known:
-                raise invalid(f"The model '{self.name}' has no {what} '{name}'; its {what}s are {_names(known)}.")
+                raise invalid(f"The model '{self.name}' has no {what} '{name}'; its {what}s are {listed(known)}.")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise invalid(f"The {what} '{twice}' is there {names.count(twice)} times.")
         missing = [name for name in known if name not in names]
         if missing and what == "input":
-            raise invalid(f"The input '{missing[0]}' is missing; the inputs are {_names(known)}.")
+            raise invalid(f"The input '{missing[0]}' is missing; the inputs are {listed(known)}.")
 
     def count_on(self, counts: Counts) -> None:
         """Go on with the numbers of earlier requests for the model."""
@@ -264,8 +262,8 @@ class ServedModel:
             "name": self.name,
             "versions": self.versions,
             "platform": "placeit",
-            "inputs": [_described(spec) for spec in self.inputs.values()],
-            "outputs": [_described(spec) for spec in self.outputs.values()],
+            "inputs": _described(self.inputs, "datatype", "shape"),
+            "outputs": _described(self.outputs, "datatype", "shape"),
         }
 
     def config(self) -> dict[str, Any]:
@@ -275,8 +273,8 @@ class ServedModel:
             "platform": "placeit",
             "backend": "placeit",
             "max_batch_size": 0,
-            "input": [_configured(spec) for spec in self.inputs.values()],
-            "output": [_configured(spec) for spec in self.outputs.values()],
+            "input": _described(self.inputs, "data_type", "dims", "TYPE_"),
+            "output": _described(self.outputs, "data_type", "dims", "TYPE_"),
         }
 
     def statistics(self) -> dict[str, Any]:
@@ -291,18 +289,14 @@ class ServedModel:
         }
 
 
-def _names(known: Iterable[str]) -> str:
+def listed(known: Iterable[str]) -> str:
+    """Return names for a message, in quotes."""
     return ", ".join(f"'{name}'" for name in known)
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": _dims(spec)}
-
-
-def _configured(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _dims(spec)}
-
-
-def _dims(spec: TensorSpec) -> list[int]:
-    """Return a tensor's sizes, -1 for open ones."""
-    return [low if low == high else -1 for low, high in spec.limits or zip(spec.shape, spec.shape, strict=True)]
+def _described(specs: Mapping[str, TensorSpec], kind: str, sizes: str, prefix: str = "") -> list[dict[str, Any]]:
+    """Return the names, types and sizes of tensors, by the names of these fields; sizes are -1 if they are open."""
+    return [
+        {"name": name, kind: prefix + DATATYPES[spec.dtype], sizes: [low if low == high else -1 for low, high in ranges(spec)]}
+        for name, spec in specs.items()
+    ]

@@ -28,10 +28,10 @@ __all__ = ["APART_BYTES", "BRIEF_BYTES", "Service", "about_to_end"]
 
 _LOG = logging.getLogger("placeit")
 APART_BYTES: Final = 1 << 14
-"""Bytes of JSON, or of tensors that become JSON, from which on another thread has to read and write it: about 2 ms of work."""
+"""Bytes of JSON, or of tensors that become JSON, from which another thread converts them: about 2 ms of work."""
 BRIEF_BYTES: Final = 1 << 18
-"""Bytes of JSON up to which reading and writing it is brief."""
-_COPIED: Final = 64  # bytes that are copied or checked in the time of one byte of JSON
+"""Bytes of JSON up to which its conversion is brief."""
+_COPIED: Final = 64  # bytes that are copied in the time in which one byte of JSON is converted
 _APART = 2  # functions that run apart at a time
 _EXTENSIONS = (
     "binary_tensor_data",
@@ -105,13 +105,13 @@ class Service:
             return await asyncio.to_thread(function, *args)
 
     async def by_size(self, size: int, function: Callable[..., T], *args: Any, copied: int = 0) -> T:
-        """Call a function on another thread, if others would wait too long for it.
+        """Call a function, on another thread if it takes so long that others would wait.
 
         Args:
             size: bytes of JSON, or of tensors that become JSON, that it works on.
             function: the function.
             *args: its arguments.
-            copied: bytes that it may copy or check besides.
+            copied: other bytes that it copies or checks.
         """
         size += copied // _COPIED
         return function(*args) if size < APART_BYTES else await self.apart(function, *args, brief=size < BRIEF_BYTES)
@@ -137,7 +137,7 @@ class Service:
         return max((model.max_bytes for model in self.models), default=math.inf)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the server's metadata, as the protocol has them."""
+        """Return the server's metadata, in the format of the protocol."""
         return {"name": "placeit", "version": __version__, "extensions": list(_EXTENSIONS)}
 
     def index(self) -> list[dict[str, Any]]:
@@ -161,10 +161,10 @@ class Service:
 
     @contextlib.contextmanager
     def accepted(self, name: str, version: str = "") -> Iterator[Call]:
-        """Accept a request, which the server then finishes even if it is told to end, and count its outcome.
+        """Accept a request, which the server then finishes even if it has to end, and count its outcome.
 
         Raises:
-            RefusedError: there is no such model, or the server accepts no more requests.
+            RefusedError: the model does not exist, or the server accepts no more requests.
         """
         call = Call(self.model(name, version), any_version=not version)
         if self.draining:
@@ -205,16 +205,16 @@ class Service:
         """Run the model of a request.
 
         Args:
-            call: the request, whose model is then the one that has run it.
+            call: the request; its model is set to the one that runs it.
             inputs: by name.
-            timeout_s: seconds from the begin of the request until the outputs have to be there; None for as long as it takes.
-            on_leave: has a function called once the client has disconnected, and returns one that undoes this; None if this
-                call is cancelled then.
+            timeout_s: seconds from the begin of the request to its outputs; None for no limit.
+            on_leave: registers a function to call when the client disconnects, and returns a function that undoes this; None
+                if this call is cancelled then.
             sequence: its sequence; None if it belongs to no sequence.
-            priority: that the client asks for, from 1, which is the first; any other means the last of the levels.
+            priority: priority from 1, which is the first; any other number means the last one.
 
         Raises:
-            RefusedError: there are no outputs, or not in time. A request that has not begun by then does not run.
+            RefusedError: the request fails, or its time limit is over; it does not run if it has not begun by then.
         """
         until = math.inf if timeout_s is None else call.begun + timeout_s
         while True:
@@ -230,12 +230,10 @@ class Service:
                 return outputs
 
     def _sequences(self, call: Call, asked: Asked) -> Sequences:
-        """Return the sequences that a request belongs to, and have it run on their model.
-
-        The model of the request has them, or one that it has replaced, or an older version if the client names none.
+        """Return the sequences of a request's model, or of an earlier model or version that has its sequence and then runs it.
 
         Raises:
-            RefusedError: the tensors of that model are others.
+            RefusedError: the tensors of that model differ.
         """
         model = call.model
         if asked.name not in model.sequences and not asked.start:
@@ -252,7 +250,7 @@ class Service:
         return call.model.sequences
 
     async def _outputs(self, call: Call, answer: Answer, until: float, on_leave: OnLeave | None) -> Outputs | None:
-        """Wait for the outputs of a request; return None if another client that waited for it has cancelled it."""
+        """Wait for the outputs of a request; return None if another client that waits for it cancels it."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()  # its result is whether the client has left
 
@@ -299,15 +297,10 @@ class Service:
             self._idle.set()
 
 
-def _left(until: float) -> float | None:
-    """Return the seconds until a time of ``time.perf_counter``, at least 0; None if it is infinite."""
-    return None if until == math.inf else max(0.0, until - time.perf_counter())
-
-
 def _submit(inputs: Arrays, until: float, server: Server | Sequence, **options: Any) -> Answer:
-    """Submit a request that has to begin by a time of ``time.perf_counter``, with further options. Raises RefusedError."""
-    left = _left(until)
-    if left == 0:
+    """Submit a request that has to begin before a time of ``time.perf_counter``. Raises RefusedError."""
+    left = None if until == math.inf else until - time.perf_counter()
+    if left is not None and left <= 0:
         raise _late()
     try:
         return server.submit(inputs, wait=False, start_within_s=left, **options)
@@ -317,8 +310,8 @@ def _submit(inputs: Arrays, until: float, server: Server | Sequence, **options: 
 
 def about_to_end() -> RefusedError:
     """Return the refusal of a server that accepts no more requests."""
-    return RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: ask another one.")
+    return RefusedError(Status.UNAVAILABLE, "This server is about to end and takes no more requests: use another one.")
 
 
 def _late() -> RefusedError:
-    return RefusedError(Status.LATE, "The time in which this request had to be answered is over.")
+    return RefusedError(Status.LATE, "The time limit of this request is over.")

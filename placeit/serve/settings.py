@@ -1,4 +1,4 @@
-"""Settings of traces and logs, in Triton's format. Clients read them; who starts the server chooses them."""
+"""Settings of traces and logs, in Triton's format. Clients can read them, and not change them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def check_unchanged(asked: Mapping[str, object]) -> None:
     if asked:
         raise RefusedError(
             Status.FORBIDDEN,
-            "Clients cannot change what this server logs and traces: its logger 'placeit' and the variables OTEL_* of "
-            "OpenTelemetry say it where the server starts.",
+            "Clients cannot change the logs and traces of this server: configure its logger 'placeit' and OpenTelemetry's "
+            "variables OTEL_* where it is started.",
         )

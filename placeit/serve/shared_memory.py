@@ -18,7 +18,7 @@ import numpy as np
 
 from placeit.backends.base import TensorSpec
 from placeit.serve.refusal import RefusedError, Status, invalid
-from placeit.serve.tensors import Array, check_size, of_bytes
+from placeit.serve.tensors import Array, check_size, of_bytes, whole_number
 
 __all__ = ["Part", "Regions"]
 
@@ -47,13 +47,12 @@ class Part:
         region = parameters.get("shared_memory_region")
         if region is None:
             return None
-        numbers = [parameters.get("shared_memory_offset", 0), parameters.get("shared_memory_byte_size")]
-        if not isinstance(region, str) or not all(_is_size(number) for number in numbers):
+        offset, size = _size(parameters.get("shared_memory_offset", 0)), _size(parameters.get("shared_memory_byte_size"))
+        if not isinstance(region, str) or offset is None or size is None:
             raise invalid(
                 "A tensor in shared memory needs the text 'shared_memory_region', and whole numbers for "
                 "'shared_memory_byte_size' and 'shared_memory_offset'."
             )
-        offset, size = (number for number in numbers if isinstance(number, int))
         return cls(region, offset, size)
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,8 +61,9 @@ class Part:
         return found | ({"shared_memory_offset": self.offset} if self.offset else {})
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+def _size(value: object) -> int | None:
+    found = whole_number(value)
+    return found if found is not None and found < 1 << 63 else None
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Regions:
             raise RefusedError(
                 Status.FORBIDDEN, "This server shares no memory with its clients: start it with --shared-memory."
             )
-        if not (isinstance(name, str) and isinstance(key, str) and _is_size(offset) and _is_size(size)):
+        first, length = _size(offset), _size(size)
+        if not (isinstance(name, str) and isinstance(key, str)) or first is None or length is None:
             raise invalid("A region needs the text 'key', and whole numbers for 'byte_size' and 'offset'.")
-        assert isinstance(offset, int) and isinstance(size, int)  # noqa: S101, PT018
         file = key.lstrip("/")
         if not file or file in (".", "..") or "/" in file or "\0" in file:
             raise invalid(f"'{key}' does not name an object of shared memory: give its name, as in '/name'.")
@@ -117,20 +117,20 @@ class Regions:
         found = os.fstat(opened)
         with self._lock:
             why = None
-            if not stat.S_ISREG(found.st_mode) or found.st_size < offset + size:
-                why = f"The shared memory '{key}' has {found.st_size} bytes, and not {offset + size}."
+            if not stat.S_ISREG(found.st_mode) or found.st_size < first + length:
+                why = f"The shared memory '{key}' has {found.st_size} bytes, and not {first + length}."
             elif name in self._known:
                 why = f"The region '{name}' is registered already: unregister it first."
             elif len(self._known) >= _MOST:
                 why = f"{_MOST} regions are registered: unregister some."
             if why is None:
-                self._known[name] = _Region(key, offset, size, opened)
+                self._known[name] = _Region(key, first, length, opened)
                 return
         os.close(opened)
         raise invalid(why)
 
     def unregister(self, name: str = "") -> None:
-        """Close a region, or all regions without a name; it has no effect if there is no such region."""
+        """Close a region if it exists, or all regions without a name."""
         with self._lock:
             for one in [name] if name else [*self._known]:
                 region = self._known.pop(one, None)

@@ -1,4 +1,4 @@
-"""What a server opens its models from: bundles, and the models of a placed workload, which can move while they are served."""
+"""The sources of a server's models: bundles, and placed workloads, whose models can move while they are served."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Key", "Mover", "Opened", "Opener", "Outcome", "Planned", "Source", "
 Key: TypeAlias = tuple[str, str]
 """Name and version of a model."""
 Outcome: TypeAlias = Literal["unchanged", "moved", "loaded"]
-"""What loading a model did: nothing, as it runs like that already; a move to other devices or segments; or a new start."""
+"""Result of loading a model: nothing changed, it moved to other devices or segments, or it was opened."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a model is opened from: a bundle, unless a subclass says otherwise.
+    """The source of a model: a bundle, or as a subclass describes it.
 
     Attributes:
         path: the bundle, or the file of the model.
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def stamp(self) -> tuple[object, ...] | None:
-        """What changes when a file of it is replaced or written to; None without a file."""
+        """A value that changes when the file is replaced or written to; None if the file is missing."""
         return stamp(self.path)
 
 
@@ -55,7 +55,7 @@ class Planned(Source):
 
     @property
     def stamp(self) -> tuple[object, ...] | None:
-        """What changes when a file of it does, or what the workload says of it; None without a file."""
+        """A value that changes with the files and the entry of the workload; None if a file is missing."""
         stamps = [stamp(file) for file in (self.path, self.entry.inputs, self.entry.placement) if file]
         return None if None in stamps else (self.entry, self.priority, *stamps)
 
@@ -71,19 +71,19 @@ class Planned(Source):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What a session is opened with: the model, its inputs and devices, and how it computes. Raises as `placement`."""
+        """The settings of its session: model, inputs, devices, and conditions. Raises as `placement`."""
         inputs = self.entry.inputs
         files = self.path, stamp(self.path), inputs, inputs and stamp(inputs)
         return *files, self.entry.devices, dict(self.entry.shapes), self.placement.conditions
 
     def place(self, text: str) -> Callable[[], None]:
-        """Write another placement to the file of its placement, and return a function that puts back the one before.
+        """Write another placement to the file of its placement, and return a function that restores the old one.
 
         Args:
             text: the content of a placement's file.
 
         Raises:
-            PlacementError: it is no placement.
+            PlacementError: the text is not a placement.
             FileError: the file cannot be read or written.
         """
         before, what = self.placement, f"The placement for '{self.entry.name}'"
@@ -108,7 +108,7 @@ class Opened:
     Attributes:
         model: the model.
         close: closes its server and its session.
-        move: has it run as a source says now, and returns the outcome; None if it has to be opened anew for that.
+        move: moves it to the placement of a source, and returns the outcome; None if it has to be reopened instead.
     """
 
     model: ServedModel
@@ -126,7 +126,7 @@ class Mover:
     Args:
         session: has the model.
         server: serves it.
-        source: what it was opened from.
+        source: source of the model.
         in_flight: most requests in flight on each replica; None for the placement's own.
     """
 
@@ -135,7 +135,7 @@ class Mover:
         self._identity, self._now, self._executors = source.identity, (source.placement, source.priority), server.executors
 
     def __call__(self, source: Source) -> Outcome | None:
-        """Move the model; see :attr:`Opened.move`. Raises PlaceitError if it cannot run as the source says."""
+        """Move the model; see :attr:`Opened.move`. Raises PlaceitError."""
         if not isinstance(source, Planned) or source.identity != self._identity:
             return None
         placement, (now, priority) = source.placement, self._now
@@ -145,7 +145,7 @@ class Mover:
         tuned = None if placement.serving is None else placement.serving.in_flight
         try:
             move(self._session, self._server, placement, in_flight=self._in_flight or tuned, priority=source.priority)
-        except (PlacementError, UsageError):  # of other devices or groups than the session has, or it does not fit at all
+        except (PlacementError, UsageError):  # with devices or groups that the session does not have, or too large
             return None
         self._now, self._executors = (placement, source.priority), self._server.executors
         return "moved"

@@ -26,11 +26,13 @@ __all__ = [
     "of_bytes",
     "of_contents",
     "of_json",
+    "ranges",
     "sent_as",
     "sized",
     "taken",
     "to_bytes",
     "to_json",
+    "whole_number",
 ]
 
 DATATYPES: Final = {
@@ -68,7 +70,7 @@ Array = NDArray[np.generic]
 
 
 def sent_as(spec: TensorSpec, datatype: str) -> str:
-    """Return NumPy's name of the type in which a tensor is sent: the model's type, or BF16 for FP32. Raises RefusedError."""
+    """Return NumPy's name of the type of a sent tensor: the model's type, or BF16 for FP32. Raises RefusedError."""
     wanted = DATATYPES[spec.dtype]
     if datatype == "BF16" and spec.dtype == "float32":
         return _BF16
@@ -84,10 +86,19 @@ def datatype_of(value: Array) -> str:
     return _OF_DTYPES[value.dtype]
 
 
+def whole_number(value: object) -> int | None:
+    """Return a value that is a whole number of at least 0; None for any other value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def taken(spec: TensorSpec) -> str:
     """Return the shapes of an input that a model takes, for messages."""
-    limits = spec.limits or zip(spec.shape, spec.shape, strict=True)
-    return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in limits)}]"
+    return f"[{', '.join(str(low) if low == high else f'{low}..{high}' for low, high in ranges(spec))}]"
+
+
+def ranges(spec: TensorSpec) -> list[tuple[int, int]]:
+    """Return the least and the greatest size of each dimension of a tensor."""
+    return [*(spec.limits or zip(spec.shape, spec.shape, strict=True))]
 
 
 def sized(spec: TensorSpec, size: int) -> TensorSpec:
@@ -96,7 +107,7 @@ def sized(spec: TensorSpec, size: int) -> TensorSpec:
         return spec
     fixed = [low for low, high in spec.limits if low == high]
     if len(fixed) < len(spec.shape) - 1:
-        raise invalid(f"The input '{spec.name}' has several open sizes, {taken(spec)}: say in JSON which shape it has.")
+        raise invalid(f"The input '{spec.name}' has several open sizes, {taken(spec)}: send its shape in JSON.")
     length, more = divmod(size, math.prod(fixed) * np.dtype(spec.dtype).itemsize or 1)
     shape = tuple(low if low == high else length for low, high in spec.limits)
     if more or not fits(shape, spec.shape, spec.limits):
@@ -105,14 +116,14 @@ def sized(spec: TensorSpec, size: int) -> TensorSpec:
 
 
 def check_size(spec: TensorSpec, size: int) -> None:
-    """Raise RefusedError if a tensor is sent with another number of bytes than its shape and type take."""
+    """Raise RefusedError if the number of sent bytes does not fit the shape and type."""
     wanted = math.prod(spec.shape) * (2 if spec.dtype == _BF16 else np.dtype(spec.dtype).itemsize)
     if size != wanted:
         raise invalid(f"The input '{spec.name}' has {size} bytes; {_SENT[spec.dtype]} {list(spec.shape)} takes {wanted}.")
 
 
 def of_bytes(data: bytes | memoryview, spec: TensorSpec) -> Array:
-    """View little-endian bytes as a tensor; nothing is copied but BF16, which becomes float32. Raises RefusedError."""
+    """View little-endian bytes as a tensor; BF16 is copied to float32. Raises RefusedError."""
     check_size(spec, len(data))
     if spec.dtype == _BF16:
         upper = np.frombuffer(data, "<u2").reshape(spec.shape).astype(np.uint32)
@@ -144,7 +155,7 @@ def of_json(data: Any, spec: TensorSpec) -> Array:
 def _flat(data: Any, spec: TensorSpec) -> list[Any]:
     """Return the values of a list, flat or nested like the tensor's shape, as a flat list. Raises RefusedError."""
     if not isinstance(data, list):
-        raise invalid(f"The 'data' of the input '{spec.name}' is no list of values.")
+        raise invalid(f"The 'data' of the input '{spec.name}' is not a list of values.")
     values, sizes = data, [len(data)]
     while values and isinstance(values[0], list):
         lengths = {len(row) if isinstance(row, list) else -1 for row in values}

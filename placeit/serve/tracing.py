@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry, if the process has one of its SDKs."""
+"""Spans of requests for OpenTelemetry, if its SDK is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from placeit.core.extras import installed
 from placeit.core.version import __version__
 
-__all__ = ["Traces", "headers_of", "traces_of"]
+__all__ = ["Traces", "traces_of"]
 
 
 class Traces:
@@ -35,7 +35,7 @@ class Traces:
             model: name of its model.
             version: version of its model.
             headers: its headers; its span belongs to the trace that the header ``traceparent`` names.
-            stages: names, begins and ends of its stages, in seconds of ``time.perf_counter``; NaN for what it did not reach.
+            stages: name, begin and end of each stage, in seconds of ``time.perf_counter``; NaN for stages not reached.
             well: whether it succeeded.
         """
         shift, end = time.time() - time.perf_counter(), time.perf_counter()
@@ -58,7 +58,7 @@ class Traces:
 
 
 def traces_of(provider: Any = None) -> Traces | None:
-    """Return what writes the spans of requests; None if nothing would read them.
+    """Return the writer of spans; None if nothing reads them.
 
     Args:
         provider: OpenTelemetry's provider of tracers; None for the one of the process.
@@ -71,8 +71,3 @@ def traces_of(provider: Any = None) -> Traces | None:
 
     found = trace.get_tracer_provider()
     return None if isinstance(found, trace.ProxyTracerProvider | trace.NoOpTracerProvider) else Traces(found)
-
-
-def headers_of(metadata: Any) -> Mapping[str, str]:
-    """Return the metadata of a call of gRPC as headers."""
-    return {name: value for name, value in metadata or () if isinstance(value, str)}

@@ -1,11 +1,11 @@
-"""The models that a server has, by name and version, and those that are about to leave."""
+"""The models of a server by name and version, and the models that are about to be closed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from placeit.serve.refusal import RefusedError, Status
-from placeit.serve.served_model import Counts, ServedModel
+from placeit.serve.served_model import Counts, ServedModel, listed
 
 __all__ = ["Models"]
 
@@ -14,7 +14,7 @@ class Models:
     """Models by name and version. Used on the thread of the event loop; others may iterate.
 
     Attributes:
-        leaving: models that get no new requests, and go on with their sequences.
+        leaving: models that get no new requests, and finish their sequences.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Models:
 
     @property
     def running(self) -> list[ServedModel]:
-        """All models, and those that are leaving and that no other model has replaced."""
+        """All models, and leaving models that were not replaced."""
         found = {(model.name, model.version): model for model in [*self.leaving, *self]}
         return [*found.values()]
 
@@ -40,17 +40,17 @@ class Models:
         """Return a model by its name and version, or in its newest version if that is empty. Raises RefusedError."""
         versions = self._models.get(name)
         if not versions:
-            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {_names(self._models) or 'none'}.")
+            raise RefusedError(Status.UNKNOWN, f"There is no model '{name}' here; there are {listed(self._models) or 'none'}.")
         known = next(iter(versions.values())).versions
         if version not in ("", *known):
-            raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has {_names(known)}.")
+            raise RefusedError(Status.UNKNOWN, f"The model '{name}' has no version '{version}'; it has {listed(known)}.")
         return versions[version or known[-1]]
 
     def add(self, model: ServedModel) -> ServedModel | None:
-        """Add a model, which goes on with the numbers of earlier ones of its name and version.
+        """Add a model, which continues the counts of its name and version.
 
         Returns:
-            The model whose place it takes, which is then leaving; None without one.
+            The model that it replaces, which is then leaving; None without one.
         """
         model.count_on(self._counts.setdefault((model.name, model.version), model.counts))
         versions = self._models.setdefault(model.name, {})
@@ -74,11 +74,7 @@ class Models:
 
     @staticmethod
     def _number(versions: dict[str, ServedModel]) -> None:
-        """Tell models of one name which versions there are, the newest one last."""
+        """Set the versions of all models of one name, the newest last."""
         known = sorted(versions, key=lambda one: (one.isdecimal(), int(one) if one.isdecimal() else 0, one))
         for model in versions.values():
             model.versions = known
-
-
-def _names(known: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in known)

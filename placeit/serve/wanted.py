@@ -1,4 +1,4 @@
-"""Outputs in the form that a client wants: as they are, as classes, or in shared memory."""
+"""The form of outputs that a client asks for: tensors, classes, or shared memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from placeit.serve.refusal import invalid
 from placeit.serve.shared_memory import Part, Regions
-from placeit.serve.tensors import Array, to_bytes
+from placeit.serve.tensors import Array, to_bytes, whole_number
 
-__all__ = ["Wanted", "priority_of", "work"]
+__all__ = ["Wanted", "priority_of", "timeout_of", "work"]
 
 _CLASSES: Final = 10_000  # most classes of an output, as each becomes a text
+_LONGEST_US: Final = 1 << 62  # longest time-out in microseconds, which a float can hold
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Wanted:
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, object], *, binary: bool = True) -> Wanted:
         """Read the parameters of an output. Raises RefusedError."""
-        classes, binary_data = parameters.get("classification", 0), parameters.get("binary_data", binary)
-        if not isinstance(classes, int) or isinstance(classes, bool) or not 0 <= classes <= _CLASSES:
+        classes, binary_data = whole_number(parameters.get("classification", 0)), parameters.get("binary_data", binary)
+        if classes is None or classes > _CLASSES:
             raise invalid(f"The parameter 'classification' has to be a whole number of classes, and at most {_CLASSES}.")
         if not isinstance(binary_data, bool):
             raise invalid("'binary_data' has to be true or false in this request.")
@@ -53,16 +54,16 @@ class Wanted:
         return _classes(value, self.classes) if self.classes else value
 
     def stored(self, value: Array, regions: Regions) -> dict[str, Any] | None:
-        """Write an output to its part of shared memory, and return its parameters; None if it is to be sent.
+        """Write an output to its part of shared memory, and return its parameters; None if it is sent instead.
 
         Raises:
-            RefusedError: there is no such region, or it is too small.
+            RefusedError: the region does not exist, or is too small.
         """
         return None if self.part is None else regions.store(self.name, to_bytes(value), self.part).to_dict()
 
 
 def work(wanted: Iterable[Wanted], outputs: Mapping[str, Array]) -> dict[str, int]:
-    """Return how many bytes of outputs become text or are written to shared memory, and how many are copied besides.
+    """Return how many bytes of outputs become text or are written to shared memory, and how many are copied.
 
     They are the arguments ``size`` and ``copied`` of :meth:`placeit.serve.service.Service.by_size`.
     """
@@ -88,7 +89,15 @@ def _classes(value: Array, most: int) -> Array:
 
 def priority_of(parameters: Mapping[str, object]) -> int:
     """Return the parameter ``priority`` of a request, 0 if it has none. Raises RefusedError if it is not a whole number."""
-    given = parameters.get("priority", 0)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+    given = whole_number(parameters.get("priority", 0))
+    if given is None:
         raise invalid("The parameter 'priority' has to be a whole number of at least 0.")
     return given
+
+
+def timeout_of(parameters: Mapping[str, object]) -> float | None:
+    """Return the parameter ``timeout`` of a request in seconds; None if there is no limit. Raises RefusedError."""
+    given = whole_number(parameters.get("timeout", 0))
+    if given is None:
+        raise invalid("The parameter 'timeout' has to be a whole number of microseconds, and at least 0.")
+    return min(given, _LONGEST_US) / 1e6 or None

@@ -1,4 +1,4 @@
-"""Admission of a server's requests: replicas take them from the queue, and put them back if they have to begin again."""
+"""Give the requests of a server to its replicas, and put them back into the queue if they have to begin again."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Admitting(Queueing):
             replica.bell.wait(patience)
 
     def take(self, replica: Replica, *, room: bool) -> list[Pending]:
-        """Return the next request for a replica, or several that run as one; empty if it has to take none now.
+        """Return the next request for a replica, or several that run as one; empty if none may run now.
 
         Args:
-            replica: the replica that asks.
-            room: whether it may be a request of no sequence.
+            replica: the replica.
+            room: whether requests without a sequence are allowed.
         """
         while requests := self._take(replica, room=room):
             ready = [request for request in requests if self._is_ready(request, replica)]
@@ -72,12 +72,12 @@ class Admitting(Queueing):
         return request.started
 
     def _hold(self, replica: Replica, requests: abc.Sequence[Pending]) -> None:
-        """Keep the states of sequences that step together with requests for their run; with the lock."""
+        """Keep the states of sequences for the joined step of some requests; with the lock."""
         if replica.stepping is not None:
             replica.stepping.begin(requests)
 
     def _let_go(self, replica: Replica, requests: abc.Sequence[Pending], why: PlaceitError | None = None) -> None:
-        """Let other runs use the states that were kept for requests, which have not ended; with the lock."""
+        """Release the states that were kept for unfinished requests; with the lock."""
         if replica.stepping is not None:
             replica.stepping.put_back(requests, why)
 
@@ -109,10 +109,10 @@ class Admitting(Queueing):
         return taken
 
     def _together(self, replica: Replica) -> list[Pending]:
-        """Return the requests of no sequence that a replica runs next, as one; empty if they wait for others; with the lock.
+        """Return the next batch of a replica, of requests without a sequence; empty if it waits for more; with the lock.
 
-        A batch that has room for more waits while each device of the replica has a run, or for the delay of the server. If
-        several replicas have no run, they share the requests. The time does not depend on how many requests wait.
+        A batch with room waits while each device of the replica has a run, or for the delay of the server. Idle replicas share
+        the requests. The time does not depend on the number of waiting requests.
         """
         first, most = self._waiting.first(), replica.batches.most
         if first is None or first.like is None or first.rows >= most:
@@ -130,7 +130,7 @@ class Admitting(Queueing):
         return [] if waits and rows < most and not full else found
 
     def _until(self, first: Pending) -> float:
-        """Return until when the first waiting request waits for others while a device is free; with the lock."""
+        """Return the time until which the first request waits for others while a device is free; with the lock."""
         until = first.future.arrived + (0.0 if self._joining is None or first.like is None else self._joining.delay_s)
         return until if until < self._waiting.soonest else -math.inf
 
@@ -147,7 +147,7 @@ class Admitting(Queueing):
     def patience(self) -> float:
         """End requests that were cancelled or are past their deadline, and return the seconds until the next call is due.
 
-        These are half a second at most, so that the caller regularly checks whether its executor is lost.
+        They are limited to half a second, so that the caller regularly checks its executor.
         """
         with self._lock:
             now = perf_counter()
@@ -206,7 +206,7 @@ class Admitting(Queueing):
         self._end_late()
 
     def separate(self, replica: Replica, requests: abc.Sequence[Pending], why: BaseException) -> None:
-        """Put steps back that could not be joined, and did not begin; each then runs alone."""
+        """Put back steps that could not be joined and have not begun; each then runs alone."""
         for request in requests:
             request.started, request.single = False, True
         self.again(replica, failure_of("States could not be joined", why), only=requests)
@@ -231,7 +231,7 @@ class Admitting(Queueing):
             PlaceitError: a device of the replica is lost, and all its requests have to begin again.
         """
         if item.explored and self.without(replica):
-            return  # it begins again on another replica, which shows whether the request is at fault
+            return  # another replica runs it, which shows whether the request is at fault
         if begun:
             self.suspect(replica, error)
         replica.failures = 0

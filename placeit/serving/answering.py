@@ -26,13 +26,7 @@ _LOG = logging.getLogger("placeit")
 
 
 class Answering(Turns):
-    """The part of a server that ends requests.
-
-    Attributes:
-        replacements: of executors that were lost, or left for better ones, in order.
-        repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
-            the server.
-    """
+    """The part of a server that ends requests."""
 
     def __init__(self, state_memory: float | None) -> None:
         super().__init__(state_memory)
@@ -59,7 +53,7 @@ class Answering(Turns):
     def resolve(self, request: Pending) -> None:
         """Count a request of the compiled queue that is over, and resolve its future. Any thread may do so, more than once.
 
-        A signal handler may interrupt this anywhere: then the thread of a replica does it again.
+        If a signal handler interrupts this, the thread of a replica repeats it.
         """
         submission, future = request.submission, request.future
         outcome: abc.Callable[[Answer], object]
@@ -113,7 +107,7 @@ class Answering(Turns):
                 self.resolve(request)
 
     def queued_at(self, slots: Slots, slot: int) -> Pending | None:
-        """Return the request of the compiled queue that is in a slot of a replica; None if the slot has no such request."""
+        """Return the request of the compiled queue in a slot of a replica; None without one."""
         submission = self.queued.in_slot(slots.number, slot)
         return None if submission is None else self._submitted.get(submission)
 
@@ -171,14 +165,14 @@ class Answering(Turns):
         return True
 
     def uncounted(self, replica: Replica, request: Pending, error: BaseException) -> None:
-        """Release a request that has ended, and that :meth:`release` failed to record."""
+        """Release an ended request that :meth:`release` failed to record."""
         with self._lock:
             request.over = True
             self._land(replica, request)
         request.uncounted(error)
 
     def _land(self, replica: Replica, request: Pending) -> None:
-        """Remove a request from those that a replica has in flight, if it is one of them; with the lock."""
+        """Remove a request from those in flight on a replica, if it is there; with the lock."""
         if request in replica.flying:
             replica.flying.remove(request)
             self.queued.exit()
@@ -196,7 +190,7 @@ class Answering(Turns):
         self._history.ended(Done(request.number, replica.executor.labels, *times, ran, moved, sequence=of))
 
     def ran(self, replica: Replica, rows: int, *, steps: bool) -> None:
-        """Count a run of one request, of a batch or of joined steps, by its rows, if the replica joins requests or steps."""
+        """Count a run by its rows, if the replica joins requests or steps."""
         with self._lock:
             if steps:
                 self._history.steps[rows] += 1
@@ -204,13 +198,13 @@ class Answering(Turns):
                 self._history.batches[rows] += 1
 
     def check_probe(self, probe: Probe, outputs: Outputs) -> None:
-        """Compare a batch with the single run of one of its requests; if they differ, join no more requests, and say so."""
+        """Compare a batch with the single run of one of its requests; stop joining if they differ."""
         why = None if self._joining is None else probe.wrong(outputs, self._joining.tolerance)
         if why is not None:
             self.stop_joining(why)
 
     def stop_joining(self, why: str) -> None:
-        """Join no more requests, and say why once."""
+        """Join no more requests, and log the reason once."""
         with self._lock:
             joins = any(replica.batches.most for replica in self._replicas)
             for replica in self._replicas:
@@ -221,20 +215,20 @@ class Answering(Turns):
             _LOG.warning("Requests are not joined any more: %s.", why)
 
     def tell(self, request: Pending, ran: abc.Sequence[Ran], replica: Replica) -> None:
-        """Tell the attendants of a request that has ended well."""
+        """Report a successful request to the attendants."""
         future = request.future
         for attendant in self._attendants:
             attendant.ended(Request(replica.executor.plan, future.begun, future.ended, ran, request.alone, request.explored))
 
     def suspect(self, replica: Replica, error: PlaceitError) -> None:
-        """Have attendants find out whether a device is lost, after a request failed. Raises PlaceitError if it is."""
+        """Let attendants check for a lost device after a failure. Raises PlaceitError if one is lost."""
         for attendant in self._attendants:
             attendant.suspect(replica.executor, error)
         if (gone := replica.executor.gone) is not None:
             raise gone
 
     def answered(self, replica: Replica, ended: float) -> None:
-        """Record that a request has ended well. If the replica replaces another one, log the time to its first answer."""
+        """Record a successful request, and log the time to the first answer of a replacement."""
         replica.failures = 0
         replacement, replica.replacement = replica.replacement, None
         if replacement is not None:

@@ -38,7 +38,7 @@ class Answer(Outcome[Outputs]):
 
     @property
     def _condition(self) -> threading.Condition:
-        # read by every way to wait but result() and exception(): the future then has to be resolved once the request is over
+        # read by all waits other than result() and exception(); the future then has to be resolved when the request ends
         queued = self._queued
         if queued is not None:
             queued[0].watch(queued[1])
@@ -97,10 +97,10 @@ class Pending:
     single: bool = False  # whether it runs alone, as it could not be joined
     replay: bool = False  # whether it runs a kept input again to restore a lost state; no thread waits for it
     future: Answer = field(default_factory=Answer)
-    alone: bool = False  # whether no other request was in flight beside it
+    alone: bool = False  # whether no other request was in flight with it
     number: int = 0  # its number among the requests that have begun
     explored: bool = False  # whether a candidate runs it
-    failure: PlaceitError | None = None  # the error with which it leaves the queue; None if its deadline was over
+    failure: PlaceitError | None = None  # why it leaves the queue; None if its deadline has passed
     over: bool = False  # whether it has ended, well or not
     submission: _core.Submission | None = None  # in the compiled queue; None if it is not there
     on: Literal["host", "device"] = "host"  # where its outputs are wanted
@@ -113,7 +113,7 @@ class Pending:
         return None if slot is None else slot.number
 
     def uncounted(self, error: BaseException) -> None:
-        """Have its sequence go on after the server failed to count the request; the state of the sequence counts as lost."""
+        """Release its sequence after the server failed to count the request; the state counts as lost."""
         if self.line is not None and self in self.line.flying:
             self.line.failed(failure_of("a request was not counted", error), at=self.position, for_good=True)
             self.line.flying.pop(self, None)
@@ -125,13 +125,13 @@ def too_late() -> ExecutionError:
 
 
 def interruption() -> ExecutionError:
-    """Return the reason why a sequence's state is not known after an error of the server interrupted a request of it."""
-    return ExecutionError("A request of it was interrupted by an error of the server's.")
+    """Return the reason why a sequence's state is lost after an error of the server."""
+    return ExecutionError("An error of the server interrupted a request of it.")
 
 
 def late() -> DeadlineError:
-    """Return the error of a request whose deadline was over before it could begin."""
-    return DeadlineError("The deadline of this request was over before it could begin.")
+    """Return the error of a request whose deadline passed before it could begin."""
+    return DeadlineError("The deadline of this request passed before it could begin.")
 
 
 def fail(requests: Iterable[Pending], error: PlaceitError) -> None:

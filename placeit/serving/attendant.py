@@ -1,4 +1,4 @@
-"""Attendants of a server: threads that are told of each request that ends, and may have the server use another plan."""
+"""Attendants of a server: threads that observe ended requests, and may switch the server to another plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
         begun: when it began, in seconds of ``time.perf_counter``.
         ended: when it ended, in seconds of ``time.perf_counter``.
         ran: its segments, and when each of them ran.
-        alone: whether no other request was in flight on the server beside it.
+        alone: whether no other request was in flight on the server.
         explored: whether it ran on a candidate.
     """
 
@@ -48,7 +48,7 @@ class Request:
 
 
 class Attendant(ABC):
-    """A thread that attends a server, from :meth:`start` until it is closed. If it fails, the server goes on without it.
+    """A thread that attends a server, from :meth:`start` until it is closed. If it fails, the server continues without it.
 
     Args:
         name: of the thread.
@@ -68,11 +68,11 @@ class Attendant(ABC):
         self._thread.submit(self._work)
 
     def ended(self, request: Request) -> None:
-        """Tell the attendant of a request that has ended. Any thread may call this; it returns at once."""
+        """Record an ended request. Any thread may call this; it returns at once."""
         self._ended.append(request)
 
     def suspect(self, executor: PlanExecutor, error: PlaceitError) -> None:  # noqa: B027 (most attendants do not)
-        """Find out whether a device of an executor is lost, after a request failed there; on the thread that serves."""
+        """Check for a lost device of an executor after a request failed there; runs on the thread that serves."""
 
     def close(self, seconds: float) -> None:
         """Stop the thread, and wait at most ``seconds`` for its end; a compilation in progress ends first."""

@@ -1,4 +1,4 @@
-"""Dynamic batching: how many rows of a model's inputs a server runs as one, by measured times, and which requests these are.
+"""Dynamic batching: the most rows that a server runs as one, by measured times, and the choice of requests.
 
 A batch is right if each row of the outputs depends on the same row of the inputs alone. Shapes cannot show this, so batches are
 compared with single requests: when a server starts, and at times while it serves.
@@ -39,7 +39,7 @@ class Batches:
 
     Attributes:
         most: most rows of a batch; 0 if requests are not joined.
-        seconds: median seconds of a run, by the number of its rows, as far as they were measured.
+        seconds: measured median seconds of a run, by the number of its rows.
         why: why requests are not joined; None if they are.
         padding: how requests of different lengths are joined; None if they are not.
     """
@@ -115,7 +115,7 @@ class _Sweep:
         return Batches(chosen * self._rows, seconds)
 
     def pads(self, padding: Padding | None) -> bool:
-        """Return whether requests of different lengths, which are joined, have the outputs of single requests."""
+        """Return whether joined requests of different lengths have the same outputs as single requests."""
         length = next(iter(self._samples[0].values())).shape[1] if padding is not None else 0
         shorter = length - max(1, length // 4)
         if padding is None or shorter < padding.least:
@@ -217,7 +217,7 @@ class Batch:
         return [self._part(k, outputs, by_length) for k in range(len(self.requests))]
 
     def probe(self, number: int, outputs: Sequence[Outputs]) -> Probe:
-        """Return one of the requests, to run again alone, with the outputs that the batch had for it."""
+        """Return one of the requests, to run again alone, with its outputs of the batch."""
         number %= len(self.requests)
         inputs = self._part(number, self.inputs, () if self._padding is None else self.inputs)
         return Probe(inputs, {name: np.array(value) for name, value in outputs[number].items()})
@@ -233,7 +233,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A request of a batch that runs again alone, for which no caller waits; an item of :class:`placeit.runtime.feed.Feed`."""
+    """A request of a batch that runs again alone, as a check; an item of :class:`placeit.runtime.feed.Feed`."""
 
     inputs: Arrays
     expected: Arrays
@@ -253,13 +253,13 @@ class Prober:
         self._next: Probe | None = None
 
     def ended(self, batch: Batch, outputs: Sequence[Outputs]) -> None:
-        """Hear of a batch that has ended, with the outputs of each of its requests, before any caller has them."""
+        """Record a batch that has ended, with the outputs of each request, before any caller has them."""
         if self._batches % _PROBE_EVERY == 0:
             self._next = batch.probe(self._batches // _PROBE_EVERY, outputs)
         self._batches += 1
 
     def take(self) -> Probe | None:
-        """Return the request that is to run again alone now; None without any."""
+        """Return the next request to run again alone, if any."""
         probe, self._next = self._next, None
         return probe
 

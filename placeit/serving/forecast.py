@@ -1,4 +1,4 @@
-"""Predicted capacities of servers: requests in flight are simulated, and the host's work for each request is a bound."""
+"""Predicted capacities of servers: simulated requests in flight, bounded by the host's work for each request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from placeit.simulator.depth import served
 
 __all__ = ["HostCosts", "predicted_capacity"]
 
-_RUNS, _RUN_S = 5, 0.04  # most runs of requests that show what the host does for each, and the seconds of one
+_RUNS, _RUN_S = 5, 0.04  # most runs that measure the cost of a request on the host, and the seconds of each
 
 
 class HostCosts:
     """CPU seconds that the host spends on each request of a model: to submit it, to join it with others and to answer it.
 
-    Python's lock lets one thread at a time do this, whatever the devices do. The costs are measured at the first request that
-    runs alone, and at the first that is joined with others, on the server that is asked about then.
+    Python's lock lets one thread at a time do this. The costs are measured once for requests that run alone, and once for
+    joined ones, on the first server of each kind.
 
     Args:
         inputs: of each request, by name.

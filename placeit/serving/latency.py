@@ -16,11 +16,11 @@ from placeit.measuring.statistics import median_interval
 
 __all__ = ["LatencyLimit", "OperatingPoint", "most_left"]
 
-_LEFT = 0.05  # share of the requests, beyond those in flight, that may be left when the last one has arrived
+_LEFT = 0.05  # share of the requests that may wait when the last one has arrived
 
 
 def most_left(in_flight: int, arrived: int) -> float:
-    """Return the most requests that a server which keeps up may have left when the last of ``arrived`` has arrived."""
+    """Return the most unfinished requests, when the last of ``arrived`` arrives, of a server that keeps up."""
     return in_flight + _LEFT * arrived
 
 

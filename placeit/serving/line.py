@@ -18,7 +18,7 @@ from placeit.runtime.slots import Slot
 __all__ = ["Company", "Home", "Line"]
 
 _TOKENS = "input_ids"
-_UNMEASURED = 16  # requests by which the measurement of a state may be late, as it needs a moment without requests in flight
+_UNMEASURED = 16  # requests by which the measurement of a state may be late, as it needs a moment with none in flight
 
 
 class Home(Protocol):
@@ -89,9 +89,9 @@ class Line:
         alone: whether no request begins while another is in flight, as there was no room for a further slot.
         convoy: has the state as a row among rows of other sequences; None if the slot has the state.
         flying: the requests in flight, in order, with their slots; None for a request that is not ready yet.
-        moving: token of the thread that copies or resets the state just now; None if no thread does.
-        holds: positions of requests. A request at a higher position than one of them has to wait.
-        noted: gate for threads that wait for a request, a copy or a reset to end; None if no thread waits.
+        moving: token of the thread that copies or resets the state; None without one.
+        holds: positions; requests at higher positions wait.
+        noted: gate for threads that wait for the end of a request, a copy or a reset; None if no thread waits.
         submitted: number of requests submitted so far.
         resets: number of resets so far.
         begun: number of these resets that have been carried out.
@@ -149,7 +149,7 @@ class Line:
             raise StateLostError(self.number, self.lost)
 
     def may_begin(self, position: int) -> bool:
-        """Return whether the waiting request at a position of the sequence may begin, as none is in flight."""
+        """Return whether the waiting request at a position may begin, with none in flight."""
         return not self.busy and self._is_free(position)
 
     def may_follow(self, position: int, resets: int) -> bool:
@@ -186,12 +186,12 @@ class Line:
 
     @property
     def free_slot(self) -> Slot | None:
-        """A slot in which no request is in flight; None if all are taken."""
+        """A slot without a request in flight; None if all are taken."""
         slots = () if self.slot is None else (self.slot, *self.more)
         return next((slot for slot in slots if slot not in self.flying.values()), None)
 
     def let_go(self) -> list[Slot]:
-        """Return all slots, which the sequence has no longer."""
+        """Remove all slots, and return them."""
         slots = [] if self.slot is None else [self.slot, *self.more]
         self.replica = self.slot = None
         self.more.clear()
@@ -199,13 +199,13 @@ class Line:
 
     @property
     def states(self) -> Mapping[str, Any] | None:
-        """Copies of the values of the model's variables, by name; None without a slot. Nothing may use the state."""
+        """Copies of the values of the model's variables, by name; None without a slot. The state must not be in use."""
         if self.convoy is not None:
             return self.convoy.states_of(self)
         return None if self.slot is None else self.slot.states()
 
     def separate(self) -> None:
-        """Have the slot alone keep the state, which nothing may use."""
+        """Move the state, which must not be in use, from the convoy to the slot."""
         if self.convoy is not None and self.slot is not None:
             self.slot.set_states(self.convoy.states_of(self))
             self.leave()

@@ -116,10 +116,7 @@ class RateReport:
 
     @property
     def sustained(self) -> bool | None:
-        """True if requests were served as fast as they came: none was dropped, and no more waited in the end than by chance.
-
-        None if no rate was given.
-        """
+        """True if no request was dropped, and few waited in the end; None if no rate was given."""
         served = self.served
         return None if self.rate is None else served.keeps_up(most_left(self.in_flight, served.arrived))
 
@@ -174,7 +171,7 @@ class _Tally:
 
     def __init__(self, server: Server) -> None:
         self._history, self._submitted = server.history, 0
-        self._refused, self._busy = server.history.outcomes["refused"], dict(server.busy)
+        self._refused, self._busy = self._history.outcomes["refused"], dict(server.busy)
         self._ended: list[tuple[float, float, float] | None] = []  # arrival, begin and end; None if it failed
         self._error: PlaceitError | None = None
         self.start = perf_counter()
@@ -192,7 +189,7 @@ class _Tally:
         self._ended.append((answer.arrived, answer.begun, answer.ended) if error is None else None)
 
     def sum_up(self, *, interrupted: bool, waiting: int | None = None) -> Served:
-        """Wait until all requests have ended, and return their outcomes; ``waiting`` is None for those that are left now."""
+        """Wait for all requests, and return their outcomes; ``waiting`` are left when the last arrives, None for now."""
         waiting = self.left if waiting is None else waiting
         while self.left > 0:
             sleep(min(CHECK_S, max(1e-3, 1e-2 * (perf_counter() - self.start))))

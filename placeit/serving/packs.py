@@ -65,7 +65,7 @@ class Packs:
         self._free, self._flying = list[Slot](), list[Pack]()
 
     def choose(self, waiting: Sequence[Pending], most: int) -> list[Pending]:
-        """Return which of the waiting requests run next, at most ``most``; the first has waited longest."""
+        """Return the waiting requests to run next, at most ``most``; the first has waited longest."""
         found, room = list[Pending](), self.longest
         for request in waiting:
             tokens = request.inputs[TOKENS].shape[1]
@@ -88,6 +88,6 @@ class Packs:
             self._free.append(pack.place)
 
     def put_back(self, requests: Collection[Pending]) -> None:
-        """End the runs of packs with some requests, of which none goes on."""
+        """End the packs that contain any of the requests."""
         for pack in [pack for pack in self._flying if any(request in requests for request in pack.requests)]:
             self.land(pack)

@@ -1,4 +1,4 @@
-"""Padding: how requests of different lengths are joined, for models with a mask that says which positions count."""
+"""Padding, by which requests of different lengths are joined, for models with a mask of valid positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Padding"]
 
 @dataclass(frozen=True)
 class Padding:
-    """Zeros behind the inputs of a request up to the length of the longest one of its batch, which its mask hides.
+    """Zeros that extend the inputs of a request to the longest length in its batch, and that the mask hides.
 
-    Shapes and names allow it; whether it is right is for a check against single runs to tell.
+    Shapes and names allow it; a check against single runs has to confirm it.
 
     Attributes:
         outputs: names of the outputs whose second size is the length.
@@ -60,5 +60,5 @@ class Padding:
         return "about", -(-length >> shift) << shift
 
     def padded(self, inputs: Arrays, length: int) -> Arrays:
-        """Return inputs of a length, with zeros behind their own."""
+        """Return inputs that are extended to a length with zeros."""
         return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in inputs.items()}

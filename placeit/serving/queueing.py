@@ -34,13 +34,13 @@ class NewRequest:
 
     Attributes:
         inputs: by name.
-        start_within_s: seconds in which it has to begin; None for as long as it takes.
+        start_within_s: seconds in which it has to begin; None for no limit.
         wait: whether to wait for room in the queue.
-        timeout: seconds to wait for room at most; None for as long as it takes.
+        timeout: seconds to wait for room at most; None for no limit.
         arrived: when it was due, in seconds of ``time.perf_counter``; None for now.
-        line: the sequence that it belongs to; None if it belongs to no sequence.
-        behind: whether it may wait for earlier requests of its sequence.
-        on: where its outputs are wanted.
+        line: its sequence; None without a sequence.
+        behind: whether to wait for earlier requests of its sequence.
+        on: where to return its outputs.
         priority: requests of a lower number begin first.
     """
 
@@ -60,11 +60,8 @@ class Queueing(Answering):
 
     Args:
         executor: any of the server's executors.
-        queue: number of requests that may wait, besides the requests in flight.
+        queue: most waiting requests, without the requests in flight.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
-
-    Attributes:
-        after_sequences: called when the last open sequence is closed, with ``drain``; None for no call.
     """
 
     def __init__(self, executor: PlanExecutor, queue: int, state_memory: float | None) -> None:
@@ -87,7 +84,7 @@ class Queueing(Answering):
         request = Pending(checked, deadline, new.priority, on=new.on)
         if new.arrived is not None:
             if not new.arrived <= now:
-                raise UsageError(f"A request has arrived before it is submitted; got {new.arrived}, and it is {now} now.")
+                raise UsageError(f"'arrived' must be at most the current time, {now}; got {new.arrived}.")
             request.future.arrived = new.arrived
         request.line = new.line
         if any(replica.batches.most for replica in self._replicas) and new.line is None and new.on == "host":
@@ -100,7 +97,7 @@ class Queueing(Answering):
         return request.future
 
     def _put(self, request: Pending, until: float, *, behind: bool) -> int | None:
-        """Queue a request. If there is no room, return the queue's counter of room to wait on, or raise after ``until``."""
+        """Queue a request. If the queue is full, return its counter of room to wait on, or raise after ``until``."""
         outcomes, room = self._history.outcomes, self.queued.room
         with self._lock:
             if self._closed or self._reason is not None:
@@ -114,7 +111,7 @@ class Queueing(Answering):
                 line.check_open()
                 if not behind and (line.flying or self._waiting.first(line) is not None):
                     raise SequenceError(
-                        f"A request of sequence {line.number} has not ended, and this one was not to wait for it: wait for the "
+                        f"A request of sequence {line.number} has not ended, and this one may not wait for it: wait for the "
                         "future of that one, or let requests of a sequence queue."
                     )
                 outcomes["refused"] -= 1
@@ -123,11 +120,11 @@ class Queueing(Answering):
                     return room
                 if until == request.deadline:
                     outcomes["expired"] += 1
-                    raise DeadlineError("The deadline of this request was over before there was room for it in the queue.")
+                    raise DeadlineError("The deadline of this request passed while the queue was full.")
                 outcomes["refused"] += 1
                 raise QueueFullError(
-                    f"{self.queue} requests wait already: requests come faster than they are served, or no executor takes them "
-                    "at present. Submit fewer, wait longer, or make the queue larger."
+                    f"{self.queue} requests wait already: requests arrive faster than they are served, or none is "
+                    "served now. Submit fewer, wait longer, or make the queue larger."
                 )
             if line is None and self._waiting.first() is None and self._is_compiled:
                 self._submit(request)
@@ -190,7 +187,7 @@ class Queueing(Answering):
             self._ring()
 
     def _end_late(self) -> None:
-        """End the futures of requests that have left the queue without having begun; without the lock."""
+        """End the futures of requests that left the queue without beginning; without the lock."""
         while self._waiting.over:
             with self._lock:
                 request = next(iter(self._waiting.over), None)
@@ -205,7 +202,7 @@ class Queueing(Answering):
         return dropped
 
     def turn_away(self) -> None:
-        """Count a request as refused that was not submitted because the queue was full when it was due."""
+        """Count a request as refused that was not submitted because the queue was full."""
         with self._lock:
             self._history.outcomes["refused"] += 1
 
@@ -221,6 +218,6 @@ class Queueing(Answering):
             self.after_sequences(drain=drain)
 
     def check_thread(self) -> None:
-        """Raise ExecutionError if this is a callback of one of the server's futures, which cannot wait for requests."""
+        """Raise ExecutionError in a callback of a future of the server, which cannot wait for requests."""
         if self.is_here:
-            raise ExecutionError("A callback of one of a server's futures cannot wait for its requests: submit them instead.")
+            raise ExecutionError("A callback of a server's future cannot wait for its requests: submit them instead.")

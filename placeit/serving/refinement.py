@@ -1,4 +1,4 @@
-"""Limits and results of refining a served placement, which :mod:`placeit.workbench.refining` does."""
+"""Limits and results of refining a served placement (:mod:`placeit.workbench.refining`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Limits", "Refinement"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what refining may cost.
+    """Limits on the cost of refining.
 
     Attributes:
         share: share of the requests that try a candidate; at most 0.5.

@@ -26,15 +26,14 @@ class Replacing(Admitting):
 
     Args:
         executors: of the same model, for this server alone.
-        queue: number of requests that may wait, besides the requests in flight.
-        replace: makes an executor in place of a lost one; None to go on without one.
+        queue: most waiting requests, without the requests in flight.
+        replace: makes a replacement for a lost executor; None for no replacement.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now.
-        joining: rules by which requests are joined, or why they cannot be; None if they are not to be. Batches are measured on
-            each executor at first.
-        steps: rules by which steps of sequences are joined; None if they are not. They are tried on each executor at first.
+        joining: rules for batches, which are measured on each executor first, or why there are none; None for no batches.
+        steps: rules for joined steps, which are tried on each executor first; None for no joined steps.
 
     Attributes:
-        vacant: number of lost executors that no other one has replaced.
+        vacant: number of lost executors that were not replaced.
     """
 
     def __init__(

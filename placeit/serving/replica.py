@@ -33,7 +33,7 @@ class Replacement:
         decided_s: seconds to decide on the new placement.
         compiled_s: seconds from the decision until the placement could run.
         answered_s: seconds from then to its first answer; NaN before that.
-        asked: whether the user asked for it, which is no warning.
+        asked: whether the user asked for it; otherwise, it is logged as a warning.
     """
 
     why: str
@@ -69,7 +69,7 @@ class Replica:
         exploring: whether it is a candidate.
         flying: requests in flight; read and changed with the server's lock.
         lost: whether it cannot run requests any more.
-        retired: whether it is to take no more requests.
+        retired: whether it takes no more requests.
         failures: failures in a row that no request caused.
         ready: when it was made, in seconds of ``time.perf_counter``.
         batches: how many rows its executor runs as one.

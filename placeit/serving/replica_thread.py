@@ -74,7 +74,7 @@ class ReplicaThread(Replica):
             self.gone.open()
 
     def _run_what_waits(self) -> bool:
-        """Run requests until none waits; return False if no more will come. Requests in flight after an error begin again."""
+        """Run requests until none waits, at first those interrupted by an error; return False if no more will come."""
         self._thread = threading.get_ident()
         if self.slots is not None:
             self._queued.close(self.slots.number)
@@ -86,7 +86,7 @@ class ReplicaThread(Replica):
         return True
 
     def _end_of(self, error: BaseException) -> PlaceitError | None:
-        """Return why the replica is lost, after an error that ended serving; None if the replica goes on."""
+        """Return why the replica is lost, after an error that ended serving; None if it continues."""
         why = error if isinstance(error, PlaceitError) else None
         try:
             self.executor.check()
@@ -95,7 +95,7 @@ class ReplicaThread(Replica):
         self.failures += 1
         if self.failures > _FAILURES or self.exploring:
             return why or failure_of("Serving failed", error)
-        report("Serving goes on after", error)
+        report("Serving continues after", error)
         forget_frames(error)  # its frames hold requests
         time.sleep(_PAUSE_S * 2**self.failures)
         return None
@@ -187,7 +187,7 @@ class ReplicaThread(Replica):
             item.future.ended = ended
             self._server.answered(self, ended)
             joined |= line is not None and line.convoy is not None
-            self._server.tell(item, () if joined else ran, self)  # no costs are of joined steps
+            self._server.tell(item, () if joined else ran, self)  # costs are not of joined steps
         except BaseException as error:  # noqa: BLE001 (the outputs are there)
             report("A request has ended and was not counted:", error)
             self._server.uncounted(self, item, error)

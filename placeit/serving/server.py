@@ -42,9 +42,9 @@ class Server(Replacing, Watched):
     first in ``executors``. If a request fails, only its future fails: the requests in flight beside it begin again. A request
     depends on its inputs alone, so a second run costs time and changes nothing else.
 
-    Where inputs and outputs are a few megabytes at most, and all executors have lanes, requests need no Python from their
-    submission to their end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. All other
-    requests, and all requests of sequences, are begun and ended by a thread of each executor.
+    If inputs and outputs have a few megabytes at most, and all executors have lanes, requests need no Python between submission
+    and end (:class:`placeit._core.RequestQueue`): the thread that waits for a future resolves it. A thread of each executor
+    begins and ends all other requests, and all requests of sequences.
 
     An executor is lost when its session is closed, a thread of a device has died or a device of another node is lost. Other
     executors take over its requests, and so does the executor that ``replace`` makes. If no executor is left, and ``replace``
@@ -52,18 +52,18 @@ class Server(Replacing, Watched):
 
     Args:
         executors: of the same model, for this server alone; closed with it.
-        queue: number of requests that may wait, besides the requests in flight.
-        replace: makes an executor in place of a lost one; None to go on without one.
+        queue: most waiting requests, without the requests in flight.
+        replace: makes a replacement for a lost executor; None for no replacement.
         state_memory: bytes that the states of all sequences may take; None for half of the memory that is free now. On a
-            device they may never take more than nine tenths of what it may hold besides weights.
-        joining: rules by which requests that wait are joined, and run as one, or why they cannot be; None to run each alone.
-        steps: rules by which steps of sequences that wait are joined, and run as one; None to run each alone.
+            device they never take more than nine tenths of its memory for anything but weights.
+        joining: rules for batches of waiting requests, or why there can be none; None to run each request alone.
+        steps: rules for joined steps of waiting sequences; None to run each step alone.
+
 
     Attributes:
         busy: seconds that segments ran, by device name.
-        replacements: of executors that were lost, or left for better ones, in order.
-        repeated: how often a request ended that had ended before; a future keeps its first outcome. More than 0 is an error of
-            the server.
+        replacements: replacements of lost executors, or by better ones, in order.
+        repeated: number of requests that ended twice, which is an error of the server; a future keeps its first outcome.
         sequences: the open sequences.
         after_sequences: called when the last open sequence is closed, with ``drain``; None for no call.
     """
@@ -119,7 +119,7 @@ class Server(Replacing, Watched):
                 leave them as they are until it has ended.
             start_within_s: seconds in which it has to begin; if it has not by then, its future fails.
             wait: whether to wait for room in the queue.
-            timeout: seconds to wait at most; None for as long as it takes.
+            timeout: seconds to wait at most; None for no limit.
             arrived: when it was due, in seconds of ``time.perf_counter``; its latency counts from then. None for now.
             on: where outputs are returned: NumPy arrays on the ``host``, or, for outputs that a GPU computes and if streams
                 drive all devices, arrays on the ``device``.
@@ -194,17 +194,17 @@ class Server(Replacing, Watched):
 
     @property
     def batches(self) -> list[Batches]:
-        """The batches of each executor that serves requests now: how many rows, measured times, or why there are none."""
+        """The batches of each executor that serves now: most rows, measured times, or why there are none."""
         return [replica.batches for replica in self._replicas if replica.able]
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds that the threads which begin and end requests have used; threads of devices are not counted."""
+        """CPU seconds of the threads that begin and end requests, without the threads of devices."""
         return sum(replica.cpu_seconds for replica in self._replicas)
 
     @property
     def stepping(self) -> list[Stepping]:
-        """For each executor that serves requests now: how many steps it joins at most, or why none; empty without a decoder."""
+        """Joining of steps on each executor that serves now: most steps, or why none; empty without a decoder."""
         return [replica.stepping for replica in self._replicas if replica.able and replica.stepping is not None]
 
     @property
@@ -213,7 +213,7 @@ class Server(Replacing, Watched):
         return next((one.report for one in self._attendants if one.report is not None), None)
 
     def attend(self, attendant: Attendant) -> None:
-        """Start an attendant, tell it of requests that end, and close it with the server."""
+        """Start an attendant, report ended requests to it, and close it with the server."""
         self._attendants.append(attendant)
         attendant.start()
 
@@ -234,7 +234,7 @@ class Server(Replacing, Watched):
         if os.getpid() != self._process:
             return
         if self.is_here:
-            raise ExecutionError("A callback of one of its futures cannot close a server, which waits for that to end.")
+            raise ExecutionError("A callback of a server's future cannot close the server: it would wait for itself.")
         run_in_thread(functools.partial(self._close, drain, timeout))
 
     def _flying(self) -> list[Pending]:

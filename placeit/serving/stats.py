@@ -71,10 +71,7 @@ class ServerStats:
         return [float(value) for value in np.quantile(found, shares)]
 
     def after(self, before: ServerStats) -> ServerStats:
-        """Return these numbers with the counts of another server of the model, whose place this one took, added to them.
-
-        The queue's limit, latencies, events and the devices that are there are of this one.
-        """
+        """Return these numbers plus the counts of an earlier server of the model; other fields stay as they are."""
         old = {device.name: device for device in before.devices}
         sums: dict[str, Any] = {}
         for name in ("waiting", "in_flight", "latency_s", "replacements", "sequences", "state_bytes", "runs"):

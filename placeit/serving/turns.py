@@ -1,4 +1,4 @@
-"""The queues and the replicas of a server, and whose turn it is to take a request."""
+"""The queues and the replicas of a server, and the choice of the replica for each request."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Turns:
 
     Attributes:
         queued: the compiled queue, whose requests need no Python.
-        sequences: the open sequences.
         happened: records an event; see :meth:`placeit.serving.history.History.happened`.
-        busy: seconds that segments ran, by device name.
     """
 
     def __init__(self, state_memory: float | None) -> None:
@@ -54,12 +52,12 @@ class Turns:
         return len(self._waiting) + self.queued.waiting
 
     def stays(self, replica: Replica) -> bool:
-        """Return whether a replica goes on to serve while it has no request in flight, as others may come."""
+        """Return whether a replica continues to serve without a request in flight, since more may arrive."""
         return replica.executor.stays and replica.able and (self.able or self.queued.waiting > 0)
 
     @property
     def is_here(self) -> bool:
-        """True if the calling thread is the thread of a replica, which callbacks of the server's futures run on."""
+        """True if the calling thread is a replica's thread, where callbacks of the server's futures run."""
         return any(replica.is_here() for replica in self._replicas)
 
     def _for_sequences(self) -> list[Replica]:

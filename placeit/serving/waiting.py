@@ -14,15 +14,14 @@ from placeit.serving.line import Line
 
 __all__ = ["Waiting"]
 
-_SPARE = 16  # deadlines of requests that have left, below which their heap is not cleaned up
+_SPARE = 16  # outdated deadlines, below which their heap is not cleaned up
 
 
 class Waiting:
     """The waiting requests of a server, in order, for each sequence and for all requests of no sequence.
 
-    Adding or removing a request takes constant time; a deadline takes time logarithmic in the number of deadlines, and a
-    priority takes time linear in the number of requests that it goes before. The caller holds a lock, except that futures may
-    end on any thread without it.
+    Adding or removing a request takes constant time, a deadline logarithmic time, and a priority time linear in the requests
+    that it overtakes. The caller holds a lock, but futures may end on any thread without it.
 
     Args:
         given_up: called when the future of a waiting request has ended, on the thread that has ended it.
@@ -54,12 +53,12 @@ class Waiting:
 
     @property
     def lines(self) -> list[Line]:
-        """Sequences that have waiting requests, first the one of which no request has left for the longest time."""
+        """Sequences with waiting requests, first the one that was served least recently."""
         return [line for line in self._requests if line is not None]
 
     @property
     def soonest(self) -> float:
-        """Time at which :meth:`expire` has to be called next; no waiting request has an earlier deadline."""
+        """Time of the next deadline, at which :meth:`expire` is due."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def add(self, request: Pending) -> None:
@@ -114,7 +113,7 @@ class Waiting:
         return request in self._requests.get(request.line, ())
 
     def _advance(self, request: Pending) -> None:
-        """Move a request of no sequence before those whose number of priority is higher."""
+        """Move a request without a sequence before those with a higher priority number."""
         others = self._requests[None]
         behind = [*takewhile(lambda one: one.priority > request.priority, itertools.islice(reversed(others), 1, None))]
         for one in reversed(behind):

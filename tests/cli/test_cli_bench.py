@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_what_was_run_and_the_rest_is_run_later(cli: Any, own: None
     assert first.items() <= bench.read("mine.json").items()
     nothing = cli("bench", "run", "-o", "mine.json", "--resume", "--problems", "vgg/*")
     assert (nothing.exit_code, "mine.json had 3 of 3 problems" in nothing.stdout) == (0, True)
-    assert "--resume goes with -o FILE" in cli("bench", "run", "--resume").stderr
+    assert "--resume needs -o FILE" in cli("bench", "run", "--resume").stderr
 
 
 def test_an_error_in_the_module_of_a_placer_is_its_own_not_placeits(cli: Any, own: None, tmp_path: Path) -> None:

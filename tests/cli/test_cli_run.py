@@ -266,6 +266,7 @@ def test_without_a_placement_several_devices_are_compared(cli: Any, tiny: Path, 
         ("--csv", "t.csv"),
         ("--record", "r.json"),
         ("--requests", 5),
+        ("--metrics-port", 0, "--rate", 20),
     ],
 )
 def test_what_is_about_one_placement_is_refused_where_devices_are_compared(

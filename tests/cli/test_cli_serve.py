@@ -164,11 +164,8 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
     (tmp_path / "nothing").touch()
     served: Sequence[object] = (tiny, "-p", placement)
     for args, said in (
-        (
-            (tiny,),
-            "with --placement, or --devices to run it whole on, or 'placeit build'",
-        ),
-        ((tiny, tiny, "-p", placement), "A placement is of one model"),
+        ((tiny,), "with --placement, or --devices to run it whole"),
+        ((tiny, tiny, "-p", placement), "--placement is for one model"),
         ((f"a/b={tiny}", "-p", placement), "a/b="),
         ((*served, "--tls-cert", tiny), "give --tls-cert and --tls-key, or neither"),
         ((*served, "--tls-cert", tiny, "--tls-key", tiny), "are not a certificate chain and its private key"),
@@ -182,8 +179,8 @@ def test_what_is_wrong_is_said_before_anything_is_served(cli: Any, tiny: Path, p
         ((*served, "--max-batch", "8"), "cannot be joined: the first size of its input 'x' is not open"),
         ((*served, "--max-batch", "-1"), "--max-batch is '-1': give a number of rows"),
         ((*served, "--follow-rates"), "--follow-rates is about placed workloads"),
-        ((), "Nothing is to be served: give bundles"),
-        ((*served, "--repository", tmp_path / "missing"), "A placement is of one model"),
+        ((), "There is nothing to serve: give bundles"),
+        ((*served, "--repository", tmp_path / "missing"), "--placement is for one model"),
         (("--repository", tmp_path / "missing"), "missing is not a folder"),
         ((*served, "--sequence-idle", "0s"), "--sequence-idle is 0 seconds"),
         ((*served, "--state-memory", "2 apples"), "'apples' is not a unit of memory"),

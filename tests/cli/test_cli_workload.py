@@ -83,7 +83,7 @@ def test_what_a_workload_does_not_take_is_refused(cli: Any, models: Path) -> Non
     done = cli("serve", path, "-d", "CPU")
     assert "the model 'one' has no 'placement'" in done.stderr
     done = cli("serve", path, "-p", models / "boards.yaml")
-    assert "--placement is of a model file" in done.stderr
+    assert "--placement is for a model file" in done.stderr
 
 
 def test_the_models_of_a_placed_workload_are_served_by_their_names(

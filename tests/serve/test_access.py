@@ -96,7 +96,7 @@ def test_pages_of_browsers_cannot_call_a_server_of_this_machine(network: Callabl
     ):
         found, answer, _ = call(made, INFER, GOOD, **headers)
         assert (headers, found) == (headers, status)
-        said = "send the content type" if status == 415 else "--allow-host" if "Host" in headers else "a page of another site"
+        said = "send application/json" if status == 415 else "--allow-host" if "Host" in headers else "pages of other sites"
         assert status == 200 or said in answer["error"]
     for names in ("evil.example", "localhost"), ("localhost", "evil.example"):
         with socket.create_connection(("127.0.0.1", made.port), timeout=60) as client:

@@ -194,7 +194,7 @@ def test_settings_can_be_read_and_not_changed(client: Any) -> None:
     ):
         found = read(**options(client))
         assert name in found.get("settings", found)
-        with pytest.raises(InferenceServerException, match="Clients cannot change what this server logs and traces"):
+        with pytest.raises(InferenceServerException, match="Clients cannot change the logs and traces of this server"):
             change()
 
 

@@ -55,9 +55,9 @@ def doubled() -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "nothing": ("", "no valid JSON"),
-    "no JSON": ("{", "no valid JSON"),
-    "not in UTF-8": (b'{"id": "\xff"}', "no valid JSON"),
+    "nothing": ("", "of this request is not valid"),
+    "no JSON": ("{", "of this request is not valid"),
+    "not in UTF-8": (b'{"id": "\xff"}', "of this request is not valid"),
     "a list": ("[]", "has to be an object"),
     "nested deeply": ("[" * 10_000, "nested too deeply"),
     "many lists": ("[" * 100_000, "more lists than"),
@@ -90,18 +90,18 @@ BAD: dict[str, tuple[Any, str]] = {
     "lists of different lengths": (asking(data=[[1, 2, 3], [4, 5]]), "lists of different lengths"),
     "lists of different depths": (asking(data=[1, 2, 3, 4, 5, [6]]), "lists of different depths"),
     "a list and a number": (asking(data=[[1, 2, 3], 4]), "lists of different lengths"),
-    "data that is no list": (asking(data="123456"), "no list of values"),
+    "data that is no list": (asking(data="123456"), "not a list of values"),
     "fractions as integers": (asking(data=[1.5] * 6), "fractions; it is INT8"),
     "truth as integers": (asking(data=[True] * 6), "true or false; it is INT8"),
     "text as integers": (asking(data=["1"] * 6), "text; it is INT8"),
     "null as integers": (asking(data=[None] * 6), "null or objects; it is INT8"),
     "integers that are too large": (asking(data=[128] * 6), "values that INT8 cannot hold"),
     "integers beyond all floats": (with_float("1" + "0" * 400), "values that FP32 cannot hold"),
-    "integers of very many digits": (with_float("1" * 10_000), "no valid JSON"),
+    "integers of very many digits": (with_float("1" * 10_000), "of this request is not valid"),
     "floats beyond the type": (with_float("1e39"), "values that FP32 cannot hold"),
     "floats beyond all types": (with_float("1e999"), "values that FP32 cannot hold"),
-    "NaN": (with_float("NaN"), "NaN is no JSON: send tensors with such values in binary form"),
-    "Infinity": (with_float("-Infinity"), "-Infinity is no JSON"),
+    "NaN": (with_float("NaN"), "NaN is not valid JSON: send tensors with such values in binary form"),
+    "Infinity": (with_float("-Infinity"), "-Infinity is not valid JSON"),
     "data and bytes": (asking(parameters={"binary_data_size": 6}), "has 'data', and the parameter"),
     "shared memory of no size": (asking(parameters={"shared_memory_region": "x"}), "needs the text 'shared_memory_region'"),
     "shared memory and data": (
@@ -166,7 +166,7 @@ def test_bytes_that_do_not_fit_are_refused(made: NetworkServer) -> None:
     cases: list[tuple[bytes, bytes, str, str]] = [
         (head, tail + b"x", str(len(head)), "1 bytes belong to no input"),
         (head, tail[:-1], str(len(head)), "47 bytes are left for it"),
-        (head, tail, str(len(head) - 1), "no valid JSON"),
+        (head, tail, str(len(head) - 1), "of this request is not valid"),
         (head, tail, "-1", "inference-header-content-length is '-1'"),
         (head, tail, "x", "inference-header-content-length is 'x'"),
         (head, tail, "9" * 30, "inference-header-content-length is '9"),
@@ -272,7 +272,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "a huge size": (lambda r: r.inputs[0].shape.__setitem__(0, 2**62), "INVALID_ARGUMENT", r"model takes \[2, 3\]"),
     "too few contents": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "7 raw contents for 8 inputs"),
     "too few bytes": (lambda r: r.raw_input_contents.__setitem__(4, b"x"), "INVALID_ARGUMENT", "1 bytes; INT64 .* takes 48"),
-    "both contents": (lambda r: r.inputs[0].contents.bool_contents.append(True), "INVALID_ARGUMENT", "typed contents beside"),
+    "both contents": (lambda r: r.inputs[0].contents.bool_contents.append(True), "INVALID_ARGUMENT", "both typed and raw"),
     "no contents": (lambda r: r.ClearField("raw_input_contents"), "INVALID_ARGUMENT", "0 values; its shape"),
     "shared memory": (
         lambda r: r.inputs[0].parameters["shared_memory_region"].CopyFrom(messages.InferParameter(string_param="x")),
@@ -311,7 +311,7 @@ def test_what_is_wrong_with_a_call_is_said(made: NetworkServer) -> None:
         garbage = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         cut_short, behind_group = b"\x3a" + b"\xff" * 8 + b"\x7f" + bytes(1 << 15), b"\x0b\x0c" + b"\x2a\x00" * (1 << 14)
         for message in (b"\xff" * 100, cut_short, behind_group):
-            with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*no ModelInferRequest in protobuf"):
+            with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT[^$]*not a ModelInferRequest in protobuf"):
                 garbage(message, timeout=60)
         bomb = changed(lambda request: request.raw_input_contents.append(bytes(1 << 26)))
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):

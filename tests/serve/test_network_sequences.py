@@ -101,7 +101,7 @@ def test_a_sequence_that_is_begun_again_begins_anew(served: tuple[NetworkServer,
 
 def test_a_last_request_that_is_refused_can_be_sent_again(served: tuple[NetworkServer, ServedModel], ask: Any) -> None:
     ask([3, 1, 4], sequence_id=9, sequence_start=True)
-    with pytest.raises(InferenceServerException, match="had to be answered is over"):
+    with pytest.raises(InferenceServerException, match="time limit of this request is over"):
         ask([1], 3, sequence_id=9, sequence_end=True, timeout=1)
     np.testing.assert_allclose(ask([1], 3, sequence_id=9, sequence_end=True), ask([3, 1, 4, 1]), atol=0.02)
     assert len(served[1].sequences) == 0
@@ -205,7 +205,7 @@ def test_a_request_that_waits_for_its_turn_keeps_its_sequence_open_and_its_deadl
     async def check() -> None:
         assert "logits" in await behind(ending[0], None)
         arrived = server.stats().arrived
-        with pytest.raises(RefusedError, match="had to be answered is over"):
+        with pytest.raises(RefusedError, match="time limit of this request is over"):
             await behind(ending[1], 0.05)
         assert server.stats().arrived == arrived
 

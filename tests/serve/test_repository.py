@@ -148,7 +148,7 @@ def test_what_fails_for_any_reason_is_said_once_and_the_rest_is_followed(
         (tmp_path / "odd.placeit").write_bytes(b"\xff")
         until(lambda: "UnicodeDecodeError" in states(network).get(("odd", "1"), ("", ""))[1])
         away = tmp_path.rename(tmp_path.with_name("away"))
-        until(lambda: any("cannot be looked at" in record.message for record in caplog.records))
+        until(lambda: any("cannot be checked" in record.message for record in caplog.records))
         away.rename(tmp_path)
         (tmp_path / "good.placeit").touch()
         until(lambda: states(network).get(("good", "1")) == ("READY", ""))
@@ -241,7 +241,7 @@ def test_a_model_that_is_no_bundle_stays(
     (tmp_path / "other.placeit").touch()
     for what in ("load", "unload"):
         status, answer, _ = call(network, f"/v2/repository/models/fixed/{what}", "{}")
-        assert (status, "stays as long as the server" in answer["error"]) == (400, True)
+        assert (status, "cannot be loaded or unloaded" in answer["error"]) == (400, True)
     until(lambda: ("other", "1") in states(network))
     assert next(one for one in network.models if one.name == "fixed") is fixed
     assert infer(network, "fixed") == 200
@@ -275,7 +275,7 @@ def test_what_comes_changes_or_goes_in_the_folder_is_followed(serve: Serve, tmp_
     until(lambda: before not in repository.models)
     assert infer(network, "one") == 200
     path.unlink()
-    until(lambda: states(network)["one", "1"] == ("UNAVAILABLE", "its file has gone"))
+    until(lambda: states(network)["one", "1"] == ("UNAVAILABLE", "its file was removed"))
     assert infer(network, "one") == 404
 
 
@@ -287,7 +287,7 @@ def test_a_file_that_was_replaced_is_said(serve: Serve, tmp_path: Path, caplog: 
         (tmp_path / "types.placeit").write_text("another one")
         until(lambda: b'placeit_model_replaced{model="types",version="1"} 1.0' in call(network, "/metrics")[1])
     assert [record.message for record in caplog.records] == [
-        "The file of the model 'types' was replaced or removed; what was loaded is served. Load it anew, or restart the server."
+        "The file of the model 'types' was replaced or removed; the loaded model is served. Reload it, or restart the server."
     ]
     assert states(network)["types", "1"] == ("READY", "its file was replaced after it was loaded")
     assert infer(network, "types") == 200

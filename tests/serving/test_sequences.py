@@ -472,7 +472,7 @@ def test_what_waits_for_a_sequence_can_be_cancelled_refused_or_timed_out(bench: 
     with Server([made.executor()], queue=100) as server, server.sequence() as sequence:
         Steps(made, lambda: gate.wait(60), at=1)
         first = sequence.submit(inputs(0), behind=False)
-        with pytest.raises(SequenceError, match="has not ended, and this one was not to wait"):
+        with pytest.raises(SequenceError, match="has not ended, and this one may not wait"):
             sequence.submit(inputs(1), behind=False)
         second, third = sequence.submit(inputs(1)), sequence.submit(inputs(2))
         assert third.cancel()
