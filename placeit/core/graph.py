@@ -28,6 +28,11 @@ class Csr:
     ptr: NDArray[np.int32]
     edge: NDArray[np.int32]
 
+    def row(self, v: int) -> list[int]:
+        """Return the edge numbers in row ``v``."""
+        numbers: list[int] = self.edge[self.ptr[v] : self.ptr[v + 1]].tolist()
+        return numbers
+
 
 def csr(keys: NDArray[np.int32], rows: int) -> Csr:
     """Group edge numbers by key, keeping edge order within each row.
@@ -72,7 +77,7 @@ def topological_order(edges: NDArray[np.int32], nodes: int) -> NDArray[np.int32]
     while ready:
         v = heapq.heappop(ready)
         order.append(v)
-        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+        for e in out.row(v):
             w = heads[e]
             in_degree[w] -= 1
             if in_degree[w] == 0:

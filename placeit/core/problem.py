@@ -203,7 +203,7 @@ class Problem:
         reached = fastest.copy()
         out = self.successors
         for v in self.order.tolist():
-            for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+            for e in out.row(v):
                 w = self.edges[e, 1]
                 reached[w] = max(reached[w], reached[v] + fastest[w])
         return float(reached.max())
