@@ -80,7 +80,7 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
         if not _HETERO_DEVICE.fullmatch(names[device]):
             if len(set(placement.values())) == 1:
                 raise PlacementError(
-                    f"The whole model is placed on '{device}', which is not a device of OpenVINO. Nothing is divided, "
+                    f"The whole model is placed on '{device}', which is not a device of OpenVINO: nothing is divided, "
                     f"and the file runs there as it is. Or say which device stands for it (--map {device}=CPU)."
                 )
             raise PlacementError(
