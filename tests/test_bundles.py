@@ -210,7 +210,7 @@ def test_auto_leaves_devices_that_are_there_as_they_are(bundle: Path) -> None:
         ({ONE: f"ort:{ONE}"}, "segments for OpenVINO"),
         ({ONE: "CPU@4000"}, "core 4000"),
         ({ONE: "nonsense"}, "nonsense"),
-        ("automatic", "is no way to rematch devices"),
+        ("automatic", "is not a way to rematch devices"),
     ],
 )
 def test_a_rematch_that_makes_no_sense_is_refused(bundle: Path, rematch: Any, says: str) -> None:

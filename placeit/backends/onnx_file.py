@@ -194,7 +194,8 @@ def check_external_files(path: Path, *, trust: bool = False) -> None:
         if real.is_relative_to(folder):
             continue
         what = f"{path} keeps weights in {file}, which is a link to {real}"
-        if not any(real.is_relative_to(blobs) for blobs in _hub_blobs(folder)):
+        snapshots = (parent for parent in folder.parents if parent.name == "snapshots")  # of the Hugging Face cache
+        if not any(real.is_relative_to(parent.parent / "blobs") for parent in snapshots):
             copy = Path("copy", os.path.relpath(file, path.parent))
             steps = ("mkdir", "-p", copy.parent), ("cp", "-L", path, "copy/"), ("cp", "-L", file, copy)
             raise ModelError(
@@ -206,11 +207,6 @@ def check_external_files(path: Path, *, trust: bool = False) -> None:
                 f"{what}, as in the cache of Hugging Face. Links out of a folder are followed only for authors whom you "
                 "trust, and only inside of that cache: add --trust (trust=True in Python)."
             )
-
-
-def _hub_blobs(folder: Path) -> Iterator[Path]:
-    """Yield the folders with the targets of links in a folder of the Hugging Face cache, ``snapshots/REVISION/...``."""
-    return (parent.parent / "blobs" for parent in folder.parents if parent.name == "snapshots")
 
 
 def unusual_parts(path: Path) -> bool:

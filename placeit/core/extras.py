@@ -1,14 +1,17 @@
-"""Optional packages: whether they are installed, and the command that installs them."""
+"""Optional packages: whether they are installed, their versions, and the command that installs them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from placeit.core.errors import PlaceitError, UsageError
 
-__all__ = ["import_extra", "install", "installed", "need"]
+__all__ = ["import_extra", "install", "installed", "need", "versions_of"]
 
 _NAMES = {
     "cupy": "CuPy",
@@ -33,6 +36,15 @@ _NAMES = {
 def install(extra: str, package: str = "placeit") -> str:
     """Return the command that installs an extra of a package."""
     return f"pip install '{package}[{extra}]'"
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of packages, by name; without packages that are not installed, or were built under other names."""
+    found = dict[str, str]()
+    for name in sorted(packages):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def installed(module: str) -> bool:

@@ -23,7 +23,7 @@ class _State:
     kind: ClassVar[str]
 
     def to_dict(self) -> StateDict:
-        """Return the state as a story has it."""
+        """Return the state for a story."""
         return {"kind": self.kind, **vars(self)}
 
 
@@ -83,7 +83,7 @@ class Ran(_State):
     kind: ClassVar = "measured"
 
     def to_dict(self) -> StateDict:
-        """Return the state as a story has it: medians in place of all runs."""
+        """Return the state for a story, with the medians of the runs."""
         return {
             "kind": self.kind,
             "measured_s": self.measured.median,

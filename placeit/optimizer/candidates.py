@@ -51,12 +51,12 @@ class Candidate:
         simulated_s: seconds that the simulator predicted before this candidate was measured, to compare with ``measured``; None
             for a plain device, for which nothing was profiled.
         simulated_value: the objective in the same simulation, in the objective's unit.
-        plain: whether it is the whole model on a plain device: not a device of the cluster, but all of the cluster's core sets
-            as one, as a program without placeit uses them (:func:`placeit.devices.plain.plain_devices`).
+        plain: whether it is the whole model on a plain device: all core sets of the cluster as one device, as a program
+            without placeit uses them (:func:`placeit.devices.plain.plain_devices`).
         of: for a single device in another precision, which cannot be chosen: name of the same candidate in the requested
             precision; else None.
         twin: for a split with compiled segments, on the same cores: name of the same split with eager ones; else None.
-        reference: for a reference, which cannot be chosen: how OpenVINO runs the model by itself; else None.
+        reference: for a reference, which cannot be chosen: OpenVINO's mode and devices; else None.
         used: for a reference, the devices that OpenVINO reported as used; empty if it did not run or OpenVINO reports none.
         given: whether the caller gave it to the search as a starting placement.
         start: name of the candidate that its search started from; None if its placer was given no start.

@@ -90,7 +90,7 @@ def decided(search: Search, single: Candidate | None, split: Candidate | None) -
         waiting = any(one.measured is None and (one.not_run is None or one.late) for one in splits)
         winner = single or split
         if winner is not None and (asides := guests(search, [winner], SELECTION_ROUNDS)):
-            what = "comparing with what OpenVINO does by itself"
+            what = "comparing with OpenVINO's own modes"
             search.race([winner], what, rounds=SELECTION_ROUNDS, share=1.0, together=True, guests=asides)
             winner = search.known[winner.name]
             if winner.failed is not None:

@@ -96,7 +96,6 @@ class Deployed:
         self._lengths = [] if plans is None else run_lengths(plans)
         self._pipelines = [] if plans is None else [i for i, plan in enumerate(plans) if is_pipeline(plan)]
         self._alone: list[list[float]] = [[] for _ in self._lengths]  # per replica: seconds of one request alone in a pipeline
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.executors = [stack.enter_context(contextlib.closing(each())) for each in open_each]
             self._max_lengths = [float(_MAX_REQUESTS)] * len(self._min_lengths)

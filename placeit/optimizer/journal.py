@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ class Known:
 class Journal:
     """A file of measurements: a first line with the conditions that they hold for, then a line of JSON for each placement.
 
-    Each line is synced to disk before the search goes on, so a search can be killed at any moment. An incomplete last line is
+    Each line is synced to disk before the search continues, so a search can be killed at any moment. An incomplete last line is
     dropped.
 
     Args:
@@ -142,13 +142,13 @@ class Journal:
             if not self.path.exists():
                 return []
             if not self.path.is_file():
-                raise FileError(f"Cannot go on from {self.path}: it is not a regular file.")
+                raise FileError(f"Cannot resume from {self.path}: it is not a regular file.")
             with self.path.open("rb") as stream:
                 beginning = stream.read(len(_BEGINNING))
         except OSError as error:
             raise FileError(f"Cannot read {self.path}: {error.strerror or error}.") from error
         if not _BEGINNING.startswith(beginning):
-            raise _foreign(self.path)
+            raise FileError(f"{self.path} is not a file that a search can be resumed from; nothing was changed in it.")
         return complete_lines(self.path)
 
     def _append(self, line: Mapping[str, Any], mode: str) -> None:
@@ -182,12 +182,8 @@ def _headed(key: Mapping[str, Any]) -> dict[str, Any]:
     return {**short, "digest": hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}
 
 
-def _foreign(path: Path) -> FileError:
-    return FileError(f"{path} is not a file that a search can be resumed from; nothing was changed in it.")
-
-
 def _damaged(path: Path, number: int, error: ValueError) -> FileError:
-    advice = "name another file to begin anew" if number == 1 else "delete that line, or name another file to begin anew"
+    advice = "name another file" if number == 1 else "delete that line, or name another file"
     return FileError(f"{path}, line {number} is damaged ({error}): {advice}.")
 
 
@@ -309,7 +305,7 @@ def kept_journal(session: Workbench, objective: Objective) -> Journal | None:
 
 
 class _Kept(Journal):
-    """A journal that the user did not ask for: if it cannot be written, the search goes on without it."""
+    """A journal that the user did not request: if it cannot be written, the search continues without it."""
 
     _works = True
 
@@ -323,10 +319,7 @@ class _Kept(Journal):
                 _LOG.warning("Runs of placements are not kept: %s", error)
 
 
-_J = TypeVar("_J", bound=Journal)
-
-
-def _opened(kind: type[_J], path: Path, session: Workbench, key: Mapping[str, Any]) -> _J:
+def _opened(kind: type[Journal], path: Path, session: Workbench, key: Mapping[str, Any]) -> Journal:
     groups = session.grouping.groups
     return kind(path, key, groups.edges, (len(groups), len(session.cluster)))
 

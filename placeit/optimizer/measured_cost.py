@@ -104,7 +104,7 @@ class MeasuredCost:
             raise UsageError("Devices that are only described run nothing, so there is nothing to measure.")
         if rounds < 1 or (hopeless is not None and not hopeless > 1):
             raise UsageError(f"'rounds' is at least 1 and 'hopeless' more than 1; got {rounds} and {hopeless}.")
-        with contextlib.ExitStack() as stack:  # compiled programs are kept as long as this object
+        with contextlib.ExitStack() as stack:  # keeps compiled programs until this object is deleted
             stack.enter_context(searching())
             self._races = Races(RunOptions(session, wanted, deadline, seed, progress))
             weakref.finalize(self, stack.pop_all().close).atexit = False
@@ -271,12 +271,14 @@ class MeasuredCost:
 
         Each is assumed to take the mean time of earlier plans, or the time of its simulated runs if that is longer.
         """
-        left, average = self._races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
+        races = self._races
+        left, average = races.left(), (self.compile_s + self.run_s) / max(1, self._measured)
         if left <= average / 2:
             return 0
-        seconds = [self._races.simulated_run_s(self._races.known[name]) for name in names]
+        plans = [races.known[name] for name in names]
+        seconds = [races.lasting((one.simulated_s or 0.0) * races.requests_of(one)) for one in plans]
         # a first race checks outputs only before its runs
-        race_seconds = [race_s([one], self._rounds, period=self._races.period, checks=CHECKS // 2) for one in seconds]
+        race_seconds = [race_s([one], self._rounds, period=races.period, checks=CHECKS // 2) for one in seconds]
         total = np.cumsum(np.maximum(race_seconds, average))
         return min(_AT_ONCE - 1, max(1, int(np.searchsorted(total, left, side="right"))))
 

@@ -28,13 +28,13 @@ __all__ = ["Measure", "improve", "measure", "promising", "time_plain", "time_sin
 _FINALISTS = 5  # maximum number of new placements that are measured in one turn
 _TURNS = 3  # maximum number of turns of measuring and searching again
 _TURN_SHARE = 0.35  # share of the time left for a turn
-_EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose themselves what is measured
+_EXPLORING_SHARE = 0.5  # share of the spare time for placers that choose what is measured
 _AGAIN_SHARE = 0.1  # share of the spare time for placers that are asked again
 _MUCH_SHARE = 0.1  # share of the time left, above which only candidates expected to be best are compiled
 
 
 class Measure(Stage):
-    """Measure the most promising candidates in turns; then run the placers that choose themselves what is measured."""
+    """Measure the most promising candidates in turns; then run the placers that choose what is measured."""
 
     name = "measure"
     reads = ("search",)
@@ -158,23 +158,22 @@ def time_plain(search: Search) -> None:
     fresh = search.fresh_singles
     if search.race_s(fresh, ROUNDS) > max(search.left() * _TURN_SHARE, TRIFLE_S):
         for candidate in fresh:
-            if candidate.simulated_s is None and (seconds := time_once(search, candidate)) is not None:
-                search.once[candidate.name] = seconds
+            if candidate.simulated_s is None:
+                time_once(search, candidate)
 
 
 def time_once(search: Search, candidate: Candidate) -> float | None:
-    """Return the seconds of one run of a candidate, measured unless known already; None if it fails."""
-    if (seconds := search.once.get(candidate.name)) is not None:
-        return seconds
-    try:
-        with search.ledger.on(COMPILING):
-            opened = search.deploy(candidate)
-        with opened as deployed:
-            seconds = deployed.time()
-            return min(seconds, deployed.time()) if seconds < search.left() else seconds  # the first one is cold
-    except FAILURES as error:
-        search.fail(candidate.name, error)
-        return None
+    """Return the seconds of one run of a candidate, measured on the first call; None if it fails."""
+    if candidate.name not in search.once:
+        try:
+            with search.ledger.on(COMPILING):
+                opened = search.deploy(candidate)
+            with opened as deployed:
+                first = deployed.time()  # without caches, so a second run counts if there is time
+                search.once[candidate.name] = min(first, deployed.time()) if first < search.left() else first
+        except FAILURES as error:
+            search.fail(candidate.name, error)
+    return search.once.get(candidate.name)
 
 
 def time_singles(search: Search) -> None:

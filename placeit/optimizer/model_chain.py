@@ -24,7 +24,7 @@ from placeit.core.problem import Problem
 from placeit.measuring.measure import Race
 from placeit.placers.annealing import Annealing
 from placeit.placers.exact import Exact
-from placeit.serving.server import QUEUE, Answer, Outputs, Server
+from placeit.serving.server import QUEUE, Outputs, Server
 from placeit.simulator.throughput_bound import Bottleneck, ThroughputCost, bottleneck
 from placeit.workbench import Workbench
 from placeit.workbench.prepared import Prepared
@@ -151,9 +151,8 @@ def place_stages(stages: Sequence[ModelStage], items: Sequence[Any], *, rounds: 
     for s, stage in enumerate(stages):
         by_item = [list(stage.split(item)) for item in items]
         requests[s] = sum(map(len, by_item)) / len(items)
-        sizes[s] = sum(value.nbytes for one in by_item for inputs in one for value in map(np.asarray, inputs.values())) / len(
-            items
-        )
+        arrays = (np.asarray(value) for one in by_item for inputs in one for value in inputs.values())
+        sizes[s] = sum(value.nbytes for value in arrays) / len(items)
         if not requests[s]:
             raise UsageError(f"None of the items leads to a request of the stage '{stage.name}': give others.")
         seconds[s], answers = _measured(stage, by_item, rounds, seed)
@@ -185,24 +184,22 @@ def _measured(
         servers = {
             name: stack.enter_context(_server(session, _whole(session, [name]), QUEUE)) for name in session.cluster.names
         }
-        found = Race(
-            {name: functools.partial(_seconds, server, inputs_of_all) for name, server in servers.items()}, seed=seed
-        ).run(rounds=rounds, drop_losers=False)
-        answers = iter([_answered(next(iter(servers.values())), inputs).result() for inputs in inputs_of_all])
+        timed = {name: functools.partial(_seconds, server, inputs_of_all) for name, server in servers.items()}
+        found = Race(timed, seed=seed).run(rounds=rounds, drop_losers=False)
+        first = next(iter(servers.values()))
+        answers = iter([first.submit(inputs).result() for inputs in inputs_of_all])
     outputs = [list(itertools.islice(answers, len(one))) for one in by_item]
     return np.array([found[name].median for name in session.cluster.names]) / len(inputs_of_all), outputs
 
 
 def _seconds(server: Server, requests: Sequence[Arrays]) -> float:
     """Return the sum of the seconds of requests that are served one after the other."""
-    answers = [_answered(server, inputs) for inputs in requests]
-    return sum(answer.ended - answer.begun for answer in answers)
-
-
-def _answered(server: Server, inputs: Arrays) -> Answer:
-    answer = server.submit(inputs)
-    answer.result()
-    return answer
+    total = 0.0
+    for inputs in requests:
+        answer = server.submit(inputs)
+        answer.result()
+        total += answer.ended - answer.begun
+    return total
 
 
 def _problem(stages: Sequence[ModelStage], seconds: NDArray[np.float64], sizes: NDArray[np.float64]) -> Problem:

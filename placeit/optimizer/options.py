@@ -32,7 +32,7 @@ class Budget:
     Attributes:
         seconds: time limit, profiling and compiling included. A search takes at most 1.2 times that, plus half a second, plus
             loading, and for each device compiling the whole model and one run of it. If that is too short to compare placements
-            over several devices, a warning says how long it takes about, and the single devices are timed as well as the time
+            over several devices, a warning estimates how long that takes, and only the single devices are timed, as far as time
             allows. If no time is left to decide between a single device and a placement, the single device is the answer. The
             search ends earlier when it finds nothing new.
         resume: a file of measurements. If it exists, its measurements are taken over; new ones are added to it as they are
@@ -85,7 +85,7 @@ class Goal:
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.
         asked: names of the placers that propose placements, as the caller gave them.
-        exploring: placers that choose themselves which placements are measured, by name.
+        exploring: placers that choose which placements are measured, by name.
         names: names of all placers.
         placers: the placers, by these names.
         named: whether the caller named the placers; False for the default ones.

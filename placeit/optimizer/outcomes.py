@@ -80,11 +80,8 @@ class Outcomes(dict[str, MeasuredOutcome]):
         one = self._races.known[name]
         if one.failed is not None:
             self._say("A placement cannot be measured", one.failed)
-            self[name] = (
-                MeasuredOutcome(one.groups, math.inf, "infeasible", one.failed)
-                if one.no_room
-                else MeasuredOutcome(one.groups, math.nan, "failed", one.failed)
-            )
+            source: Source = "infeasible" if one.no_room else "failed"
+            self[name] = MeasuredOutcome(one.groups, math.inf if one.no_room else math.nan, source, one.failed)
         elif one.cost is not None and one.steady:
             self[name] = MeasuredOutcome(one.groups, one.cost, "measured", None, one.measured)
         elif one.cost is None and one.value is not None:

@@ -64,8 +64,8 @@ class OutputChecks:
         if gap.wrong(session.tolerance) is not None:
             difference = gap.fault or f"outputs differ by {gap.max_rel:.1e} of the largest"
             _LOG.warning(
-                "OpenVINO and ONNX Runtime do not compute the same from %s: %s. Splits are compared with the runtime of their "
-                "devices; ONNX Runtime does what the file says also where integers take more than 32 bits.",
+                "OpenVINO and ONNX Runtime compute different outputs from %s: %s. Splits are compared with the runtime of "
+                "their devices; ONNX Runtime also computes integers of more than 32 bits exactly.",
                 session.model.path,
                 difference,
             )

@@ -160,7 +160,7 @@ def _race(search: Search, races: Races) -> None:
     """Race as many of the entered candidates as there is time for, in the order of their entry."""
 
     def takes(some: Sequence[Candidate]) -> float:
-        runs = (races.lasting(one.simulated_s or _run_s(search, one)) for one in some)
+        runs = (races.lasting(one.simulated_s or search.run_s(search.known.get(one.name, one))) for one in some)
         return race_s(runs, FEWEST) + races.compiling_s(some)
 
     racing = list(races.known.values())
@@ -168,10 +168,6 @@ def _race(search: Search, races: Races) -> None:
         racing.pop()
     if len(racing) > 1:
         races.race(racing, "measuring the front", rounds=_ROUNDS, share=1.0, min_rounds=1, drop_losers=False)
-
-
-def _run_s(search: Search, one: Candidate) -> float:
-    return search.run_s(search.known[one.name]) if one.name in search.known else 0.0
 
 
 def _point(search: Search, races: Races, one: Candidate) -> Point | None:

@@ -59,9 +59,7 @@ class Enter(Stage):
             search.enter(*mode)
         begin_with(search, given, state.on_cores)
         state.without = search.compare_precisions() if goal.candidates.compare_precisions else []
-        if (
-            session.cluster.executable and state.enough is None
-        ):  # the costs were cached, so that profiling did not check the budget
+        if session.cluster.executable and state.enough is None:  # the costs were cached, so profiling did not check the budget
             state.enough = tell_worth(np.array(search.single_seconds()), state.deadline, goal.budget.seconds)
 
 
@@ -97,10 +95,8 @@ class Propose(Stage):
 
 def compare_wholes(search: Search) -> None:
     """Race candidates that serve whole requests: replicas, the throughput mode, and the best single devices beside them."""
-    candidates = [
-        one for one in search.standing if not search.is_placed(one) and one.measured is None and one.placer != "single"
-    ]
-    candidates = [one for one in candidates if one.segments == len(one.plans)]
+    others = [one for one in search.standing if not search.is_placed(one) and one.placer != "single"]
+    candidates = [one for one in others if one.measured is None and one.segments == len(one.plans)]
     if not search.session.cluster.executable or not candidates:
         return
     singles = sorted(search.fresh_singles, key=known_value)

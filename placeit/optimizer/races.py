@@ -87,7 +87,7 @@ class Races(Runs):
     ) -> dict[str, Measurement]:
         """Race candidates against each other in fresh instances, with their outputs checked.
 
-        Results are in :attr:`known`. A candidate that fails, at any point, is out, and the others go on. Only candidates that
+        Results are in :attr:`known`. A candidate that fails leaves the race, and the others continue. Only candidates that
         race are held open. A candidate that finds no room beside the others races after them, or is out if all must race
         together. If an anchor takes part in each of these races, all their times compare (``Candidate.cost``).
 
@@ -207,7 +207,7 @@ class Races(Runs):
             )
         finally:
             results = {name: result for name, result in race.results().items() if self.known[name].failed is None}
-            self._uncounted = max((getattr(runners[name].deployed, "uncounted", 1.0) for name in results), default=1.0)
+            self._uncounted = max((runners[name].deployed.uncounted for name in results), default=1.0)
             if self.meters is not None and self.meters.fault is not None:
                 self.go_by_model()
             for name, measurement in results.items():
@@ -276,7 +276,7 @@ class Races(Runs):
             value, runs = found[name], self.known[name].runs
             if runs is None:
                 continue
-            if beside is None:  # nothing tells how fast the machine was during the race
+            if beside is None:  # the speed of the machine during the race is unknown
                 self.revise(name, replace(runs, cost=None, steady=True), "no anchor ran in the same rounds")
                 continue
             cost = faster(value, beside).ratio * base
@@ -287,8 +287,8 @@ class Races(Runs):
 def steady(value: Measurement, beside: Measurement) -> bool:
     """Return whether the ratio of two candidates of a race had no permanent change from some round on.
 
-    It changes if a device that only one of them needs becomes slower or recovers. A single disturbed run is no permanent
-    change.
+    It changes if a device that only one of them needs becomes slower or recovers. A single disturbed run is not a
+    permanent change.
     """
     _, of_value, of_beside = np.intersect1d(value.rounds, beside.rounds, return_indices=True)
     with np.errstate(divide="ignore", invalid="ignore"):

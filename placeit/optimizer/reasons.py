@@ -133,7 +133,7 @@ def better_references(references: Sequence[Beside], objective: Objective) -> str
     """Return clauses on the references that are better than the answer beyond the interval; empty if there are none."""
     better = ((one.row.name, one.ratio) for one in references if one.ratio is not None and one.ratio.faster)
     return "".join(
-        f"; {name}, which OpenVINO does by itself and which is no placement, takes {ratio.ratio:.3f} of its "
+        f"; {name}, a mode of OpenVINO and not a placement, takes {ratio.ratio:.3f} of its "
         f"{objective.quantity} (95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f})"
         for name, ratio in better
     )

@@ -41,19 +41,18 @@ def enter_references(races: Races, problem: Problem) -> list[Candidate]:
     if all(one.reference is None for one in races.known.values()):
         for candidate, alone in _references(races, problem):
             races.enter(candidate, alone)
-    found = [one for one in races.known.values() if one.reference is not None and one.failed is None]
-    return [one for one in found if one.reference is not None and one.reference.same is None]
+    references = (one for one in races.known.values() if one.reference is not None and one.reference.same is None)
+    return [one for one in references if one.failed is None]
 
 
 def references_beside(races: Races, chosen: Candidate) -> list[Beside]:
     """Return all references, with their times over the answer's."""
     beside = {} if chosen.race is None else races.races[chosen.race].measured
-    found: list[Beside] = []
-    for one in races.known.values():
-        if one.reference is not None:
-            ratio = compared(beside.get(one.name), beside.get(chosen.name)) if one.failed is None else None
-            found.append(Beside(one, ratio))
-    return found
+    return [
+        Beside(one, None if one.failed else compared(beside.get(one.name), beside.get(chosen.name)))
+        for one in races.known.values()
+        if one.reference is not None
+    ]
 
 
 def _references(races: Races, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
@@ -84,7 +83,7 @@ def _has_batch_of_one(model: Model) -> bool:
 
 
 def _worth_alone(races: Races, devices: Sequence[Device]) -> bool:
-    """Return whether references on a single device are worth a run: it is no core set, or not in the cluster."""
+    """Return whether references on a single device are worth a run: if it is not a core set, or not in the cluster."""
     return any(not device.core_set or device.name not in races.session.cluster.names for device in devices)
 
 

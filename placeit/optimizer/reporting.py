@@ -30,7 +30,7 @@ _MIN_CORRELATED = 5  # minimum number of placements for a correlation
 
 
 class Report(Stage):
-    """Choose the answer, say why, and find the front of latency and energy if it was asked for."""
+    """Choose the answer, give the reason, and find the front of latency and energy if requested."""
 
     name = "report"
     reads = ("search", "decision", "without", "before", "interrupted", "deadline")
@@ -69,7 +69,7 @@ def optimized(
     """Return the result of a search.
 
     Args:
-        search: the candidates and all that is known of them.
+        search: the candidates, with the facts known about them.
         decision: the decision.
         without: devices that have no other precision, a sentence each.
         asked: seconds of the budget.

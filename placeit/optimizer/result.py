@@ -60,7 +60,7 @@ class Unplanned:
 
 @dataclass(frozen=True, eq=False)
 class Spent:
-    """Time that a step of the search, or a placer, took, with the placer's proposals.
+    """Time of a step of the search or of a placer, with the placer's proposals.
 
     Attributes:
         what: the step, or the placer's name.
@@ -183,7 +183,7 @@ class Optimized(Drawn):
 
     @property
     def verdict(self) -> str:
-        """What the answer gains over one device, or over other runtimes on it, in a sentence; it fits a message to others."""
+        """The gain of the answer over one device, or over other runtimes on it, in a sentence that other people understand."""
         chosen, best = self.chosen, self.best_single
         if chosen.measured is None:
             return "Nothing was measured, so a gain is not known."
@@ -291,8 +291,8 @@ class Optimized(Drawn):
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         """Run the model once with the chosen placement, and return its outputs by name.
 
-        The first call compiles and opens an executor. It stays open until :meth:`close`, or as long as this object or its
-        :attr:`module` exists.
+        The first call compiles and opens an executor. It stays open until :meth:`close`, or until this object and its
+        :attr:`module` are deleted.
 
         Args:
             inputs: arrays by name.
@@ -311,10 +311,10 @@ class Optimized(Drawn):
         Its other attributes are the placed module's. Calls open an executor as :meth:`run` does.
 
         Raises:
-            UsageError: the model is no PyTorch module or program.
+            UsageError: the model is not a PyTorch module or program.
         """
         if not isinstance(self._model, IsCalled):
-            raise UsageError(f"{self.model} is no PyTorch module, and has no signature: call run(), with arrays by name.")
+            raise UsageError(f"{self.model} is not a PyTorch module, and has no signature: call run(), with arrays by name.")
         placement = replace(self.placement, replicas=(), serving=None)
         return placed_module(self._model, self.cluster, placement, self._execution)
 

@@ -24,8 +24,7 @@ class Runner:
         deployed: the candidate's executors.
         objective: objective that runs are valued by.
         other_devices: the candidate's devices, if they are not devices of the cluster.
-        meters: energy meters that are read while requests run one after the other for as long as that takes; None for one run
-            at a time.
+        meters: energy meters; requests run one after the other until these can be read. None for one request per run.
 
     Attributes:
         values: the objective of each run, by its times.

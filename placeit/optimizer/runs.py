@@ -73,7 +73,7 @@ class Runs(Book):
         meters: meters of the devices, if the objective has some; they are read in races if all devices have one.
         journal: the file that measurements are kept in; None to keep none.
         pace: pace at which runs start; None to start each when the previous one has ended.
-        watch: tells whether other work disturbed the machine in a round; None to assume that it never does.
+        watch: detects rounds that other work on the machine disturbed; None to assume that none was.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -118,7 +118,7 @@ class Runs(Book):
     def deploy(self, candidate: Candidate) -> Deployed:
         """Open the executors of a candidate, with many requests in flight if the objective is ``steady``."""
         home, steady = self.home(candidate.name), self.objective.steady
-        if home is not self.session:  # it has a runtime by itself, or none
+        if home is not self.session:  # it has its own runtime, or none
             self.session.runtime.compiler.make_room()
         if (mode := candidate.reference or self._by_itself(candidate)) is not None:
             from placeit.backends.openvino.model import OpenVinoModel
@@ -164,10 +164,6 @@ class Runs(Book):
     def requests_of(self, candidate: Candidate) -> int:
         """Return how many requests a run of a candidate serves."""
         return sum(run_lengths(candidate.plans)) if self.objective.steady else 1
-
-    def simulated_run_s(self, candidate: Candidate) -> float:
-        """Return the simulated seconds of a run of a candidate, with all its requests."""
-        return self.lasting((candidate.simulated_s or 0.0) * self.requests_of(candidate))
 
     def lasting(self, seconds: float) -> float:
         """Return the seconds in a round of a run that takes ``seconds``: with meters, it is repeated until they can be read."""

@@ -42,7 +42,7 @@ _KEPT_ROUNDS = 12  # rounds of the deciding race that time is reserved for
 
 
 class Proposal(NamedTuple):
-    """An answer of a placer.
+    """A proposal of a placer.
 
     Attributes:
         placer: the placer that proposed it.
@@ -270,7 +270,7 @@ class Search(Races):
 
     @property
     def fresh_singles(self) -> list[Candidate]:
-        """Single devices that have not been measured, and that there is time to compile for."""
+        """Single devices that have not been measured, and for which there is time to compile."""
         return [one for one in self.standing if one.placer == "single" and one.measured is None and not one.late]
 
     def single_seconds(self) -> list[float]:
@@ -296,5 +296,4 @@ class Explores(Placer, Protocol):
 
 
 def _key(groups: NDArray[np.int32]) -> bytes:
-    """Return the key of a placement of groups."""
     return groups.astype(np.int32).tobytes()

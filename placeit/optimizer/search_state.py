@@ -43,7 +43,7 @@ class SearchState:
         enough: whether the budget is enough to compare placements; None if it is unknown.
         excluded: why no split can be the answer; None if one may be.
         memory: bytes that groups read from a memory that devices share; None if unknown.
-        search: the candidates and all that is known of them.
+        search: the candidates, with the facts known about them.
         without: devices that have no other precision, a sentence each.
         asking: whether placers were asked.
         decision: the decision.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from placeit.core import clock
+from placeit.core.records import RecordError, record
 from placeit.optimizer.candidate_state import StateDict
 
 __all__ = ["Event", "OnEvent", "Story", "What", "events_of", "happen", "replay"]
@@ -36,13 +38,13 @@ class Event:
     """An event of a search.
 
     Attributes:
-        at_s: seconds since the search was asked for.
-        stage: name of the stage that was under way.
+        at_s: seconds since the search was requested.
+        stage: name of the stage at that time.
         what: kind of the event.
-        candidate: name of the candidate that it is about; None if it is about the whole search.
-        reason: why, or with which result; None if ``what`` says all.
-        state: state of the candidate from then on; None if it does not change.
-        simulated_value: for a proposed candidate: its simulated objective; None if it is not known.
+        candidate: name of the candidate; None if the event concerns the whole search.
+        reason: the reason or the result; None without one.
+        state: new state of the candidate; None if it does not change.
+        simulated_value: simulated objective of a proposed candidate; None if unknown.
     """
 
     at_s: float
@@ -66,12 +68,12 @@ class Story:
     """The events of a search so far.
 
     Args:
-        begin: when the search was asked for, by :func:`placeit.core.clock.now`; None for now.
+        begin: when the search was requested, by :func:`placeit.core.clock.now`; None for now.
         on_event: called with each event, in the thread of the search; None for no calls.
 
     Attributes:
         events: in the order in which they happened.
-        stage: name of the stage that is under way.
+        stage: name of the current stage.
     """
 
     def __init__(self, begin: float | None = None, on_event: OnEvent | None = None) -> None:
@@ -114,14 +116,9 @@ def replay(events: Iterable[Event]) -> Mapping[str, StateDict]:
 
 
 def events_of(found: object) -> list[Event]:
-    """Return the events in the JSON of a search in a recording; entries that are no events are left out."""
-    events = []
+    """Return the events in the JSON of a search in a recording; entries that are not events are left out."""
+    events = list[Event]()
     for one in found if isinstance(found, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("at_s"), int | float) and one.get("what") in get_args(What):
-            stage, candidate, reason, state = (one.get(name) for name in ("stage", "candidate", "reason", "state"))
-            candidate, reason = (None if value is None else str(value) for value in (candidate, reason))
-            state = state if isinstance(state, dict) else None
-            value = one.get("simulated_value")
-            value = value if isinstance(value, int | float) else None
-            events.append(Event(one["at_s"], str(stage), one["what"], candidate, reason, state, value))
+        with contextlib.suppress(RecordError):
+            events.append(record(Event, one))
     return events

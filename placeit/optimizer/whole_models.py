@@ -119,10 +119,10 @@ def enter_twins(races: Races, split: Candidate, room: float) -> list[Candidate]:
     best, found = min(map(value_of, singles), default=math.inf), list[Candidate | None]()
     for twins in compiled_twins(session.cluster):
         other = next(new for new, old in zip(twins.devices, session.cluster.devices, strict=True) if new != old)
-        if kind_of(other).compiles:
-            found.append(_enter_twin(races, split, twins, f"{split.name}, compiled", deadline))
-        elif wholes.get(other.kind, math.inf) < _BEHIND * best:
-            found.append(_enter_twin(races, split, twins, f"{split.name} in {kind_of(other).label}", deadline))
+        kind = kind_of(other)
+        if kind.compiles or wholes.get(other.kind, math.inf) < _BEHIND * best:
+            name = f"{split.name}, compiled" if kind.compiles else f"{split.name} in {kind.label}"
+            found.append(_enter_twin(races, split, twins, name, deadline))
     return [one for one in found if one is not None]
 
 

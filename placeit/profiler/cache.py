@@ -80,22 +80,20 @@ class Cache:
         folder: the folder; None for :func:`cache_folder`.
         days: maximum age of an entry, in days.
         runs: whether searches also store runs of placements here, for later searches with the same costs.
+
+    Attributes:
+        works: False once reading or writing has failed.
     """
 
     def __init__(self, folder: Path | None = None, *, days: float = _MAX_AGE_DAYS, runs: bool = True) -> None:
         self._max_age_s, self._runs = days * 86400, runs
-        self._works, self._expired_deleted = True, False
+        self.works, self._expired_deleted = True, False
         try:
             self.folder = cache_folder() if folder is None else folder
         except FileError as error:
             self.folder = Path(os.devnull)  # contains no entries
-            self._works = False
+            self.works = False
             _log.warning("There is no cost cache: %s Or set PLACEIT_CACHE to a folder.", error)
-
-    @property
-    def works(self) -> bool:
-        """False once reading or writing has failed."""
-        return self._works
 
     def get(self, key: Mapping[str, Any], valid: Callable[[Any], bool] = lambda _: True) -> Any | None:
         """Return the value stored under a key, or None; see :meth:`find`."""
@@ -131,7 +129,7 @@ class Cache:
             if entry.key != parsed(_canonical(key)):
                 raise RecordError("key", "has other conditions than its name")
             if not valid(entry.value):
-                raise RecordError("value", "is not what is stored there")
+                raise RecordError("value", "is not valid for its key")
         except ValueError as error:
             _log.warning("The cache entry %s is damaged; it is measured again: %s.", path, error)
             return None
@@ -153,7 +151,7 @@ class Cache:
         stored = CachedValue(value, time.time(), load)
         entry = {"version": _VERSION, "written": stored.written, "load": load, "key": _with_version(key), "value": value}
         text = json.dumps(entry, allow_nan=False)
-        if self._works:
+        if self.works:
             path = self._path(key)
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,7 +165,7 @@ class Cache:
 
     def runs_file(self, key: Mapping[str, Any]) -> Path | None:
         """Return the path of the file that stores runs of placements for a key, and create its folder; None if disabled."""
-        if not self._runs or not self._works:
+        if not self._runs or not self.works:
             return None
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -209,8 +207,8 @@ class Cache:
         return self.folder / f"{hashlib.sha256(_canonical(key).encode()).hexdigest()}.json"
 
     def _give_up(self, what: str, error: Exception) -> None:
-        if self._works:
-            self._works = False
+        if self.works:
+            self.works = False
             _log.warning("Cannot %s the cost cache %s (%s); continuing without it.", what, self.folder, error)
 
 

@@ -50,10 +50,7 @@ The seconds are ``inf`` on devices that cannot run the whole model.
 Certain = Callable[[NDArray[np.float64]], bool]
 """``certain(core: float64[G, D])``: returns whether to stop, given the minimum seconds of each group in the whole model."""
 
-_FULL_RUNS, _FULL_RUNS_ALONE = (
-    15,
-    8,
-)  # approximate time of a full profile, in runs of the whole model: on several devices, and on one
+_FULL_RUNS, _FULL_RUNS_ALONE = 15, 8  # time of a full profile, in runs of the whole model: on several devices, and on one
 _GOLDEN = 0.618  # step of the phase between blocks (golden ratio), so that phases are spread evenly
 _MIN_BLOCKS, _MAX_BLOCKS = 3, 12  # minimum and maximum number of blocks of each program
 _MIN_RUNS, _MIN_S = 12, 1.0  # runs of a program and total seconds of all blocks after which no further blocks are needed
@@ -61,10 +58,7 @@ _COUNTER_RUNS = 12  # maximum runs of the whole model over which a runtime's cou
 _LEAST_TIME_BLOCKS, _LEAST_TIME_RUNS = 3, 60  # blocks to find the minimum time of the whole model, and time they need, in runs
 _MIN_PROGRAMS, _GROUPS_PER_PROGRAM = 12, 3  # limit on programs: 12, or a third of the groups if that is more
 _SLOW_S, _SLOW_RATIO = 2.0, 4.0  # compiling is slow if it takes longer than 2 s, and 4 times as long as on the fastest device
-_MIN_SLOW_GROUPS, _COMPILING_SHARE = (
-    2,
-    0.4,
-)  # if compiling is slow: minimum number of groups to cut off, and share of the time left to compile them
+_MIN_SLOW_GROUPS, _COMPILING_SHARE = 2, 0.4  # if compiling is slow: least groups to cut off, share of the time to compile them
 _CHECK_SHARE = 0.2  # share of the budget to check whether cached costs still hold
 
 
@@ -181,15 +175,13 @@ class _Profile:
         self.segmenter = Segmenter(grouping, free)
         self.computes = self.segmenter.computes
         self.cutting = Cutting(grouping, can, self.computes, runtime.book.channels_last)
-        self._cached_shares: dict[int, NDArray[np.float64]] = {}
         self.kernels: dict[int, Sequence[Kernel]] = {}  # by number of a device that runs the whole model
 
     def shared(self) -> Costs:
         """Divide the times of the first runs equally among all groups, and return them as costs."""
-        nothing = np.zeros(self.can.shape)
+        nothing, none = np.zeros(self.can.shape), np.zeros(self.devices)
         core = np.where(self.can, self.first_run_s / self.groups, np.inf)
-        dispatch = np.zeros(self.devices)
-        return Costs(core, nothing, dispatch, self.links.cluster, nothing, dispatch, shared=True)
+        return Costs(core, nothing, none, self.links.cluster, nothing, none, shared=True)
 
     def least(self, whole: Sequence[Passes]) -> Costs:
         """Return the minimum time of each group in the whole model as costs, with cut costs of zero."""
@@ -239,7 +231,7 @@ class _Profile:
                 if certain(least.core):
                     return least
             self.run_s, self.deadline = first_run_s, deadline
-            if able and not self._cached_shares:  # the whole model is compiled and run again, with counters
+            if able and not self.kernels:  # the whole model is compiled and run again, with counters
                 able_devices = (self.runtime.cluster.devices[d] for d in devices if whole[d] is not None)
                 deadline -= sum(map(self.runtime.compiler.expected_whole_s, able_devices)) + _MIN_BLOCKS * first_run_s
             left = max(deadline - clock.now(), STEP_S)
@@ -252,14 +244,11 @@ class _Profile:
                 return passes(self.segmenter.merged(of, segments[of]))
 
             cut = [placed(self.cutting.on(of, d)) for d in devices]
-            apart = (
-                [placed(self.cutting.apart(of, turn)) for turn in devices]
-                if self.devices > 1 and not self.time_is_short
-                else []
-            )
-            others = [*able, *apart]
+            apart: list[Passes] = []
+            if self.devices > 1 and not self.time_is_short:
+                apart = [placed(self.cutting.apart(of, turn)) for turn in devices]
             deadline = max(deadline, clock.now() + STEP_S)
-            self._repeat(cut, [] if self.time_is_short else others, deadline, progress)
+            self._repeat(cut, [] if self.time_is_short else [*able, *apart], deadline, progress)
         self.runtime.compiler.make_room()  # to compile the whole model again, with counters, for the shares
         shares = [None if timed is None else self._shares(d) for d, timed in enumerate(whole)]
         return Evaluation(self.cutting, self.links, of, cut, whole, apart).costs(shares, alone=self.time_is_short)
@@ -274,15 +263,11 @@ class _Profile:
                 continue
             each, per_byte = fit_line(self.cutting.bytes[known], cut[known, d]) if known.any() else (0.0, 0.0)
             alone = inside + float(cut[:, d].sum())
-            beyond = Overheads(
-                measured["dispatch"][d], each, per_byte, max(0.0, float(load[:, d].sum()) / alone), measured["read"][d]
-            )
-            model = runtime.model
-            name = Path(str(model.path)).name
-            history.add(
-                history_key(device, runtime.precision),
-                profiled_model(str(model.identity), name, model.graph, kernels, inside, beyond),
-            )
+            under_load = max(0.0, float(load[:, d].sum()) / alone)
+            beyond = Overheads(measured["dispatch"][d], each, per_byte, under_load, measured["read"][d])
+            model, name = runtime.model, Path(str(runtime.model.path)).name
+            profiled = profiled_model(str(model.identity), name, model.graph, kernels, inside, beyond)
+            history.add(history_key(device, runtime.precision), profiled)
 
     def _choose(self, left: float, roomy: NDArray[np.bool_]) -> None:
         """Choose the groups that are cut off, and the devices that run the segments between them.
@@ -351,20 +336,17 @@ class _Profile:
             last = clock.now() - now
 
     def _shares(self, d: int) -> NDArray[np.float64]:
-        if d not in self._cached_shares:
-            self._cached_shares[d] = self._measured_shares(d)
-        return self._cached_shares[d]
-
-    def _measured_shares(self, d: int) -> NDArray[np.float64]:
-        runtime, device = self.runtime, self.runtime.cluster.devices[d]
-        passes = int(np.clip((self.deadline - clock.now()) / max(self.run_s, 1e-9), _MIN_BLOCKS, _COUNTER_RUNS))
-        kind = device_kind(device)
-        found = kind.kernels(runtime.model, self.grouping, device, runtime.precision, passes)
-        if found is None:
-            eager = replace(device, kind=kind.compiles or device.kind)
-            found = groups_as_kernels(runtime.model, self.grouping, eager, runtime.precision, passes=passes)
-        self.kernels[d] = found
-        return group_shares(found, self.grouping)
+        """Return the share of each group in the time of the whole model, ``float64[G]``, by counters that are read once."""
+        if d not in self.kernels:
+            runtime, device = self.runtime, self.runtime.cluster.devices[d]
+            passes = int(np.clip((self.deadline - clock.now()) / max(self.run_s, 1e-9), _MIN_BLOCKS, _COUNTER_RUNS))
+            kind = device_kind(device)
+            found = kind.kernels(runtime.model, self.grouping, device, runtime.precision, passes)
+            if found is None:
+                eager = replace(device, kind=kind.compiles or device.kind)
+                found = groups_as_kernels(runtime.model, self.grouping, eager, runtime.precision, passes=passes)
+            self.kernels[d] = found
+        return group_shares(self.kernels[d], self.grouping)
 
 
 def _measured(cluster: Cluster) -> dict[tuple[str, str], Link]:

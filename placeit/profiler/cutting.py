@@ -72,9 +72,8 @@ class Cutting:
         """Place segments on other devices than their producers where possible: ``int32[S]``. Each turn uses the next device."""
         able = self._able(segment_of)
         level = np.zeros(len(able), np.int64)
-        for u, v in sorted(
-            {(u, v) for u, v in segment_of[self.grouping.groups.edges].tolist() if u != v}
-        ):  # in a topological order
+        between = {(u, v) for u, v in segment_of[self.grouping.groups.edges].tolist() if u != v}
+        for u, v in sorted(between):  # in a topological order
             level[v] = max(level[v], level[u] + 1)
         order = (level[:, None] + turn + np.arange(self.devices)) % self.devices
         first = np.take_along_axis(able, order, axis=1).argmax(axis=1)

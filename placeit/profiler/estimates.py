@@ -39,7 +39,7 @@ def estimated(
         precision: precision in which the devices compute.
         compiling: counter of compiled programs; None for a new one.
     """
-    real = tuple(device for device in cluster.devices if not device.described)
+    here = [d for d, device in enumerate(cluster.devices) if not device.described]
     groups = grouping.groups
     traffic = group_reads(grouping) + border_bytes(groups)
     seconds = np.stack(
@@ -48,11 +48,9 @@ def estimated(
     )
     cut, load, dispatch, read = np.zeros_like(seconds), np.zeros_like(seconds), *np.zeros((2, len(cluster)))
     profiled, host = None, np.zeros(len(cluster) + 1)
-    if real:
-        here = [d for d, device in enumerate(cluster.devices) if not device.described]
-        names = {device.name for device in real}
-        links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-        with Runtime(model, grouping, Cluster(real, links), precision=precision, compiling=compiling) as runtime:
+    if here:
+        real = cluster.only([cluster.names[d] for d in here])
+        with Runtime(model, grouping, real, precision=precision, compiling=compiling) as runtime:
             measured = measure(runtime.cluster, runtime)
         seconds[:, here], cut[:, here], load[:, here] = measured.core, measured.cut, measured.load
         dispatch[here], read[here] = measured.dispatch, measured.read

@@ -39,15 +39,8 @@ class Evaluation:
         whole: Sequence[Passes | None],
         apart: Sequence[Passes],
     ) -> None:
-        self.cutting, self.links, self.segment_of, self.cut, self.whole, self.apart = (
-            cutting,
-            links,
-            segment_of,
-            cut,
-            whole,
-            apart,
-        )
-        self.devices = len(cut)
+        self.cutting, self.links, self.segment_of = cutting, links, segment_of
+        self.cut, self.whole, self.apart, self.devices = cut, whole, apart, len(cut)
 
     def costs(self, shares: Sequence[NDArray[np.float64] | None], *, alone: bool) -> dict[str, Any]:
         """Return the costs in the form in which the cache keeps them (:mod:`placeit.profiler.cached_costs`).

@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +108,12 @@ class History:
         with self._open(create=True) as connection:
             if connection is None:
                 return
-            key, overheads = _canonical(device), profiled.overheads
+            key = _canonical(device)
             connection.execute("DELETE FROM model WHERE device = ? AND model = ?", (key, profiled.identity))
             (model_id,) = connection.execute(
                 "INSERT INTO model (device, model, name, seconds, dispatch, cut_each, cut_byte, load, read, written) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
-                (
-                    *(key, profiled.identity, profiled.name, profiled.seconds),
-                    *(overheads.dispatch, overheads.cut_each, overheads.cut_byte, overheads.load, overheads.read, time.time()),
-                ),
+                (key, profiled.identity, profiled.name, profiled.seconds, *astuple(profiled.overheads), time.time()),
             ).fetchone()
             rows = profiled.traits.rows()
             counts = zip(profiled.ops.tolist(), profiled.fused.tolist(), profiled.taken.tolist(), strict=True)

@@ -97,8 +97,8 @@ class KernelTimes:
     def __init__(self, models: Sequence[ProfiledModel]) -> None:
         self._models = tuple(models)
         of = np.concatenate([np.full(len(model.ops), i) for i, model in enumerate(models)])
-        traits = _concatenated([model.traits for model in models])
-        self._fusion_rates = _FusionRates.of(models)
+        traits = OpTraits.from_rows([row for model in models for row in model.traits.rows()])
+        self._fusion_rates = _FusionRates(models)
         timed = np.concatenate([model.ops > model.fused for model in models])
         newest = np.flatnonzero(timed)[-_MAX_OPS:]
         self._traits, self._of = _subset(traits, newest), of[newest]
@@ -131,7 +131,7 @@ class KernelTimes:
         found, fusing = [], self._fusion_rates
         for i, model in enumerate(self._models):
             others = [other for j, other in enumerate(self._models) if j != i]
-            self._fusion_rates = _FusionRates.of(others)
+            self._fusion_rates = _FusionRates(others)
             self._fit(self._of != i)
             found.append(abs(float(self.seconds(model.traits) @ model.ops) / model.seconds - 1))
         self._fusion_rates = fusing
@@ -140,22 +140,16 @@ class KernelTimes:
 
 
 class _FusionRates:
-    """Frequencies of ops that are fused into others and take no time, by kind, and by kind and neighbours."""
+    """Frequencies of ops in some models that are fused into others and take no time, by kind, and by kind and neighbours."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[ProfiledModel]) -> None:
         self._counts: dict[tuple[str, ...], tuple[float, float]] = {}
-
-    @classmethod
-    def of(cls, models: Sequence[ProfiledModel]) -> _FusionRates:
-        """Count the ops of some models."""
-        rates = cls()
         for model in models:
             counts = zip(model.ops.tolist(), model.fused.tolist(), strict=True)
             for (kind, fed, read_by, _), (ops, fused) in zip(model.traits.rows(), counts, strict=True):
                 for key in ((kind,), (kind, fed), (kind, fed, read_by)):
-                    before = rates._counts.get(key, (0.0, 0.0))
-                    rates._counts[key] = before[0] + ops, before[1] + fused
-        return rates
+                    before = self._counts.get(key, (0.0, 0.0))
+                    self._counts[key] = before[0] + ops, before[1] + fused
 
     def probability(self, traits: OpTraits) -> NDArray[np.float64]:
         """Return the share of fused ops of one kind with the same neighbours, ``float64[N]``, shrunk to the kind's share."""
@@ -197,12 +191,6 @@ def _coordinates(traits: OpTraits) -> NDArray[np.float64]:
     flops, written = traits.size[:, 0], traits.size[:, 3]
     logs = np.log2(traits.size + _OFFSETS)
     return np.asarray(np.column_stack([logs, np.log2((flops + 1) / (written + 1))]) / _DOUBLINGS, np.float64)
-
-
-def _concatenated(traits: Sequence[OpTraits]) -> OpTraits:
-    return OpTraits(
-        *(np.concatenate([getattr(part, field) for part in traits]) for field in ("kind", "fed", "read_by", "size"))
-    )
 
 
 def _subset(traits: OpTraits, index: NDArray[np.int64]) -> OpTraits:

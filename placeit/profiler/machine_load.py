@@ -137,9 +137,4 @@ def _clocks() -> tuple[float, float, float] | None:
     if ticks is None:
         return None
     busy = sum(count for place, count in enumerate(ticks) if place not in _IDLE)
-    own = os.times()
-    return (
-        time.perf_counter(),
-        busy / os.sysconf("SC_CLK_TCK"),
-        own.user + own.system + own.children_user + own.children_system,
-    )
+    return time.perf_counter(), busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.base import Model
 from placeit.core.address import Address
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Device
 from placeit.core.graph import OpGraph
 from placeit.core.memory_reads import MemoryReads
 from placeit.core.records import record
@@ -103,15 +103,10 @@ def shared_reads(grouping: Grouping, costs: Costs, rates: Rates) -> MemoryReads 
     apart = [d for d in cluster.apart() if local[d]]
     if len(apart) < 2 or costs.shared or not rates.known:
         return None
-    rate = rates.of(_core_set(cluster, apart))
+    cores = {core for d in apart for core in cluster.devices[d].cores}
+    rate = rates.of(Device("CPU", address=Address("CPU", tuple(sorted(cores))), driver=cluster.devices[apart[0]].driver))
     if rate is None:
         return None
     busy = (costs.core + np.maximum(costs.load, 0.0))[:, apart]
     seen = float((read.sum() / np.maximum(busy.sum(axis=0), 1e-12)).sum())  # a device that cannot run all groups adds 0
     return MemoryReads(read, local[None], np.array([max(rate, seen)]))
-
-
-def _core_set(cluster: Cluster, devices: list[int]) -> Device:
-    """Return the core set of all cores of some devices."""
-    cores = tuple(sorted({core for d in devices for core in cluster.devices[d].cores}))
-    return Device("CPU", address=Address("CPU", cores), driver=cluster.devices[devices[0]].driver)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from placeit.backends.base import Model
 from placeit.backends.openvino.model import OpenVinoModel
 from placeit.backends.openvino.view import View
-from placeit.core.cluster import Cluster, Device
+from placeit.core.cluster import Cluster
 from placeit.planning.coarsen import Grouping
 from placeit.planning.segments import Plan
 from placeit.runtime.device_pool import open_links
@@ -61,7 +61,8 @@ def op_times(
     counted: list[RuntimeDevice] = []
     try:
         for device in cluster.devices:
-            real = _counting(device, precision)
+            kind = device_kind(device)
+            real = kind.counting(device, precision) if isinstance(kind, Counts) else kind.open(device, precision)
             here = device.emulated and not device.where.node  # nodes slow their own devices down
             counted.append(slowed(real, device.slowdown) if here else real)
         links = open_links(cluster, counted, [device_kind(device) for device in cluster.devices])
@@ -83,11 +84,6 @@ def op_times(
                 slowdown = cluster.devices[plan.segments[s].device].slowdown
                 found += _of_segment(s, kernels, runtime.book.ops(plan.segments[s]), grouping, model.view, slowdown)
         return found
-
-
-def _counting(device: Device, precision: str) -> RuntimeDevice:
-    kind = device_kind(device)
-    return kind.counting(device, precision) if isinstance(kind, Counts) else kind.open(device, precision)
 
 
 def _of_segment(

@@ -76,9 +76,7 @@ def choose(distance: NDArray[np.float64], weight: NDArray[np.float64], *, max_pr
     chosen, nearest, programs = np.zeros(len(weight), bool), np.full(len(weight), _MAX_DISTANCE), gap
     while True:
         closed = np.concatenate([[True], chosen, [True]])
-        more = 1 + gap * (
-            2.0 - closed[:-2] - closed[2:] - 1
-        )  # a group may divide a segment in two, or be the last one of a segment
+        more = 1 + gap * (1.0 - closed[:-2] - closed[2:])  # a group may divide a segment in two, or be the last of one
         gain = (weight[:, None] * np.maximum(0.0, nearest[:, None] - distance)).sum(axis=0) / np.maximum(more, _MIN_PROGRAMS)
         gain[chosen | ((programs + more > max_programs) & chosen.any())] = 0.0
         g = int(gain.argmax())

@@ -72,10 +72,8 @@ def states(
         wall_s: wall time in seconds; it starts at 0.
     """
     waited = dependencies(plan, spans)
-    running: dict[str, _Pairs] = {name: [] for name in conflicts}
-    sending: dict[str, _Pairs] = {name: [] for name in conflicts}
-    ready: dict[str, _Pairs] = {name: [] for name in conflicts}
-    short: dict[str, _Pairs] = {name: [] for name in conflicts}
+    every: list[dict[str, _Pairs]] = [{name: [] for name in conflicts} for _ in range(4)]
+    running, sending, ready, short = every
     for i, span in enumerate(spans):
         where = span.where[0]
         if span.kind == "copy":

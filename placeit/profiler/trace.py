@@ -160,34 +160,29 @@ def _microseconds(seconds: float) -> float:
 
 
 def _named(pid: int, process: str) -> list[dict[str, Any]]:
-    return [
-        _metadata("process_name", pid, 0, name=process),
-        _metadata("process_sort_index", pid, 0, sort_index=pid),
-    ]
+    return [_metadata("process_name", pid, 0, name=process), _metadata("process_sort_index", pid, 0, sort_index=pid)]
 
 
-def utilization(
-    spans: Iterable[Span], window: tuple[float, float] | None = None, *, devices: Sequence[str] = ()
-) -> dict[str, float]:
-    """Return the share of a window in which each track was busy, in [0, 1]; overlapping spans count once.
+def utilization(spans: Iterable[Span], *, devices: Sequence[str] = ()) -> dict[str, float]:
+    """Return the share of the time from first start to last finish in which each track was busy; overlaps count once.
 
     Args:
         spans: in any order.
-        window: start and finish in seconds; None for first start to last finish. In an empty window, all shares are 0.
         devices: tracks to list first, even if nothing ran on them.
+
+    Returns:
+        Shares in [0, 1] by track; 0 if no time passed.
     """
     by_track: dict[str, list[Span]] = {device: [] for device in devices}
     for span in spans:
         by_track.setdefault(span.track, []).append(span)
     everything = [span for members in by_track.values() for span in members]
-    if window is None:
-        window = (min((s.start for s in everything), default=0.0), max((s.finish for s in everything), default=0.0))
-    begin, end = window
+    begin, end = min((s.start for s in everything), default=0.0), max((s.finish for s in everything), default=0.0)
     shares = {}
     for track, members in by_track.items():
         busy, reached = 0.0, begin
         for span in sorted(members, key=lambda span: span.start):
-            busy += max(0.0, min(span.finish, end) - max(span.start, reached))
+            busy += max(0.0, span.finish - max(span.start, reached))
             reached = max(reached, span.finish)
         shares[track] = min(1.0, busy / (end - begin)) if end > begin else 0.0
     return shares

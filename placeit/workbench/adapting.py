@@ -111,7 +111,7 @@ class Adapter(Attendant):
 
     def failed(self, error: BaseException) -> None:
         """Log a warning that the server no longer adapts, and why."""
-        _LOG.warning("The server adapts no more: %s", error)
+        _LOG.warning("The server no longer adapts: %s", error)
 
     def _check(self, now: float) -> None:
         """Update the state of the devices, and move if that is worth it."""
@@ -132,7 +132,7 @@ class Adapter(Attendant):
     def _abandon_hung(self) -> None:
         """Declare devices lost on which a segment hangs.
 
-        Checks are counted in place of seconds, which also pass while this process is stopped.
+        Checks are counted, not seconds, since seconds also pass while this process is stopped.
         """
         before, self._at_work = self._at_work, {}
         for executor in self._server.executors:
@@ -142,8 +142,6 @@ class Adapter(Attendant):
                 name, seconds = expected[work[0]]
                 if checks * _POLL_S > self._planning.timeout(name, seconds):
                     self._planning.abandon(executor, name, checks * _POLL_S)
-
-    # -- news ------------------------------------------------------------------------------------------------------------
 
     def _update_lost(self, lost: frozenset[frozenset[str]], now: float) -> None:
         """Record devices and links that are back, and start a search for lost ones when it is due."""
@@ -173,7 +171,7 @@ class Adapter(Attendant):
         try:
             self._planning.reopen()
         except FAILURES as error:
-            _LOG.warning("Lost devices could not be looked for: %s", error)
+            _LOG.warning("The search for lost devices failed: %s", error)
         finally:
             ended.open()
 
@@ -206,7 +204,6 @@ class Adapter(Attendant):
         return self._expected[plan]
 
     def _set_ratio(self, name: str, ratio: float, news: str) -> None:
-        """Set the ratio of a device, and record the change as news."""
         slow, now = {**self._planning.slow, name: ratio}, time.monotonic()
         if ratio > 1:
             _LOG.warning("%s", news)
@@ -221,10 +218,8 @@ class Adapter(Attendant):
         self._news[name] = news
         self._server.history.happened("news", news)
 
-    # -- moves -----------------------------------------------------------------------------------------------------------
-
     def _find_move(self, executors: Sequence[PlanExecutor]) -> tuple[PlanExecutor | None, Better] | None:
-        """Return the move with a device that has news that saves most; None if there is no such move."""
+        """Return the move that saves most, of moves from or to devices with news; None if no move saves time."""
         found: list[tuple[PlanExecutor | None, Better]] = []
         places: list[PlanExecutor | None] = [*executors, *([None] if self._server.vacant else [])]
         for executor in places if self._news else []:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from placeit.backends.bundle.model import BundleModel, open_bundle
 from placeit.backends.bundle.programs import SegmentFiles
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, FileError
+from placeit.core.extras import versions_of
 from placeit.core.files import replacing, temporary_folder
 from placeit.core.placement import Placement, Serving
 from placeit.core.version import __version__
@@ -128,6 +127,7 @@ class _Building:
                 self._home.model.path,
             )
         self._graph = self._home.model.graph
+        self._has_costs = all(one.home.has_costs for one in placements)
         self._contracted = contract(self._graph, [one.segments for one in placements])
 
     def manifest(self, name: str) -> Manifest:
@@ -144,7 +144,7 @@ class _Building:
         weights = dict(zip(self._used, held.tolist(), strict=True))
         return Manifest(
             name=name,
-            versions=_versions({segment.format for segment in segments}),
+            versions={"placeit": __version__, **versions_of({"openvino", *(_PACKAGES[one.format] for one in segments)})},
             precision=home.precision,
             tolerance=home.tolerance,
             devices=tuple(
@@ -230,10 +230,6 @@ class _Building:
             np.save(self._folder / file, values[name], allow_pickle=False)
         return files
 
-    @property
-    def _has_costs(self) -> bool:
-        return all(one.home.has_costs for one in self._placements)
-
     def _seconds(self, placement: Placement) -> tuple[tuple[float | None, ...], ...] | None:
         """Return the seconds of each part on its device, with a segment's seconds at its first part; None if unknown."""
         if not self._has_costs:
@@ -262,15 +258,6 @@ class _Building:
         for (a, b), link in self._home.costs.cluster.links.items() if self._home.has_costs else ():
             if {a, b} <= self._used.keys():
                 yield a, b, link.latency, link.bandwidth
-
-
-def _versions(formats: Collection[Format]) -> dict[str, str]:
-    """Return the versions of placeit and of the packages that run segments of these formats."""
-    found = {"placeit": __version__}
-    for package in sorted({"openvino", *(_PACKAGES[form] for form in formats)}):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def _own_format(device: Device) -> Format:

@@ -67,15 +67,17 @@ class Estimate(Shown):
     errors: Mapping[str, Error | None]
 
     def __repr__(self) -> str:
-        answers = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
-        times = ", ".join(f"{answer.name} {milliseconds(answer.seconds or 0.0)}" for answer in answers)
+        times = ", ".join(f"{answer.name} {milliseconds(answer.seconds or 0.0)}" for answer in self._possible)
         return f"<Estimate of {self.model}: {times or 'no device can run it'}>"
 
     @property
     def best(self) -> Answer:
         """The answer that takes the least time."""
-        possible = [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
-        return min(possible, key=lambda answer: answer.seconds or 0.0)
+        return min(self._possible, key=lambda answer: answer.seconds or 0.0)
+
+    @property
+    def _possible(self) -> list[Answer]:
+        return [answer for answer in (*self.devices, self.split) if answer is not None and answer.seconds is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate for JSON, as ``placeit estimate --json`` prints it."""
@@ -121,7 +123,7 @@ def estimate(
         InfeasibleError: the model runs on no device, or fits nowhere.
     """
     if cache is None:
-        raise UsageError("Times are estimated from those that were kept, so the session needs a cost cache.")
+        raise UsageError("Times are estimated from the cost cache, and this session has none: open one with a cache.")
     costs, errors = predicted_costs(model, placing.grouping, cluster, cache, precision=precision, compiling=compiling)
     segmenter = Segmenter(placing.grouping, placing.held(costs))
     problem, names = segmenter.problem(), cluster.names

@@ -52,7 +52,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     within = None if devices is None else discover(devices, precision=manifest.precision)
     names = {name: name if within is not None and name in within.names else one.address for name, one in needed.items()}
     if isinstance(rematch, str) and rematch != "auto":
-        raise UsageError(f"'{rematch}' is no way to rematch devices: give 'auto', or new names by old ones.")
+        raise UsageError(f"'{rematch}' is not a way to rematch devices: give 'auto', or new names by old ones.")
     if isinstance(rematch, Mapping):
         unknown = rematch.keys() - needed.keys()
         if unknown:
@@ -70,10 +70,7 @@ def matched(manifest: Manifest, path: Path, rematch: Rematch, devices: Devices) 
     if repeated:
         both = ", ".join(old for old, new in names.items() if new == repeated[0])
         raise UsageError(f"The devices {both} of {path} would all be {repeated[0]}: rematch each to a different device.")
-    if within is None:
-        cluster = discover(new_names, precision=manifest.precision)
-    else:
-        cluster = within.only(new_names)
+    cluster = discover(new_names, precision=manifest.precision) if within is None else within.only(new_names)
     found = {device.name: device for device in cluster.devices}
     other_runtime = {one.format for one in manifest.devices} in ({"onnx"}, {"torch"})  # which then drives any core set
     for old, new in names.items():
@@ -184,9 +181,9 @@ def _divided_cores(sets: Sequence[Needed]) -> dict[str, str]:
     spare = len(cores) - len(sets)  # cores beyond one for each set
     found: dict[str, str] = {}
     for one in sets:
-        extra = (
-            min(one.cores - 1, spare * (one.cores - 1) // max(1, wanted - len(sets))) if wanted > len(cores) else one.cores - 1
-        )
+        extra = one.cores - 1
+        if wanted > len(cores):
+            extra = min(extra, spare * extra // max(1, wanted - len(sets)))
         own_cores, cores = cores[: 1 + extra], cores[1 + extra :]
         address = parse_device(one.address)
         found[one.name] = str(Address("CPU", tuple(sorted(own_cores)), runtime=address.runtime))

@@ -55,9 +55,9 @@ class Workbench:
         tolerance: largest relative error of right outputs.
         pins: device names by op names or globs of them.
         memory: bytes of the devices whose memory is limited, by name.
-        cache: where measured costs are kept; None if nowhere.
-        compiling: counts the programs that were compiled, here and for other devices (:meth:`alone`); its ``progress`` is told
-            which program is being compiled.
+        cache: cache of measured costs; None for no cache.
+        compiling: counts the programs that were compiled, here and for other devices (:meth:`alone`); its ``progress`` is
+            called with the program that is being compiled.
     """
 
     def __init__(self, setup: Setup, costs: Costs | None = None) -> None:
@@ -93,7 +93,7 @@ class Workbench:
                 stack.callback(runtime.close)
 
     def hurry(self) -> None:
-        """After an interrupt that was handled: make :meth:`close` not wait for running segments."""
+        """Make :meth:`close` not wait for running segments, after an interrupt that was handled."""
         self._hurried = True
         disarm_watchdog()
 
@@ -195,11 +195,11 @@ class Workbench:
             budget_s: seconds that it may take; it makes fewer passes over models that take long.
             check: whether costs from the cache are first compared with a few runs of the whole model on each device, and
                 measured again if they do not hold any more.
-            worth: decides whether to go on, once the time of a run is known; see :func:`placeit.profiler.costs.profile`. Not
-                asked if some device is described.
+            worth: decides whether to continue, once the time of a run is known; see :func:`placeit.profiler.costs.profile`. Not
+                called if some device is described.
             certain: decides whether to stop, once the minimum times of groups are known; see
                 :func:`placeit.profiler.costs.profile`.
-            progress: told the current activity, and how far it is.
+            progress: called with the current step and the share of it that is done.
 
         Raises:
             InfeasibleError: no device supports some op, or not the one that it is pinned to.

@@ -53,7 +53,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Constraints:
-    """Rules that every placement has to keep to.
+    """Rules that every placement has to follow.
 
     Attributes:
         pins: device names by op names or globs of them (``{"conv1*": "CPU@0"}``). An op takes along the other ops of its group;
@@ -101,8 +101,8 @@ class Traffic:
     """Traffic of a server: the number of requests, and how they arrive.
 
     Attributes:
-        rate: requests per second that arrive, whether or not those before them have ended; None to have as many under way as
-            can be in flight, each submitted as soon as another one has ended.
+        rate: requests per second that arrive, whether or not those before them have ended; None to keep the maximum
+            number of requests in flight: each is submitted when another one has ended.
         requests: number of requests that arrive; None for as many as arrive within ``seconds``.
         seconds: time in which requests arrive, if ``requests`` is None.
         arrivals: how requests arrive at a rate: ``constant``, at regular intervals, or ``poisson``, independently of each

@@ -62,7 +62,7 @@ class Prepared:
 
 
 class PreparedCache:
-    """Prepares placements for a session, and keeps them for as long as its groups and costs do not change.
+    """Prepares placements for a session, and keeps them until its groups or costs change.
 
     Args:
         session: the session.

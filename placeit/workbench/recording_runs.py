@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import math
 import platform
 from bisect import bisect_right
@@ -16,6 +14,7 @@ from statistics import median
 import numpy as np
 
 from placeit.core.cluster import Cluster, Device
+from placeit.core.extras import versions_of
 from placeit.core.graph import OpGraph
 from placeit.core.units import about_bytes
 from placeit.core.version import __version__
@@ -153,17 +152,16 @@ def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recor
     devices = {device.name: device for home in (session, *(one.home for one in placements)) for device in home.cluster.devices}
     together = Cluster(tuple(devices.values()))
     links = session.cluster.links if session._costs is None else session.costs.cluster.links
+    packages = {"numpy", *filter(None, (kind_of(device).package for device in devices.values()))}
     bytes_made = np.bincount(graph.tensor_op, graph.tensor_bytes, len(graph))
-    bytes_read = np.zeros(len(graph))
-    pairs = {(int(w), int(t)) for (_, w), t in zip(graph.edges.tolist(), graph.edge_tensor.tolist(), strict=True)}
-    for w, t in pairs:
-        bytes_read[w] += graph.tensor_bytes[t]
+    readers, read = np.unique(np.column_stack([graph.edges[:, 1], graph.edge_tensor]), axis=0).T
+    bytes_read = np.bincount(readers, graph.tensor_bytes[read], len(graph))
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(len(graph))]
     for v, shape in zip(graph.tensor_op.tolist(), graph.tensor_shapes, strict=True):
         shapes[v].append(tuple(map(int, shape)))
     return Recording(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=_versions(devices.values()),
+        versions={"placeit": __version__, "python": platform.python_version(), **versions_of(packages)},
         environment=_environment(),
         model=r.RecordedModel(session.model.path.name, str(session.model.path), graph.hash, session.precision),
         devices=tuple(
@@ -194,14 +192,6 @@ def _base_recording(session: Workbench, placements: Sequence[Prepared]) -> Recor
             groups=grouping.groups.names,
         ),
     )
-
-
-def _versions(devices: Iterable[Device]) -> dict[str, str]:
-    found = {"placeit": __version__, "python": platform.python_version()}
-    for name in sorted({"numpy", *filter(None, (kind_of(device).package for device in devices))}):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may have been built under another name
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def _environment() -> dict[str, str]:
@@ -382,20 +372,16 @@ def _ops(prepared: Prepared, first: int, timed: Sequence[OpTime]) -> list[r.OpTi
 
 
 def _traffic(graph: OpGraph, made: Sequence[Sequence[int]], ops: Sequence[int]) -> float:
-    """Return the bytes that a kernel of some ops reads and writes: tensors from and for other ops, and constants.
+    """Return the bytes that a kernel of ``ops`` reads and writes: constants, and tensors from and for other ops.
 
-    Args:
-        graph: of the ops.
-        made: tensors of each op.
-        ops: of the kernel.
+    ``made`` has the tensors that each op makes.
     """
     own, read, written = set(ops), set[int](), set[int]()
     into, out = graph.predecessors, graph.successors
     for v in ops:
-        edges = into.edge[into.ptr[v] : into.ptr[v + 1]].tolist()
-        read |= {int(graph.edge_tensor[e]) for e in edges if int(graph.edges[e, 0]) not in own}
+        read |= {int(graph.edge_tensor[e]) for e in into.row(v) if int(graph.edges[e, 0]) not in own}
         readers: dict[int, list[int]] = {t: [] for t in made[v]}
-        for e in out.edge[out.ptr[v] : out.ptr[v + 1]].tolist():
+        for e in out.row(v):
             readers[int(graph.edge_tensor[e])].append(int(graph.edges[e, 1]))
         written |= {t for t, readers_ in readers.items() if not (readers_ and own.issuperset(readers_))}
     return float(graph.param_bytes[list(ops)].sum() + graph.tensor_bytes[[*read, *written]].sum())

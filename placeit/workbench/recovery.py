@@ -114,7 +114,7 @@ class Recovery:
                         unable[error.device] = error
                         continue
                 reasons = " ".join(map(str, (why, *unable.values())))
-                raise failure_of(f"{reasons} The model cannot be placed on what is left", error) from why
+                raise failure_of(f"{reasons} The model cannot be placed on the remaining devices", error) from why
             return executor, Replacement(str(why), _devices(plan), silent, decided - begin, perf_counter() - decided)
 
     def _executor(self, plan: Plan, priority: int) -> PlanExecutor:
@@ -140,8 +140,6 @@ class Recovery:
             best = first[int(np.argmin(segmenter.seconds(np.stack(first))))]
             deadline = begin + _DECISION_S
             return segmenter.plan(segmenter.search(best, problem, steps=steps or _STEPS, seed=0, deadline=deadline))
-
-    # -- for the adapter, placeit.workbench.adapting ----------------------------------------------------------------------
 
     def _scaled(self) -> Costs:
         """Return the costs, with the times of slow devices multiplied by their factors."""

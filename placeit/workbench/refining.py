@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -46,8 +46,8 @@ class Trial:
 
     The times that are compared are free of queueing. For a request that was alone, it is the time from begin to end. For any
     other request, it is the simulated seconds per request, with the server's requests in flight, of a plan whose segments take
-    as long as they took in this request: :meth:`placeit.workbench.proposals.Proposals.best` values candidates so. Both requests
-    of a pair are of one kind. The first kind with enough pairs decides, once.
+    as long as they took in this request (as in :meth:`placeit.workbench.proposals.Proposals.best`). Both requests of a pair are
+    of the same kind. The first kind with enough pairs decides, once.
 
     Args:
         before: seconds of requests before the trial, at least :data:`_FEWEST`.
@@ -122,15 +122,12 @@ def _tails(seconds: Sequence[float] | deque[float]) -> tuple[float, float]:
     return p95, p99
 
 
-@dataclass(eq=False)
 class _SegmentTimes:
     """Seconds of each segment in the last requests on a plan."""
 
-    plan: Plan
-    segments: list[deque[float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.segments = [deque(maxlen=_WINDOW) for _ in self.plan.segments]
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.segments: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in plan.segments]
 
     def seconds(self) -> NDArray[np.float64]:
         return np.array([np.median(times) if times else 0.0 for times in self.segments])
@@ -210,7 +207,6 @@ class Refiner(Attendant):
             if self._closing.is_open:
                 raise _Closing
             stack.pop_all()
-        adopted = False
         self._server.explore(executor, math.ceil(1 / self._limits.share - 1e-9))
         self._report(tried=self.report.tried + 1, doing="requests try a candidate")
         try:
@@ -244,9 +240,8 @@ class Refiner(Attendant):
         self._wait_until(may)
         trial = Trial(self._others, tail=self._limits.tail, in_flight=self._proposals.in_flight)
         self._known, self._trial = [self._known[0], _SegmentTimes(plan)], trial
-        self._report(
-            checks=self.report.checks + RUNS, doing="checking a candidate", before=trial.before, others=None, ratio=None
-        )
+        checks = self.report.checks + RUNS
+        self._report(checks=checks, doing="checking a candidate", before=trial.before, others=None, ratio=None)
         return trial
 
     def _wait_until(self, true: Callable[[], bool]) -> bool:
@@ -258,7 +253,6 @@ class Refiner(Attendant):
         return True
 
     def _count_requests(self) -> None:
-        """Count the requests that have ended."""
         count = explored = 0
         for request in self.heard():
             count += 1

@@ -94,7 +94,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
         ExecutionError: the server is closed, or was changed in another way.
     """
     if server.refinement is not None:
-        raise UsageError("A server that refines its placement chooses it by itself, and is not moved: start it without that.")
+        raise UsageError("A server that refines its placement cannot be moved: start it without refinement.")
     begin = perf_counter()
     placements = [Prepared.of(session, one) for one in placement.every]
     leaving, new = server.executors, executors(placements, in_flight, priority)
@@ -102,7 +102,7 @@ def move(session: Workbench, server: Server, placement: Placement, *, in_flight:
     if not server.exchange(leaving, new, by):
         for executor in new:
             executor.close()
-        raise ExecutionError("The server is closed, or was about to move to another placement by itself: apply it again.")
+        raise ExecutionError("The server is closed, or was moving to another placement: apply the placement again.")
 
 
 def refining(

@@ -44,9 +44,9 @@ class Setup:
         pins: device names by op names or globs of them.
         memory: bytes of the devices whose memory is limited, by name.
         texts: the longest texts of a decoder, for whose states placements have room; None for other models.
-        expected: devices of nodes that need not be there yet, each with the device that it is taken to be like.
-        cache: where measured costs are kept; None if nowhere.
-        compiling: counts the programs that are compiled; its ``progress`` is told which program is being compiled.
+        expected: devices of nodes that may join later, each with the existing device whose costs it has.
+        cache: cache of measured costs; None for no cache.
+        compiling: counts the programs that are compiled; its ``progress`` is called with each of them.
         spin_s: seconds that threads of devices wait awake for the next segment.
         policy: guards against measurements that mislead.
         alone: whether the devices are outside the cluster of the session.
@@ -112,7 +112,7 @@ class Setup:
         loaded = loaded.prepared(cluster, graph)
         texts = Texts.of(loaded, constraints.texts)
         if texts is not None:
-            loaded = replace(loaded, graph=texts.counted(loaded.graph))
+            loaded = replace(loaded, graph=replace(loaded.graph, state_bytes=texts.bytes()))
         placing = Placing.of(
             loaded.graph,
             cluster.names,
@@ -197,5 +197,4 @@ def _tolerance(model: Model, cluster: Cluster, precision: str) -> float:
 
 
 def _uses_nodes(cluster: Cluster) -> bool:
-    """Return whether some device is on another node."""
     return any(device.address is not None and device.address.node for device in cluster.devices)

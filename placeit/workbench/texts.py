@@ -45,10 +45,10 @@ class Texts:
 
     @classmethod
     def of(cls, model: Model, count: int) -> Self | None:
-        """Return the longest texts of a model; None if it is no decoder that is placed for texts of several lengths.
+        """Return the longest texts of a model; None unless it is a decoder that is placed for texts of several lengths.
 
         Raises:
-            UsageError: there is no text, or there are several and the model is no such decoder.
+            UsageError: there is no text, or there are several and the model is not such a decoder.
         """
         if count < 1:
             raise UsageError(f"A placement has room for {count} texts; it must be at least 1.")
@@ -56,7 +56,7 @@ class Texts:
         if mask is None or not model.states:
             if count == 1:
                 return None
-            raise UsageError(f"{model.path} is no decoder that is placed with --context: leave out the number of texts.")
+            raise UsageError(f"{model.path} is not a decoder that is placed with --context: leave out the number of texts.")
         fixed, growing = np.zeros(len(model.graph)), np.zeros(len(model.graph))
         for state in model.states:
             sizes = state.limits or tuple((size, size) for size in state.shape)
@@ -74,10 +74,6 @@ class Texts:
         """
         each = self.fixed + self.growing * (self.tokens if tokens is None else tokens)
         return np.asarray(self.count * each / OF_DEVICE, np.float64)
-
-    def counted(self, graph: OpGraph) -> OpGraph:
-        """Return the decoder's graph with the memory of the states."""
-        return replace(graph, state_bytes=self.bytes())
 
     def check(self, graph: OpGraph, placement: NDArray[np.int32], cluster: Cluster) -> None:
         """Raise PlacementError if a device has room for the weights but not for the states, and say how long texts may be.

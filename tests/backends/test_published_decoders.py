@@ -140,14 +140,14 @@ def test_a_context_of_more_tokens_than_learned_positions_is_refused(tmp_path):
     decoder = replace(TINY, style="gpt2", positions=64)
     for path in (write_decoder(decoder, tmp_path / "decoder.xml"), write_decoder(decoder, tmp_path / "decoder.onnx")):
         assert load(path, context=64).inputs
-        with pytest.raises(UsageError, match="knows 64 positions, and texts are to have 65 tokens: give at most --context 64"):
+        with pytest.raises(UsageError, match="knows 64 positions, and texts may have 65 tokens: give at most --context 64"):
             load(path, context=65)
     with pytest.raises(UsageError, match="at most 2147483647; got 2147483648"):
         load(path, context=1 << 31)
 
 
 def test_a_decoder_with_open_sizes_asks_for_its_context(folder):
-    with pytest.raises(ModelError, match=r"say how many tokens the longest text has, as in `--context 1024`"):
+    with pytest.raises(ModelError, match=r"give the tokens of the longest text, as in `--context 1024`"):
         load(folder)
 
 

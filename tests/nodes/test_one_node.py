@@ -126,7 +126,7 @@ def test_where_no_device_is_left_every_request_fails_with_the_reason(nodes: conn
             victim = session.runtime.devices[0]
             assert isinstance(victim, NodeDevice)
             os.kill(victim.pid, signal.SIGKILL)
-            with pytest.raises(PlaceitError, match=f"{THERE} is lost.*cannot be placed on what is left"):
+            with pytest.raises(PlaceitError, match=f"{THERE} is lost.*cannot be placed on the remaining devices"):
                 _use_up(server, model.sample_inputs())
 
 

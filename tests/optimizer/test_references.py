@@ -114,7 +114,7 @@ def test_a_reference_that_beats_the_answer_is_named_in_the_report(
     (reference,) = found.references
     name = reference.row.name
     assert name not in {found.chosen.name, *(one.name for one in found.candidates)}
-    assert f"; {name}, which OpenVINO does by itself and which is no placement, takes 0.000 of its " in found.reason
+    assert f"; {name}, a mode of OpenVINO and not a placement, takes 0.000 of its " in found.reason
     (row,) = json.loads(json.dumps(found.to_dict(), allow_nan=False))["references"]
     assert (row["name"], row["target"], row["used"], row["failed"], row["not_run"]) == (name, "MULTI:CPU", ["CPU"], None, None)
     assert reference.ratio is not None

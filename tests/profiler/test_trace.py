@@ -114,22 +114,18 @@ def test_a_device_may_be_called_like_a_link(tmp_path: Path) -> None:
 def test_utilization_is_the_busy_share_of_each_track() -> None:
     some = [on("a", "x", 0, 4), on("a", "y", 3, 5), on("a", "z", 3, 3.5), on("b", "x", 8, 10)]
     assert utilization(some, devices=("c", "b")) == {"c": 0.0, "b": 0.2, "a": 0.5}
-    assert utilization(some, (4, 9)) == {"a": 0.2, "b": 0.2}
-    assert utilization(some, (20, 30)) == {"a": 0.0, "b": 0.0}
 
 
-def test_a_window_without_length_has_no_utilization() -> None:
+def test_spans_that_take_no_time_have_no_utilization() -> None:
     assert utilization([on("a", "x", 1, 1)]) == {"a": 0.0}
-    assert utilization([on("a", "x", 0, 2)], (1, 1)) == {"a": 0.0}
     assert utilization([]) == {}
 
 
-@given(spans(), times, times)
-def test_utilization_is_a_share_and_counts_overlaps_once(everything: list[Span], a: float, b: float) -> None:
-    window = (min(a, b), max(a, b))
-    shares = utilization(everything, window)
+@given(spans())
+def test_utilization_is_a_share_and_counts_overlaps_once(everything: list[Span]) -> None:
+    shares = utilization(everything)
     assert all(0 <= share <= 1 for share in shares.values())
-    assert utilization(everything * 2, window) == pytest.approx(shares)
+    assert utilization(everything * 2) == pytest.approx(shares)
 
 
 def test_what_happened_to_a_server_is_on_a_track_of_its_own(tmp_path: Path) -> None:

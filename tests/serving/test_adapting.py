@@ -324,7 +324,7 @@ def test_where_nothing_that_is_left_can_load_the_model_requests_fail_with_all_re
         for number, name in ((1, "b"), (2, "c")):
             bench.device(number).full = f"{name} has run out of memory."
         bench.device(0).lose()
-        why = r"a is lost.* b has run out of memory\. c has run out of memory\. The model cannot be placed on what is left"
+        why = r"a is lost.* b has run out of memory\. c has run out of memory\. The model cannot be placed on the remaining"
         with Server([executor], replace=recovery) as server, pytest.raises(PlaceitError, match=why):
             server.submit(inputs_of(bench.model, 1)).result(60)
 

@@ -40,7 +40,6 @@ def keep_last_logits(proto: onnx.ModelProto) -> None:
 
 
 def _last(source: str, result: str) -> onnx.NodeProto:
-    """Return a node that selects the last token."""
     return helper.make_node("Gather", [source, f"{LAST}/place"], [result], name=LAST, axis=1)
 
 

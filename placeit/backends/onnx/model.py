@@ -94,7 +94,7 @@ class OnnxFileModel(Model):
                 if name not in source or axis == -2 or np.dtype(self.settable[source[name]].dtype).kind not in "iu":
                     continue
                 table = shapes.get(node.input[2] if node.op_type == "EmbedLayerNormalization" else node.input[0])
-                axis = _attribute(node, "axis", 0) if axis is None else axis
+                axis = next((int(one.i) for one in node.attribute if one.name == "axis"), 0) if axis is None else axis
                 if table and -len(table) <= axis < len(table) and table[axis] is not None:
                     found.setdefault(source[name], []).append(ValueRange(0, max(1, table[axis] or 1)))
             if node.op_type in _KEEPS_VALUES and node.input[0] in source:
@@ -116,10 +116,6 @@ class OnnxFileModel(Model):
     def chain(self, elements: int, hops: int) -> Model:
         """Return a chain of ``hops`` ReLUs over ``float32[1, elements]``."""
         return relu_chain(elements, hops)
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
 def draw_input(rng: np.random.Generator, spec: TensorSpec, cases: Mapping[str, int]) -> NDArray[Any]:

@@ -95,10 +95,6 @@ class OnnxParts:
             _rename(node, self._aliases)
         self._reads = [reads(node) for node in nodes]
 
-    def _declared(self, tensor: int) -> Sequence[int | None]:
-        shape = self.graph.tensor_shapes[tensor]
-        return [None] * len(shape) if self._unsized else _sizes(shape, self._limits.get(tensor))
-
     @property
     def covers(self) -> bool:
         """True if every op can be cut out, as one of :meth:`kinds`."""
@@ -214,17 +210,19 @@ class OnnxParts:
         numbers, missing, constants = self._needed(ends, {*entering, *kept})
         if missing:
             raise DeviceError(
-                f"ONNX Runtime cannot run the part of {graph.names[ops[0]]!r} by itself: in the ONNX model it reads "
+                f"ONNX Runtime cannot run the part of {graph.names[ops[0]]!r} alone: in the ONNX model it reads "
                 f"'{min(missing)}', which it does not read after conversion by OpenVINO. Give these ops to devices that "
                 "OpenVINO drives."
             )
         nodes = [_without(self._proto.graph.node[number], entering) for number in sorted(numbers)]
-        specs: list[tuple[str, Sequence[int | None] | None]] = [
-            (graph.tensor_dtypes[t], _sizes(graph.tensor_shapes[t], self._limits.get(t))) for t in leave
-        ]
+        sizes = {t: _sizes(graph.tensor_shapes[t], self._limits.get(t)) for t in (*entering.values(), *leave)}
+        specs: list[tuple[str, Sequence[int | None] | None]] = [(graph.tensor_dtypes[t], sizes[t]) for t in leave]
+        if self._unsized:
+            sizes |= {t: [None] * len(sizes[t]) for t in entering.values()}
         for spec, v in ((self._outputs[graph.names[v]], v) for v in results):
             # a size that depends on the data is known after the computation
-            specs.append((spec.dtype, None if self._bounded & {v, *self._producers(v)} else _sizes(spec.shape, spec.limits)))
+            makers = {int(graph.edges[e, 0]) for e in graph.predecessors.row(v)}
+            specs.append((spec.dtype, None if self._bounded & {v, *makers} else _sizes(spec.shape, spec.limits)))
         specs += [(graph.tensor_dtypes[t], self._states[name][1]) for name, t in kept.items()][: len(ends) - len(specs)]
         # outputs get other names, since one tensor may be several outputs, or an input as well
         names = [f"placeit.output.{i}" for i in range(len(ends))]
@@ -233,7 +231,7 @@ class OnnxParts:
             nodes,
             "segment",
             [
-                *(_value(name, graph.tensor_dtypes[t], self._declared(t)) for name, t in entering.items()),
+                *(_value(name, graph.tensor_dtypes[t], sizes[t]) for name, t in entering.items()),
                 *(_value(name, graph.tensor_dtypes[t], self._states[name][1]) for name, t in kept.items()),
             ],
             [_value(name, *spec) for name, spec in zip(names, specs, strict=True)],
@@ -252,10 +250,6 @@ class OnnxParts:
         edges = zip(self.graph.edges.tolist(), self.graph.edge_tensor.tolist(), strict=True)
         return connected(len(self.graph), [(u, v) for (u, v), tensor in edges if tensor not in self._names])
 
-    def _producers(self, op: int) -> list[int]:
-        """Return the ops whose tensors an op reads."""
-        return [int(u) for u in self.graph.edges[self.graph.edges[:, 1] == op, 0]]
-
     def _tensors_of(self, op: int) -> list[int]:
         return [int(t) for t in np.flatnonzero(self.graph.tensor_op == op)]
 
@@ -265,7 +259,6 @@ class OnnxParts:
         return {self._names[t]: t for t in (*enter, *own) if t in self._names}
 
     def _states_read(self, ops: Iterable[int]) -> dict[str, int]:
-        """Return the states that a part reads, by name."""
         return {self.graph.names[v]: self._tensors_of(v)[0] for v in ops if self.graph.kinds[v] == "ReadValue"}
 
     def _next_states(self, ops: Iterable[int]) -> list[str]:
@@ -289,7 +282,7 @@ class OnnxParts:
     def _needed(
         self, ends: Iterable[str], given: Iterable[str], outside: Collection[str] = ()
     ) -> tuple[set[int], set[str], set[str]]:
-        """Return what is needed to compute tensors from given ones.
+        """Find the nodes and constants that compute tensors from given ones.
 
         Args:
             ends: the tensors to compute.

@@ -20,7 +20,7 @@ __all__ = ["initial_state", "open_whole", "ort_dtype", "ort_reference"]
 
 
 def ort_dtype(kind: str) -> str:
-    """Return NumPy's name of a type of ONNX Runtime such as ``tensor(float)``; ``sequence`` and so on if it is no tensor."""
+    """Return NumPy's name of a type of ONNX Runtime such as ``tensor(float)``; ``sequence`` and so on if it is not a tensor."""
     container, _, name = kind.removesuffix(")").partition("(")
     return {"float": "float32", "double": "float64"}.get(name, name) if container == "tensor" else container
 

@@ -39,8 +39,8 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: 
     if sizes.context is not None:
         if not is_decoder:
             raise UsageError(
-                f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context says "
-                f"nothing about its inputs ({', '.join(partial)}): give --input-shape instead of --context."
+                f"{path} is not a decoder, which has state and takes tokens ({', '.join(TOKENS[:2])}), so a context does "
+                f"not determine its inputs ({', '.join(partial)}): give --input-shape instead of --context."
             )
         rows = sizes.batch or (_ROWS if all(map(_has_rows, states)) and not sizes.shapes else 1)
         sizes = replace(sizes, shapes={**_shapes(partial, sizes.context, rows), **sizes.shapes})
@@ -48,7 +48,7 @@ def resolve_sizes(path: Path, partial: Mapping[str, Any], sizes: Sizes, states: 
         return resolve_shapes(path, partial, sizes)
     except OpenSizesError as error:
         if is_decoder and _shapes(error.partial, _SUGGESTED, 1).keys() == error.partial.keys():
-            message = f"{error}: say how many tokens the longest text has, as in `--context {_SUGGESTED}`."
+            message = f"{error}: give the tokens of the longest text, as in `--context {_SUGGESTED}`."
             raise OpenSizesError(message, error.partial, error.known, advised=True) from None
         raise
 
@@ -80,7 +80,7 @@ def check_positions(path: Path, model: Any) -> None:
                 rows = node.get_input_shape(0)[int(axis.data.item())] if axis.get_type_name() == "Constant" else longest
                 if longest > rows - offset:
                     raise UsageError(
-                        f"{path} knows {rows - offset} positions, and texts are to have {longest} tokens: give at most "
+                        f"{path} knows {rows - offset} positions, and texts may have {longest} tokens: give at most "
                         f"--context {rows - offset}."
                     )
 

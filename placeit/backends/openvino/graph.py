@@ -330,8 +330,7 @@ def single_reader_ops(graph: OpGraph, bounded: Collection[str]) -> tuple[tuple[s
     sums |= {v for u, v in graph.edges.tolist() if u in sums}
     root_of = list(range(len(graph)))
     for v in range(len(graph) - 1, -1, -1):
-        edges = graph.successors.edge[graph.successors.ptr[v] : graph.successors.ptr[v + 1]]
-        readers = {root_of[int(graph.edges[e, 1])] for e in edges}
+        readers = {root_of[int(graph.edges[e, 1])] for e in graph.successors.row(v)}
         light = graph.param_bytes[v] <= _MAX_LIGHT_BYTES and graph.kinds[v] not in _HEAVY and v not in sums
         if light and len(readers) == 1:
             root_of[v] = readers.pop()

@@ -80,11 +80,11 @@ def _openvino_names(model: OpenVinoModel, placement: Mapping[str, str], devices:
         if not _HETERO_DEVICE.fullmatch(names[device]):
             if len(set(placement.values())) == 1:
                 raise PlacementError(
-                    f"The whole model is placed on '{device}', which is not a device of OpenVINO's own: nothing is divided, "
+                    f"The whole model is placed on '{device}', which is not a device of OpenVINO: nothing is divided, "
                     f"and the file runs there as it is. Or say which device stands for it (--map {device}=CPU)."
                 )
             raise PlacementError(
-                f"Op '{op}' is placed on '{device}', which is not a device of OpenVINO's own, and HETERO knows no others: say "
+                f"Op '{op}' is placed on '{device}', which is not a device of OpenVINO, and HETERO knows no others: say "
                 f"which it stands for (--map {device}=CPU), or place the model on whole devices."
             )
     for sharers in model.together:

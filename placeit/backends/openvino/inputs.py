@@ -105,7 +105,7 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
     """
     shapes, batch, samples = sizes.shapes, sizes.batch, sizes.samples
     if batch is not None and not 1 <= batch <= LARGEST:
-        raise ModelError(f"{path}: a batch of {batch} makes no sense; it is the number of samples in one inference.")
+        raise ModelError(f"{path}: a batch of {batch} is not possible; it is the number of samples in one inference.")
     for name in shapes:
         if name not in partial:
             raise ModelError(f"{path} has no input '{name}', for which a shape is given; its inputs are {', '.join(partial)}.")
@@ -120,7 +120,8 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
                 raise ModelError(f"{spelled}, contains a size that is not from 1 to {LARGEST}.")
             if not shape.compatible(openvino.PartialShape([-1] * len(shapes[name]))):
                 raise ModelError(f"{spelled}, has {len(shapes[name])} dimensions where the model has {shape}.")
-            resolved[name] = openvino.PartialShape([_dimension(size) for size in shapes[name]])
+            ends = [(size, size) if isinstance(size, int) else (size.least, size.most) for size in shapes[name]]
+            resolved[name] = openvino.PartialShape([openvino.Dimension(*end) for end in ends])
             if resolved[name].is_dynamic:
                 typical[name], times_here = _typical_shapes(name, shapes[name], samples.get(name))
                 times = _common_times(f"The typical sizes of the input '{name}' and of other inputs", times, times_here)
@@ -142,10 +143,6 @@ def resolve_shapes(path: Path, partial: Mapping[str, Any], sizes: Sizes) -> Reso
         listing = ", ".join(f"'{name}' {shape}" for name, shape in partial.items())
         raise ModelError(f"{path}: no input takes a batch of {batch} (inputs: {listing}); give shapes with --input-shape.")
     return Resolved(resolved, {name: found * (len(times) // len(found)) for name, found in typical.items()}, times)
-
-
-def _dimension(size: int | SizeRange) -> Any:
-    return openvino.Dimension(size) if isinstance(size, int) else openvino.Dimension(size.least, size.most)
 
 
 def _typical_shapes(
@@ -191,7 +188,7 @@ def with_suggestion(
 ) -> ModelError:
     """Return an error about open sizes that suggests sizes with which the model can be read.
 
-    If there are none, it lists the sizes that were tried, and is no OpenSizesError. An error of ``load`` about ops that
+    If there are none, it lists the sizes that were tried, and is a plain ModelError. An error of ``load`` about ops that
     OpenVINO does not know is raised, since no sizes help.
 
     Args:
@@ -216,10 +213,8 @@ def with_suggestion(
                 raise
             why = why or explain(str(failed))
             continue
-        batch_only = all(
-            shape.rank.is_static and not any(d.is_dynamic for d in list(shape)[1:]) for shape in error.partial.values()
-        )
-        batch = " (or --batch 1)" if batch_only else ""
+        known = (shape.rank.is_static and all(size.is_static for size in list(shape)[1:]) for shape in error.partial.values())
+        batch = " (or --batch 1)" if all(known) else ""
         message = f"{error}: give all sizes. With these it can be read: {_options(shapes)}{batch}."
         suggestion = OpenSizesError(message, error.partial, error.known)
         suggestion.guess = shapes

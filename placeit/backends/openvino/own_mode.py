@@ -20,6 +20,8 @@ from placeit.devices.own_modes import OwnMode
 
 __all__ = ["OwnModeRunner"]
 
+openvino = import_openvino()
+
 _MIN_ROUNDS, _MIN_S = 2, 0.02  # a timing of many requests has at least: runs of each infer request, and seconds
 _BY_DEVICE = ("AUTO", "HETERO", "MULTI")  # virtual devices that take properties for each of their devices
 
@@ -41,7 +43,6 @@ class OwnModeRunner:
     """
 
     def __init__(self, model: OpenVinoModel, mode: OwnMode, precision: str) -> None:
-        ov = import_openvino()
         self._name, self._model = mode.name, model
         self._queue: Any = None
         with explaining(f"OpenVINO cannot compile {model.path} for {mode.name}"):
@@ -52,7 +53,7 @@ class OwnModeRunner:
             self._samples = model.sample_requests()
             self._has_state = bool(model.ov_model.get_variables())  # AUTO over several devices cannot tell (2026.4)
             if mode.steady:
-                self._queue = ov.AsyncInferQueue(self._compiled, 0)
+                self._queue = openvino.AsyncInferQueue(self._compiled, 0)
             self._requests: list[Any] = list(self._queue) if mode.steady else [self._compiled.create_infer_request()]
             if mode.steady and (self._has_state or len(self._samples) > 1):
                 # a queue gives the next request to any infer request, and resets no state
@@ -74,11 +75,10 @@ class OwnModeRunner:
 
     def set_inputs(self, inputs: Arrays) -> None:
         """Set the inputs of all infer requests, by name. A single one gets them again in each run, as from a caller."""
-        ov = import_openvino()
         self._inputs = {i: np.require(inputs[spec.name], requirements="C") for i, spec in enumerate(self._model.inputs)}
         for request in self._requests:
             for index, value in self._inputs.items():
-                request.set_input_tensor(index, ov.Tensor(value))
+                request.set_input_tensor(index, openvino.Tensor(value))
 
     def _time_round(self) -> float:
         """Run a sequence with a request of each typical size in every infer request, all of them at the same time.

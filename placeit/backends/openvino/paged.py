@@ -22,16 +22,16 @@ _TEXTS, _LONGEST = ("past_lens", "subsequence_begins", "block_indices", "block_i
 ENDS = "text_ends"
 """Input of a segment that selects the last tokens: the place of the last token of each text."""
 _CACHE = "blocks of "
-_PAGED, _FIRST, _SCALE_AT, _LONGEST_AT = "PagedAttentionExtension", 9, 9, 12  # inputs from the first that is no tensor of texts
+_PAGED, _FIRST, _SCALE_AT, _LONGEST_AT = "PagedAttentionExtension", 9, 9, 12  # OpenVINO's op; its constant inputs
 _BEFORE_ATTENTION = ("Broadcast", "Convert", "Reshape", "Unsqueeze")  # ops that copy the keys and values of groups of heads
 _MASKED, _NO_PAST = "attention_mask", "no past of "
-_SHORT, _HIDDEN = 8, -1e4  # tokens of a short text; least of what hides a token
+_SHORT, _HIDDEN = 8, -1e4  # tokens of a short text; mask values below this hide a token
 
 _Constant: TypeAlias = tuple[Any, list[int], Any]
 
 
 def variable_of(name: str) -> str | None:
-    """Return the variable of the model whose blocks are an input of a segment; None if the input is no cache."""
+    """Return the variable of the model whose blocks are an input of a segment; None if the input is not a cache."""
     return name.removeprefix(_CACHE) if name.startswith(_CACHE) else None
 
 
@@ -64,7 +64,7 @@ class _Attention:
 
 @dataclass(frozen=True)
 class Paging:
-    """How to write the attentions of a decoder for caches in blocks.
+    """Rewrites the attentions of a decoder to use caches in blocks.
 
     Attributes:
         inputs: number of inputs of OpenVINO's op.
@@ -83,9 +83,9 @@ class Paging:
 
     @classmethod
     def of(cls, model: Any) -> Paging | None:
-        """Return how to write a whole model.
+        """Return the paging of a whole model; None if it has none.
 
-        Returns None if OpenVINO refuses the model; if it has other outputs than logits, or other states than caches of
+        It has none if OpenVINO refuses the model; if it has other outputs than logits, or other states than caches of
         attentions to all earlier tokens; or if it reads the attention mask or the length of the state for more than a mask.
         """
         try:
@@ -122,7 +122,7 @@ class Paging:
         return replace(paging, live=frozenset(op.get_friendly_name() for op in whole.get_ops()))
 
     def page(self, segment: Any) -> Any | None:
-        """Return a segment, which is changed, with caches in blocks; None if it is as it was, without caches.
+        """Change a segment to use caches in blocks, and return it; None if there is nothing to change.
 
         Inputs for the texts of a run follow its own inputs, and then caches. A run has the tokens of several texts one after
         the other, ``[1, tokens]``, or texts of equal lengths as rows. Of several texts, the last tokens are rows.
@@ -148,7 +148,7 @@ class Paging:
         for sink in segment.get_sinks():
             segment.remove_sink(sink)
         for one in found:
-            for read in one.reads:  # what else reads it, such as the size of a mask
+            for read in one.reads:  # other readers, such as the size of a mask
                 known.add(f"{_NO_PAST}{read.get_friendly_name()}")
                 _replace(read, _empty(read, 0), f"{_NO_PAST}{read.get_friendly_name()}")
         for node in last:
@@ -166,7 +166,6 @@ class Paging:
         return made
 
     def _write(self, one: _Attention, caches: Sequence[Any], given: Mapping[str, Any]) -> None:
-        """Replace an attention."""
         ops, (query, *new) = openvino.opset13, one.new
         (heads, head), *sizes = self.heads[one.op.get_friendly_name()]
         by_token = _turned(query)
@@ -192,7 +191,7 @@ class Paging:
 def _attentions(model: Any) -> list[_Attention]:
     """Return the attentions to caches of a model, in topological order.
 
-    Raises ValueError if one has another form, or a state is no cache of one.
+    Raises ValueError if one has another form, or a state is not a cache of one.
     """
     found = []
     for node in model.get_ordered_ops():
@@ -201,7 +200,7 @@ def _attentions(model: Any) -> list[_Attention]:
             found.append(_Attention(node, (keys, values), (first, second), (*one, *other)))
     reads = {node.get_friendly_name() for node in model.get_ops() if node.get_type_name() == "ReadValue"}
     if reads != {read.get_friendly_name() for one in found for read in one.reads} or len(reads) != 2 * len(found):
-        raise ValueError("a state is no cache of an attention")
+        raise ValueError("a state is not a cache of an attention")
     return found
 
 
@@ -231,7 +230,7 @@ def _heads(value: Any) -> tuple[int, int]:
 
 
 def _is_plain(node: Any) -> bool:
-    """Return whether OpenVINO's op has no window, no slopes, no sinks, and nothing else beside the scale."""
+    """Return whether OpenVINO's op has no options but the scale: no window, slopes or sinks."""
     ends = [node.input_value(index).get_node() for index in range(_SCALE_AT + 1, node.get_input_size()) if index != _LONGEST_AT]
     return all(end.get_type_name() == "Constant" and not np.any(end.data) for end in ends)
 
@@ -239,8 +238,8 @@ def _is_plain(node: Any) -> bool:
 def _see_all(model: Any) -> bool:
     """Return whether the masks let each token see itself and all earlier ones, and no others.
 
-    OpenVINO's transformation drops masks: it takes for granted that they say this. They are computed for a short text, and for
-    the last token of the longest one, where a window or a slope shows.
+    OpenVINO's transformation drops masks, since it assumes this. So they are computed here for a short text, and for the last
+    token of the longest one, where a window or a slope has an effect.
     """
     copy, masks, states = model.clone(), dict[str, Any](), list[Any]()
     for one in _attentions(copy):

@@ -191,7 +191,7 @@ class _FromFile:
 
 
 def check_readable(path: Path, *, trust: bool = False) -> None:
-    """Raise FileError or ModelError if a file, or a file of its weights, cannot be read or is obviously no model.
+    """Raise FileError or ModelError if a file, or a file of its weights, cannot be read or is clearly not a model.
 
     Args:
         path: the ONNX file or IR.
@@ -339,8 +339,6 @@ def _from_mapped(front_end: Any, path: Path, sizes: Sizes, state: StateOption) -
 
 
 def _converted(front_end: Any, source: Any, path: Path, sizes: Sizes, state: StateOption) -> _Converted:
-    """Convert a model that a front end has loaded."""
-
     def kinds(places: Iterable[Any]) -> Kinds:
         return {p.get_names()[0]: (source.get_element_type(p), source.get_partial_shape(p)) for p in places}
 

@@ -12,6 +12,8 @@ from placeit.core.telemetry import import_openvino
 
 __all__ = ["RUNTIME_OPTIONS", "channels_last_tensors", "extract", "name_new_nodes"]
 
+openvino = import_openvino()
+
 _TO_LAST, _TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 _IMAGE_SOURCES = {"Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"}
 _ELEMENT_WISE = {
@@ -77,7 +79,6 @@ def extract(
         DeviceError: the model has no such tensor, or the part reads other tensors as well. Both occur only if ops are
             separated that are in one set of :func:`placeit.backends.openvino.view.inseparable`.
     """
-    ov = import_openvino()
     copy = model.clone()
     nodes: dict[str, Any] = {node.get_friendly_name(): node for node in copy.get_ops()}
     for tensor in (*inputs, *outputs):
@@ -102,8 +103,8 @@ def extract(
     for tensor in inputs:
         shape, dtype = output_of(tensor).get_partial_shape(), output_of(tensor).get_element_type()
         if tensor in channels_last:
-            shape = ov.PartialShape([shape[i] for i in _TO_LAST])
-        parameter = ov.opset13.parameter(shape, dtype, name=f"enters {tensor}")
+            shape = openvino.PartialShape([shape[i] for i in _TO_LAST])
+        parameter = openvino.opset13.parameter(shape, dtype, name=f"enters {tensor}")
         parameters.append(parameter)
         if tensor in channels_last:
             converted[tensor] = parameter.output(0)
@@ -125,11 +126,11 @@ def extract(
             value = converted[tensor]
         elif tensor in channels_last:
             value = _transpose(value, _TO_LAST)
-        results.append(ov.opset13.result(value, name=f"leaves {tensor}"))
+        results.append(openvino.opset13.result(value, name=f"leaves {tensor}"))
     sinks: list[Any] = []
     for node in own:
         {"Parameter": parameters, "Result": results, "Assign": sinks}[node.get_type_name()].append(node)
-    segment = ov.Model(results, sinks, parameters, "segment")
+    segment = openvino.Model(results, sinks, parameters, "segment")
     segment.validate_nodes_and_infer_types()  # a size that follows from a value is open where the value comes from outside
     if model.has_rt_info(RUNTIME_OPTIONS):
         segment.set_rt_info(model.get_rt_info(RUNTIME_OPTIONS).value, RUNTIME_OPTIONS)
@@ -167,7 +168,6 @@ def _concat_last(
 
     So it needs no layout conversion. None if the op is no such concatenation.
     """
-    ov = import_openvino()
     if graph.kinds[op] != "Concat":
         return None
     tensor = next((t for t in channels_last if graph.tensor_op[t] == op and view.holders[t]), None)
@@ -181,15 +181,14 @@ def _concat_last(
     if None in read or not (tensor in outputs or any(t in converted for t in read)):
         return None
     values = [converted[t] if t in converted else _transpose(output_of(t), _TO_LAST) for t in read if t is not None]
-    return tensor, ov.opset13.concat(values, 3).output(0)
+    return tensor, openvino.opset13.concat(values, 3).output(0)
 
 
 def _reads(graph: OpGraph, op: int) -> list[tuple[int, int]]:
     """Return the producer and the number of each tensor that an op reads."""
-    edges = graph.predecessors.edge[graph.predecessors.ptr[op] : graph.predecessors.ptr[op + 1]]
-    return [(int(graph.edges[e, 0]), int(graph.edge_tensor[e])) for e in edges]
+    return [(int(graph.edges[e, 0]), int(graph.edge_tensor[e])) for e in graph.predecessors.row(op)]
 
 
 def _transpose(value: Any, order: tuple[int, ...]) -> Any:
-    ov = import_openvino()
-    return ov.opset13.transpose(value, ov.opset13.constant(list(order), ov.Type.i64)).output(0)
+    ops = openvino.opset13
+    return ops.transpose(value, ops.constant(list(order), openvino.Type.i64)).output(0)

@@ -352,7 +352,7 @@ def _rows(tokens: Any) -> Any:
 
 
 def _beams(read: Any) -> Any:
-    """Return the input with which ``Gather`` selects rows of a state; None if it is no input, or another op reads the state."""
+    """Return the input with which ``Gather`` selects rows of a state; None without one, or if another op reads it."""
     readers = [value.get_node() for value in read.output(0).get_target_inputs()]
     if not {reader.get_type_name() for reader in readers} <= {"Gather", "ShapeOf"}:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from placeit.backends.openvino.graph import constant_nodes
 from placeit.backends.openvino.sized import Sized
-from placeit.core.graph import Csr, OpGraph
+from placeit.core.graph import OpGraph
 from placeit.core.telemetry import import_openvino
 
 __all__ = [
@@ -233,8 +233,8 @@ def inseparable(model: Any, graph: OpGraph, view: View) -> tuple[tuple[str, ...]
         before, parts = len(pairs), connected(len(graph), pairs)
         for part in parts:
             inside = set(part)
-            enter = [e for v in part for e in _edges(graph.predecessors, v) if int(graph.edges[e, 0]) not in inside]
-            leave = [e for v in part for e in _edges(graph.successors, v) if int(graph.edges[e, 1]) not in inside]
+            enter = [e for v in part for e in graph.predecessors.row(v) if int(graph.edges[e, 0]) not in inside]
+            leave = [e for v in part for e in graph.successors.row(v) if int(graph.edges[e, 1]) not in inside]
             own = [nodes[end[graph.names[v]]] for v in part if graph.kinds[v] in _ENDS]
             last = [*own, *(nodes[view.holders[int(graph.edge_tensor[e])][0][0]] for e in leave)]
             between = nodes_between([holder for e in enter for holder in view.holders[int(graph.edge_tensor[e])]], last)
@@ -271,11 +271,6 @@ def end_nodes(view: View, nodes: Mapping[str, Any]) -> dict[str, str]:
 def foreign_inputs(names: Iterable[str], nodes: Mapping[str, Any], own: Collection[str]) -> list[str]:
     """Return the names of nodes that are inputs of the model but are not in ``own``."""
     return [name for name in names if nodes[name].get_type_name() == "Parameter" and name not in own]
-
-
-def _edges(adjacency: Csr, op: int) -> list[int]:
-    edges: list[int] = adjacency.edge[adjacency.ptr[op] : adjacency.ptr[op + 1]].tolist()
-    return edges
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
