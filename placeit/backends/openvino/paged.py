@@ -154,7 +154,8 @@ class Paging:
         for node in last:
             given[ENDS] = _parameter(ENDS, [-1], openvino.Type.i32)
             value = node.input_value(0)
-            flat = ops.reshape(value, _numbers([-1, value.get_partial_shape()[2].get_length()]), special_zero=False)
+            width = ops.gather(ops.shape_of(value, "i64"), _numbers([2]), ops.constant(0, openvino.Type.i64))
+            flat = ops.reshape(value, ops.concat([_numbers([-1]), width], 0), special_zero=False)
             chosen = ops.gather(flat, given[ENDS], ops.constant(0, openvino.Type.i64))
             _replace(node, ops.unsqueeze(chosen, ops.constant(1, openvino.Type.i64)), LAST)
         for result, maker in dead:  # such as a mask for other segments
