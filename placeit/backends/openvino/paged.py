@@ -269,9 +269,10 @@ def _see_all(model: Any) -> bool:
         values |= {"position_ids": np.arange(past, past + tokens)[None], "beam_idx": np.zeros(1)}
         values[_MASKED] = np.ones((1, past + tokens))
         named = [values[min(port.get_names() & values.keys())] for port in copy.inputs]
-        inputs = [_tensor(port.get_element_type(), value) for port, value in zip(parameters, named, strict=True)]
-        inputs += [_tensor(state.get_element_type(), _zeros(state, past + tokens * new)) for state, new in states]
-        for mask in request.infer(inputs).values():
+        kinds = [port.get_element_type().to_dtype() for port in parameters]
+        given = [np.ascontiguousarray(value, kind) for value, kind in zip(named, kinds, strict=True)]
+        given += [_zeros(state, past + tokens * new) for state, new in states]
+        for mask in request.infer([openvino.Tensor(value, shared_memory=True) for value in given]).values():
             if not _is_causal(mask, tokens, past):
                 return False
     return True
@@ -286,14 +287,10 @@ def _is_causal(mask: NDArray[Any], tokens: int, past: int) -> bool:
 
 
 def _zeros(state: Any, length: int) -> NDArray[Any]:
-    """Return a state of some tokens. Its memory is not used where only its size is read."""
+    """Return a state of some tokens. Its memory is not used where only its size is read, if no copy is made of it."""
     sizes = state.get_partial_shape()
     shape = [size.get_length() if size.is_static else (1, 1, length, 1)[axis] for axis, size in enumerate(sizes)]
-    return np.zeros(shape, np.float32)
-
-
-def _tensor(kind: Any, value: NDArray[Any]) -> Any:
-    return openvino.Tensor(np.ascontiguousarray(value, kind.to_dtype()))
+    return np.zeros(shape, state.get_element_type().to_dtype())
 
 
 def _scale(node: Any, head: int) -> float:
