@@ -45,7 +45,6 @@ class Tokenizer:
             raise ModelError(f"{file} is not a tokenizer of the library 'tokenizers': {error}.") from error
         self._tokenizer.no_truncation()  # a file keeps what it was last used with
         self._tokenizer.no_padding()
-        self._new_stream: Callable[..., Any] = module.decoders.DecodeStream
         self._config = self._read("tokenizer_config.json")
         self.ends = frozenset(self._ends())
 
@@ -71,12 +70,28 @@ class Tokenizer:
         Args:
             prompt: tokens before the text, without which some decoders drop the space that the text begins with.
         """
-        stream, before = self._new_stream(skip_special_tokens=True), list(prompt[-_MAX_BEFORE:])
-        while self._tokenizer.decode(before).startswith("\ufffd"):  # in the middle of a character
-            del before[0]
-        for token in before:
-            stream.step(self._tokenizer, token)
-        return lambda token: stream.step(self._tokenizer, token) or ""
+        decode, before, known = self._tokenizer.decode, list[int](), ""
+        held = list[int]()  # tokens whose text is not known yet, as they may end in the middle of a character
+
+        def step(token: int) -> str:
+            nonlocal before, known
+            held.append(token)
+            text = str(decode([*before, *held]))
+            if text == known or text.endswith("\ufffd"):
+                return ""
+            # with bytes that are no character behind them, some decoders lose the characters before
+            new = text.removeprefix(known) if text.startswith(known) else str(decode(held))
+            before = held.copy()
+            held.clear()
+            known = str(decode(before))
+            return new
+
+        last = list(prompt[-_MAX_BEFORE:])
+        while decode(last).startswith("\ufffd"):  # in the middle of a character
+            del last[0]
+        for token in last:
+            step(token)
+        return step
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation that the model is to continue.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +192,22 @@ def test_a_placement_for_several_texts_is_measured_and_its_outputs_are_right(tmp
         report = session.run(replace(placement, segments=np.zeros(len(session.model.graph), np.int32)), runs=2)
         assert report.failed is None
         assert report.output_error.max_rel < 1e-4
+
+
+_READ = """
+import resource, sys
+from pathlib import Path
+from placeit.backends.openvino.reader import load
+peaks = []
+for context in (16, 400_000):
+    load(Path(sys.argv[1]), context=context)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[1] - peaks[0])
+"""
+
+
+def test_reading_a_decoder_takes_no_memory_for_the_states_of_its_longest_text(tmp_path: Path) -> None:
+    model = build_decoder(replace(TINY, width=256, vocabulary=16), beam_idx=True)  # 2 KB of states for each token
+    openvino.save_model(model, tmp_path / "decoder.xml")
+    done = subprocess.run([sys.executable, "-c", _READ, tmp_path / "decoder.xml"], check=True, stdout=subprocess.PIPE)
+    assert int(done.stdout) < 300_000  # KB

@@ -186,6 +186,22 @@ def test_prompts_run_together_with_steps_of_other_texts(server: Server, folder: 
         text.sequence.close()
 
 
+def test_the_last_tokens_are_selected_where_another_segment_computes_the_sizes_of_their_values(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    model, ops = build_decoder(replace(TINY, vocabulary=256), beam_idx=True), openvino.opset13
+    nodes = model.get_ordered_ops()
+    embedded = next(node for node in nodes if node.get_output_partial_shape(0).rank.get_length() == 3).output(0)
+    readers = embedded.get_target_inputs()
+    sizes, flat_sizes = ops.shape_of(embedded), ops.constant([-1, TINY.width])
+    for reader in (*readers, model.get_results()[0].input_value(0).get_node().input(0)):  # as in OPT
+        flat = ops.reshape(reader.get_source_output(), flat_sizes, special_zero=False)
+        reader.replace_source_output(ops.reshape(flat, sizes, special_zero=False).output(0))
+    openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
+    with served(folder, "CPU@0,CPU@1") as (_, server):
+        texts = [Served(server, folder, prompt) for prompt in PROMPTS]
+        assert runs(server, lambda: step(server, texts, 20))
+
+
 def rows(tokens: Sequence[Sequence[int]], hidden: Sequence[int], past: int) -> dict[str, Any]:
     """Return inputs for new tokens of texts, of which ``hidden`` tokens in front of each are padding."""
     new = np.array(tokens)

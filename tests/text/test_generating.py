@@ -367,6 +367,16 @@ def test_a_prompt_that_ends_in_the_middle_of_a_character_goes_on_there(model):
     assert "".join(map(model.tokenizer.decoder(tokens[:10]), tokens[10:])) == "€" * 3
 
 
+def test_bytes_that_are_no_character_do_not_end_a_text(tmp_path):
+    vocabulary = {"▁a": 0} | {f"<0x{byte:02X}>": 1 + byte for byte in range(256)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.save(str(tmp_path / "tokenizer.json"))
+    part = [1 + byte for byte in "€".encode()]
+    tokens = [0, *part, part[0], 0, part[0], part[1], *part, 0]
+    assert "".join(map(Tokenizer(tmp_path).decoder(tokens[:1]), tokens[1:])) == "€\ufffd a" + "\ufffd" * 5 + " a"
+
+
 def test_prompts_are_neither_truncated_nor_padded_as_a_file_says(tmp_path):
     assert words(tmp_path, "▁a", "▁b").encode("a b a b") == [0, 1, 0, 1]
 

@@ -154,7 +154,8 @@ class Paging:
         for node in last:
             given[ENDS] = _parameter(ENDS, [-1], openvino.Type.i32)
             value = node.input_value(0)
-            flat = ops.reshape(value, _numbers([-1, value.get_partial_shape()[2].get_length()]), special_zero=False)
+            width = ops.gather(ops.shape_of(value, "i64"), _numbers([2]), ops.constant(0, openvino.Type.i64))
+            flat = ops.reshape(value, ops.concat([_numbers([-1]), width], 0), special_zero=False)
             chosen = ops.gather(flat, given[ENDS], ops.constant(0, openvino.Type.i64))
             _replace(node, ops.unsqueeze(chosen, ops.constant(1, openvino.Type.i64)), LAST)
         for result, maker in dead:  # such as a mask for other segments
@@ -267,9 +268,10 @@ def _see_all(model: Any) -> bool:
         values |= {"position_ids": np.arange(past, past + tokens)[None], "beam_idx": np.zeros(1)}
         values[_MASKED] = np.ones((1, past + tokens))
         named = [values[min(port.get_names() & values.keys())] for port in copy.inputs]
-        inputs = [_tensor(port.get_element_type(), value) for port, value in zip(parameters, named, strict=True)]
-        inputs += [_tensor(state.get_element_type(), _zeros(state, past + tokens * new)) for state, new in states]
-        for mask in request.infer(inputs).values():
+        kinds = [port.get_element_type().to_dtype() for port in parameters]
+        given = [np.ascontiguousarray(value, kind) for value, kind in zip(named, kinds, strict=True)]
+        given += [_zeros(state, past + tokens * new) for state, new in states]
+        for mask in request.infer([openvino.Tensor(value, shared_memory=True) for value in given]).values():
             if not _is_causal(mask, tokens, past):
                 return False
     return True
@@ -284,14 +286,10 @@ def _is_causal(mask: NDArray[Any], tokens: int, past: int) -> bool:
 
 
 def _zeros(state: Any, length: int) -> NDArray[Any]:
-    """Return a state of some tokens. Its memory is not used where only its size is read."""
+    """Return a state of some tokens. Its memory is not used where only its size is read, if no copy is made of it."""
     sizes = state.get_partial_shape()
     shape = [size.get_length() if size.is_static else (1, 1, length, 1)[axis] for axis, size in enumerate(sizes)]
-    return np.zeros(shape, np.float32)
-
-
-def _tensor(kind: Any, value: NDArray[Any]) -> Any:
-    return openvino.Tensor(np.ascontiguousarray(value, kind.to_dtype()))
+    return np.zeros(shape, state.get_element_type().to_dtype())
 
 
 def _scale(node: Any, head: int) -> float:
