@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -72,7 +73,11 @@ class Command(TyperCommand):
         """Read the command line. Raises typer.BadParameter."""
         _WORDS.set((*ctx.command_path.split(), *args))
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            for param in self.params if "" in _WORDS.get() else ():
+                if ctx.params.get(param.name or "") == Path():
+                    raise typer.BadParameter("The path is empty; the folder that you are in is '.'.", ctx, param)
+            return rest
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # some versions of typer add this prefix of pydantic
             if " is not one of " in error.message:

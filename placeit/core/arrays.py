@@ -105,7 +105,7 @@ def host_array(what: str, value: object) -> NDArray[np.generic]:
     try:
         if on_gpu is None:
             array = np.asarray(value)
-            if array.dtype == object and isinstance(value, DLPackArray):  # without NumPy's own protocols
+            if array is not value and array.dtype == object and isinstance(value, DLPackArray):  # lacks NumPy's protocols
                 array = np.from_dlpack(value)
             return array
         if on_gpu.ready is not None:

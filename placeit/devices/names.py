@@ -30,6 +30,7 @@ _PLUGIN_HARDWARE = re.compile(r"[a-z0-9][A-Za-z0-9_.:-]*", re.ASCII)
 _VIRTUAL_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
 _MAX_CORES = 8192  # as many as Linux can be built for; keeps 'CPU@0-999999999' from using up the memory
 
+_FAMILIES = ("CPU", "GPU", "NPU")
 _FORMS = ("CPU", "GPU.0", "NPU", "CPU@0-3", "cuda:0", "ort:CPU@0", "torch:CPU@0", "NODE/CPU", "auto")
 _FORMS_TEXT = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 
@@ -54,7 +55,8 @@ def parse_device(text: str) -> Address:
             name, f"'{base}' is one of OpenVINO's virtual devices, which choose among devices themselves; name the devices"
         )
     elif not _OPENVINO.fullmatch(base):
-        hint = f" (did you mean '{base.upper()}'?)" if _OPENVINO.fullmatch(base.upper()) else nearest(device, _FORMS)
+        known = [f"{base}:CPU"] if base in KINDS else [base.upper()] if base.upper().split(".")[0] in _FAMILIES else _FORMS
+        hint = nearest(device, known)
         raise _error(name, f"'{base}' is not a device; a device is {_FORMS_TEXT}{hint}")
     elif base.startswith("CPU."):
         raise _error(name, "OpenVINO has one CPU device, without a number; parts of it are core sets, such as CPU@0-3")

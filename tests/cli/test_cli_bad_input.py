@@ -364,3 +364,9 @@ def test_a_rate_that_is_not_positive_is_refused_before_the_model_is_read(cli: An
     refused = cli("tune", "missing.onnx", "--latency-limit", "p95=1s", "--rate", "-3")
     assert refused.exit_code == 2
     assert "The rate is -3 requests per second" in refused.stderr
+
+
+@pytest.mark.parametrize("args", [["inspect", ""], ["run", "model.onnx", "--trace", ""], ["demo", ""]])
+def test_an_empty_path_is_not_taken_for_the_current_folder(args: list[str]) -> None:
+    result = CliRunner().invoke(app, args)
+    assert (result.exit_code, "The path is empty" in result.stderr) == (2, True)

@@ -87,6 +87,10 @@ def test_hardware_has_a_family_and_may_have_a_number(address: Address, family: s
     ("text", "said"),
     [
         ("cpu", "did you mean 'CPU'"),
+        ("gpu.1", "did you mean 'GPU.1'"),
+        ("ort", "did you mean 'ort:CPU'"),
+        ("inductor", "did you mean 'inductor:CPU'"),
+        ("boards", "NODE/CPU or auto."),
         ("cuda", "did you mean 'cuda:0'"),
         ("CUDA", "did you mean 'cuda:0'"),
         ("", "'' is not a device"),

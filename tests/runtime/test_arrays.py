@@ -65,6 +65,7 @@ class Elsewhere(Exchanged):
         (torch.ones(2, 3, requires_grad=True), r"The input 'x' is no array that NumPy can read \(.*grad.*\): give a NumPy"),
         (torch.ones(2, 3, dtype=torch.bfloat16), r"The input 'x' is no array that NumPy can read"),
         ([[1.0], [2.0, 3.0]], r"The input 'x' is no array"),
+        (VALUE.astype(object), r"The input 'x' .*object"),
         (Elsewhere(VALUE, (2, 0)), r"The input 'x' is on a GPU, and cannot be copied to the host \(no copies\)"),
         (Exchanged(torch.ones(2, 3, dtype=torch.bfloat16), (2, 0)), r"The input 'x' (has a type that NumPy|is on a GPU)"),
     ],
