@@ -28,13 +28,18 @@ def compile_graph(
         options: options of :func:`placeit.optimize`, such as ``devices`` and ``budget``.
 
     Raises:
-        UsageError: sizes are dynamic, or the graph changes buffers of the module.
+        UsageError: sizes are dynamic, the graph changes buffers of the module, or torch.autocast is on.
         PlaceitError: an error of :func:`placeit.optimize`.
     """
     if any(isinstance(value, torch.SymInt | int) for value in example_inputs):
         raise UsageError(
             "torch.compile makes a graph for any size, and a placement is for fixed sizes: give torch.compile the argument "
             "dynamic=False, and the graph is placed once for each size."
+        )
+    if torch.is_autocast_enabled("cpu"):
+        raise UsageError(
+            "A placement is not under torch.autocast: call the compiled module outside of it, and for lower precision give "
+            "torch.compile options={'precision': 'bf16'}."
         )
     placeholders = graph.graph.find_nodes(op="placeholder")
     weight_numbers = [number for number, node in enumerate(placeholders) if _is_weight(node)]

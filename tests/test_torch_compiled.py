@@ -24,7 +24,9 @@ from placeit.optimizer.compare import compare
 from placeit.optimizer.options import Candidates
 from placeit.optimizer.result import Optimized
 from placeit.planning.segments import Costs, Segmenter
+from placeit.runtime.devices.base import SegmentSource
 from placeit.runtime.devices.inductor import InductorDevice
+from placeit.runtime.devices.ort import OrtDevice, OrtProgram
 from placeit.runtime.kinds import inductor
 from placeit.session import Session
 from tests.bundled import placed
@@ -282,6 +284,23 @@ def test_without_time_or_a_compiler_the_best_split_runs_eagerly(tmp_path: Path, 
         monkeypatch.setenv("CXX", "/nowhere/g++")
         found = session.optimize(budget=5, candidates=wanted)
     assert [one for one in found.candidates if "inductor:" in one.placement.ops_by_device] == []
+
+
+def test_runtimes_that_are_stopped_while_they_compile_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr("placeit.runtime.compiling.Compiling.expected_s", lambda *_, **__: 0.0)
+    within, limits = OrtDevice.compile_within, list[float]()
+
+    def stopped(self: OrtDevice, segment: SegmentSource, seconds: float) -> OrtProgram:
+        limits.append(seconds)
+        return within(self, segment, 0.0)
+
+    monkeypatch.setattr(OrtDevice, "compile_within", stopped)
+    found = optimize(NET, f"CPU@{CORE}", example=(X,), budget=5, candidates=Candidates("heft"))
+    (late,) = (one for one in found.candidates if one.name == f"ort:CPU@{CORE}")
+    assert late.not_run == "ONNX Runtime has not compiled it in the 0 s that there was time for: set a larger budget."
+    assert len(limits) == 1
+    assert limits[0] < 5
 
 
 @pytest.mark.slow

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
-from placeit.core.errors import DeviceError, first_line
+from placeit.core.errors import DeviceError, ExecutionError, first_line
 from placeit.core.extras import install, installed
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.first_import import import_failure, known_failure
 
-__all__ = ["explaining", "has_onnxruntime", "onnxruntime", "onnxruntime_failure", "ort_failures", "ort_reason"]
+__all__ = ["explaining", "has_onnxruntime", "onnxruntime", "onnxruntime_failure", "ort_failures", "ort_reason", "stopping"]
 
 _PACKAGE = "onnxruntime"
 _OTHERS = "choose devices that OpenVINO drives"
@@ -59,6 +61,34 @@ def explaining(what: str) -> Iterator[None]:
         yield
     except ort_failures() as error:
         raise DeviceError(f"{what}: {ort_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def stopping(options: Any, seconds: float) -> Iterator[None]:
+    """Stop the making of a session with these options after some seconds, if this version of ONNX Runtime can.
+
+    Raises ExecutionError if it was stopped.
+    """
+    stop = getattr(options, "set_load_cancellation_flag", None)
+    if seconds == math.inf or stop is None:
+        yield
+        return
+    seconds = max(0.0, seconds)
+    timer = threading.Timer(seconds, stop, (True,))
+    if seconds > 0:
+        timer.start()
+    else:
+        stop(True)
+    try:
+        yield
+    except onnxruntime().capi.onnxruntime_pybind11_state.ModelLoadCanceled as error:
+        raise ExecutionError(
+            f"ONNX Runtime has not compiled it in the {seconds:.3g} s that there was time for: set a larger budget."
+        ) from error
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
 
 
 def ort_reason(error: BaseException) -> str:

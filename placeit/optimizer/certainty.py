@@ -44,7 +44,7 @@ class Excluded:
         )
 
 
-def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
+def excluded(session: Workbench, core: NDArray[np.float64], room: float) -> Excluded | None:
     """Return the proof that no split can be faster than a plain device; None if there is no proof.
 
     The bound's own error is measured on each device: the sum of the groups' times, over the time that the whole model takes
@@ -54,11 +54,12 @@ def excluded(session: Workbench, core: NDArray[np.float64]) -> Excluded | None:
     Args:
         session: its devices must be idle during the call.
         core: ``float64[G, D]``, minimum seconds of each group inside the whole model on each device.
+        room: seconds in which plain devices have to compile the model.
     """
     segmenter = Segmenter(session.grouping, replace(Costs.zero(len(core), session.cluster), core=core))
     problem = segmenter.problem()
     bound, checked = (1.0 - MARGIN) * lower_bound(problem), False
-    for candidate, alone in plain_candidates(session, problem):
+    for candidate, alone in plain_candidates(session, problem, room):
         try:
             with alone.session.executor(candidate.plan) as executor:
                 seconds = [executor.time() for _ in range(2 + _RUNS)][2:]

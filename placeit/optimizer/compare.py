@@ -236,10 +236,10 @@ def _enter(races: Races, placements: Mapping[str, Placement]) -> Problem:
             "No single device can hold the whole model (too little memory, or some op cannot run there), and no placement is "
             "given: there is nothing to compare."
         )
-    for candidate, home in plain_candidates(session, problem):
+    room = races.duration * COMPILING_SHARE
+    for candidate, home in plain_candidates(session, problem, room):
         races.enter(candidate, home)
-    room = races.duration * COMPILING_SHARE if races.duration < math.inf else _COMPILING_S
-    enter_compiled(races, problem, room)
+    enter_compiled(races, problem, room if room < math.inf else _COMPILING_S)
     for name, other in alone.items():
         candidate = alone_on(other, name)
         if len(other.cluster) == 1:

@@ -13,6 +13,7 @@ from placeit.devices.plain import plain_devices
 from placeit.measuring.budget import TRIFLE_S, min_budget_s
 from placeit.optimizer.certainty import excluded
 from placeit.optimizer.ledger import PROFILING
+from placeit.optimizer.runs import COMPILING_SHARE
 from placeit.optimizer.search_state import SearchState, Stage
 from placeit.optimizer.starts import divide_for, elsewhere, on_eager_devices
 from placeit.optimizer.whole_models import compiles_splits
@@ -135,5 +136,5 @@ def _may_stop(state: SearchState) -> bool:
 
 def _is_certain(state: SearchState, core: NDArray[np.float64]) -> bool:
     """Return whether no split can be faster, by the minimum seconds of each group on each device, ``float64[G, D]``."""
-    state.excluded = found = excluded(state.session, core)
+    state.excluded = found = excluded(state.session, core, COMPILING_SHARE * (state.deadline - clock.now()))
     return found is not None

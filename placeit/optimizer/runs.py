@@ -13,7 +13,7 @@ import numpy as np
 from placeit.core import clock
 from placeit.core.narrowing import narrowed
 from placeit.devices.host import free_bytes
-from placeit.devices.kinds import driven_by_openvino
+from placeit.devices.kinds import driven_by_openvino, kind_of
 from placeit.devices.openvino import target_name
 from placeit.devices.own_modes import OwnMode
 from placeit.measuring.measure import Watching
@@ -131,7 +131,10 @@ class Runs(Book):
             functools.partial(with_room, functools.partial(home.executor, plan, alone=not steady), in_flight)
             for plan, in_flight in zip(candidate.plans, self.in_flight_of(candidate, home) if steady else [1], strict=True)
         ]
-        with self.session.compiling.until(clock.now() + self.left() * COMPILING_SHARE):
+        deadline = clock.now() + self.left() * COMPILING_SHARE
+        if candidate.placer == "single" and home is self.session and not any(kind_of(d).compiles for d in home.cluster.devices):
+            deadline = math.inf  # some device is run, however short the budget is
+        with self.session.compiling.until(deadline):
             return Deployed(opened, candidate.plans if steady else None, spins=self.is_onnxruntime(candidate.name))
 
     def _by_itself(self, candidate: Candidate) -> OwnMode | None:

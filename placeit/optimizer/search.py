@@ -181,7 +181,8 @@ class Search(Races):
         """Enter each single-device placement, the plain devices, and the devices that compile the model."""
         for d in self.problem.single_devices:
             self.add(self.problem.device_names[d], "single", functools.partial(np.full, len(self.problem), d, np.int32))
-        for candidate, alone in plain_candidates(self.session, self.problem) if plain else ():
+        room = self.left() * COMPILING_SHARE
+        for candidate, alone in plain_candidates(self.session, self.problem, room) if plain else ():
             self.enter(candidate, alone)
         if plain:
             enter_compiled(self, self.problem, self.left() * COMPILING_SHARE)

@@ -43,8 +43,11 @@ _COPIES = 2  # copies of the weights that must fit into free memory before anoth
 _log = logging.getLogger("placeit")
 
 
-def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candidate, OtherDevices]]:
-    """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins."""
+def plain_candidates(session: Workbench, problem: Problem, room: float) -> list[tuple[Candidate, OtherDevices]]:
+    """Return the plain devices of a cluster that can run the model whole, as candidates; empty if the session has pins.
+
+    Plain ONNX Runtime is left out if it cannot compile the model in ``room`` seconds.
+    """
     devices, busy = session.cluster.devices, _busy(session)
     found: list[tuple[Candidate, OtherDevices]] = []
     for plain in () if session.pins else session.setup.plain_devices:
@@ -53,7 +56,7 @@ def plain_candidates(session: Workbench, problem: Problem) -> list[tuple[Candida
         if able and problem.param_bytes.sum() <= plain.memory_bytes:
             name = f"plain {plain.name}" if plain.name in session.cluster.names else plain.name
             home = session.alone(plain)
-            if plain.plain and (why := _refusal(home, problem)) is not None:
+            if plain.plain and (why := _refusal(home, problem, room)[0]):
                 _log.info("Plain ONNX Runtime is not a candidate: %s", why)
                 continue
             found.append((alone_on(home, name, plain=True), OtherDevices(home, busy)))
@@ -78,20 +81,24 @@ def throughput_mode(session: Workbench, problem: Problem) -> tuple[Candidate, Ot
 
 def enter_compiled(races: Races, problem: Problem, room: float) -> None:
     """Enter devices that compile the model whole, which may take ``room`` seconds; none with pins, open sizes or state."""
-    session = races.session
+    session, deadline = races.session, clock.now() + room
     for device in compiled_devices(session.cluster) if _is_compilable(session) else ():
         eager = [d for d, one in enumerate(session.cluster.devices) if one.core_set and one.kind != device.kind]
         if not problem.feasible[:, eager].all() or problem.param_bytes.sum() > device.memory_bytes:
             continue
-        home, kind = session.alone(device), kind_of(device)
+        home, kind, room = session.alone(device), kind_of(device), deadline - clock.now()
         if not home.model.formats.intersection(kind.formats):
             continue
-        if not kind.compiles and (why := _refusal(home, problem, room)) is not None:
+        why, late = ("", False) if kind.compiles else _refusal(home, problem, room)
+        if why and not late:
             _log.info("%s is not a candidate: %s", device.name, why)
             continue
         candidate = alone_on(home, device.name, plain=True)
         races.enter(candidate, OtherDevices(home, _busy(session)))
-        _skip_late(races, candidate, home, room)
+        if late:
+            races.skip(candidate.name, why, late=True)
+        else:
+            _skip_late(races, candidate, home, room)
 
 
 def enter_twins(races: Races, split: Candidate, room: float) -> list[Candidate]:
@@ -170,20 +177,22 @@ def _busy(session: Workbench) -> NDArray[np.float64]:
     return np.array([float(device.core_set and d in apart) for d, device in enumerate(session.cluster.devices)])
 
 
-def _refusal(home: Workbench, problem: Problem, room: float = math.inf) -> str | None:
-    """Return why a runtime cannot open the model whole; None if it can, or takes more than ``room`` seconds.
+def _refusal(home: Workbench, problem: Problem, room: float) -> tuple[str, bool]:
+    """Return why a runtime cannot open the model whole (empty if it can), and whether only ``room``, in seconds, is too short.
 
     The compiled program is kept for the races.
     """
     if free_bytes() < _COPIES * float(problem.param_bytes.sum()):
-        return "there is no memory for another copy of the weights."
+        return "there is no memory for another copy of the weights.", False
     candidate = alone_on(home, "")
+    if (takes := home.runtime.compiler.expected_s(candidate.plans)) > room:
+        return too_late(takes, room), True
     try:
-        if home.runtime.compiler.expected_s(candidate.plans) <= room:
+        with home.compiling.until(clock.now() + room):
             home.executor(candidate.plan).close()
     except (DeviceError, ExecutionError) as error:
-        return str(error)
-    return None
+        return str(error), isinstance(error, ExecutionError)
+    return "", False
 
 
 def in_other_precision(

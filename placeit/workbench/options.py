@@ -36,6 +36,9 @@ class Inputs:
             them by name (``past_key_values.0.key``).
         context: tokens of the longest text of a decoder, which stand for the shapes of all its inputs.
         logits: tokens of a step whose logits a decoder with state computes: of the ``"last"`` one, or of ``"all"``.
+
+    Raises:
+        UsageError: the arrays have no names.
     """
 
     arrays: Arrays | None = None
@@ -44,6 +47,13 @@ class Inputs:
     state: Mapping[str, str] | Literal["none"] | None = None
     logits: Literal["last", "all"] = "last"
     context: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arrays, Mapping | None):
+            raise UsageError(
+                f"'inputs' are arrays by name, as in inputs={{'x': x}}, or placeit.Inputs; got {type(self.arrays).__name__}. "
+                "The arguments of a call of a PyTorch module are 'example'."
+            )
 
     @classmethod
     def of(cls, given: Inputs | Arrays | None) -> Inputs:

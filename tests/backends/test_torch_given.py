@@ -238,3 +238,9 @@ def test_dropout_that_no_mode_switches_off_is_named_with_its_line(caplog: pytest
     load(Calling(nn.functional.dropout), (X,))
     assert "called at line " in caplog.text
     assert "training=self.training" in caplog.text
+
+
+@pytest.mark.parametrize("given", [(X,), X])
+def test_inputs_without_names_are_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"'inputs' are arrays by name.*; got (tuple|Tensor)\. The arguments .* are 'example'"):
+        placeit.optimize(nn.Linear(3, 3), f"CPU@{allowed_cores()[0]}", example=(X,), inputs=given)

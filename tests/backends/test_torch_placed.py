@@ -137,11 +137,21 @@ def test_tensors_of_another_type_or_without_dense_values_are_refused(x: Tensor, 
         called(nn.ReLU(), X)(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 def test_a_placed_module_is_not_exported_again() -> None:
     with pytest.raises(UsageError, match="use the original module"):
         load(called(nn.ReLU(), X), (X,))
     with pytest.raises(UsageError, match=r"torch\.func"):
         torch.vmap(called(nn.ReLU(), X))(X.expand(2, 2))
+    with pytest.raises(UsageError, match=r"cannot be traced, as its results would be constants"):
+        torch.jit.trace(called(nn.ReLU(), X), (X,))
+
+
+def test_autocast_around_the_export_or_a_call_has_no_effect() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        made = called(module, X)(X)
+    torch.testing.assert_close(made, module(X).detach())
 
 
 def test_results_are_the_same_under_every_mode_of_gradients_and_have_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -155,6 +156,14 @@ def test_one_plan_runs_on_a_gpu_and_onnx_runtime_of_nodes_and_in_this_process(fi
         plan = session.plan_of(divided(session, 3))
         counted = op_times(session.model, session.grouping, session.cluster, plan, passes=1)
         assert {session.cluster.names[plan.segments[one.segment].device] for one in counted} == {GPU, HERE}
+
+
+def test_a_node_stops_making_a_session_at_the_deadline(file: Path) -> None:
+    with Session(file, [ORT], cache=None) as session:
+        plan = session.plan_of(divided(session, 1))
+        with session.compiling.until(-math.inf), pytest.raises(ExecutionError, match="in the 0 s that there was time for"):
+            session.executor(plan)
+        session.executor(plan).close()
 
 
 def test_a_pytorch_model_runs_on_a_node_and_here_with_types_that_numpy_lacks_between() -> None:

@@ -101,13 +101,13 @@ def test_requests_that_a_lost_device_had_run_on_what_is_left_once_each(
 def test_a_node_that_is_lost_while_it_compiles_is_not_said_to_refuse_ops(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_there = NodeDevice.compile
+    compile_there = NodeDevice.compile_within
 
-    def compile_and_end(self: NodeDevice, segment: SegmentSource) -> Program:
+    def compile_and_end(self: NodeDevice, segment: SegmentSource, seconds: float) -> Program:
         os.kill(self.pid, signal.SIGKILL)
-        return compile_there(self, segment)
+        return compile_there(self, segment, seconds)
 
-    monkeypatch.setattr(NodeDevice, "compile", compile_and_end)
+    monkeypatch.setattr(NodeDevice, "compile_within", compile_and_end)
     lost = pytest.raises(LostError, match=f"^{THERE}.* is lost: its process has ended")
     with Session(inception_like(), cluster, cache=Cache(tmp_path)) as session, lost as caught:
         session.profile(budget_s=1.0)

@@ -136,7 +136,7 @@ def test_the_margin_is_kept_on_the_side_of_the_splits(cache: Cache, monkeypatch:
         core = costs_of(session.grouping, session.cluster).core
         for share, expected in ((1.0 - 1.1 * MARGIN, PLAIN), (1.0 - 0.9 * MARGIN, None)):
             taking(monkeypatch, lambda session, _, share=share: share * bound if session.cluster.names == (PLAIN,) else WHOLE_S)
-            found = excluded(session, core)
+            found = excluded(session, core, 1e6)
             assert (None if found is None else found.name) == expected
 
 
@@ -145,7 +145,7 @@ def bound_if_devices_take(share: float, plain_s: float, cache: Cache, monkeypatc
     with Session(inception_like(), PAIR, cache=cache) as session:
         core = costs_of(session.grouping, session.cluster).core
         taking(monkeypatch, lambda session, _: plain_s if session.cluster.names == (PLAIN,) else share * WHOLE_S)
-        found = excluded(session, core)
+        found = excluded(session, core, 1e6)
         return None if found is None else found.bound_s
 
 

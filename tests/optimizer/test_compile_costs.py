@@ -56,7 +56,7 @@ class Compiler:
     def __init__(self) -> None:
         self.opened: list[Any] = []
         self.session = SimpleNamespace(
-            cluster=SimpleNamespace(executable=True),
+            cluster=SimpleNamespace(executable=True, devices=()),
             tolerance=1e-3,
             grouping=SimpleNamespace(groups=SimpleNamespace(bytes_once=np.zeros(1))),
             segmenter=SimpleNamespace(problem=lambda: SimpleNamespace(compute=np.zeros((2, 2)))),

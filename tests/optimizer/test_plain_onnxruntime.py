@@ -15,7 +15,8 @@ from placeit.core.placement import Placement
 from placeit.devices.plain import plain_devices
 from placeit.optimizer.compare import compare
 from placeit.optimizer.deployed import Deployed
-from placeit.optimizer.whole_models import alone_on
+from placeit.optimizer.whole_models import alone_on, plain_candidates
+from placeit.planning.segments import Costs, Segmenter
 from tests.eight_bit import EIGHT_BIT
 from tests.steady import STEADY, optimize
 
@@ -88,6 +89,15 @@ def test_a_file_that_it_does_not_open_is_no_candidate(tmp_path: Path, caplog: py
         session.profile(budget_s=0.2)
         assert [one.name for one in compare(session, {}, runs=1).candidates] == ["CPU"]
     assert "is not a candidate: ONNX Runtime cannot compile" in caplog.text
+
+
+def test_it_is_no_candidate_without_time_to_open_the_file(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "placeit")
+    with Session(model, "CPU", cache=None, policy=STEADY) as session:
+        problem = Segmenter(session.grouping, Costs.zero(len(session.grouping.groups), session.cluster)).problem()
+        assert [one.name for one, _ in plain_candidates(session, problem, 0.0)] == []
+        assert [one.name for one, _ in plain_candidates(session, problem, 1000.0)] == ["ort:CPU"]
+    assert "is not a candidate: compiling it takes about" in caplog.text
 
 
 def test_it_is_timed_with_threads_that_are_awake_and_leaves_them_at_rest(model: Path) -> None:

@@ -27,6 +27,7 @@ from placeit.backends.torch.model import load as load_torch
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeviceError, ExecutionError, InfeasibleError, UsageError
+from placeit.core.narrowing import narrowed
 from placeit.devices import discover
 from placeit.devices.clusterfile import read_cluster, write_cluster
 from placeit.devices.host import allowed_cores
@@ -37,7 +38,7 @@ from placeit.planning.segments import Costs, Segmenter
 from placeit.profiler.costs import profile
 from placeit.runtime.accelerators import ort_program, torch_library
 from placeit.runtime.accelerators.library import StreamLibrary
-from placeit.runtime.devices.base import BufferSpec, RuntimeDevice
+from placeit.runtime.devices.base import BufferSpec, CompilesSlowly, RuntimeDevice
 from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.kinds import device_kind
@@ -491,6 +492,14 @@ def test_a_failure_on_the_thread_of_the_caller_is_told_as_on_the_lane(tmp_path: 
                 said.append(str(failed.value))
                 np.testing.assert_array_equal(executor.run({"x": x, "i": good})["y"], x[good])
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_the_making_of_a_session_stops_at_a_deadline(device: OrtDevice, *, emulated: bool) -> None:
+    limited = narrowed(CompilesSlowly, slowed(device, 2.0) if emulated else device)
+    with pytest.raises(ExecutionError, match=r"has not compiled it in the 0 s that there was time for: set a larger budget\."):
+        limited.compile_within(Negation(), -1.0)  # type: ignore[arg-type]
+    assert limited.compile_within(Negation(), 600.0).inputs == Negation.inputs  # type: ignore[arg-type]
 
 
 def test_a_session_with_other_shapes_than_the_segment_is_refused(device: OrtDevice) -> None:

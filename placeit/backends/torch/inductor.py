@@ -165,11 +165,14 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
     except ModelError as error:
         raise DeviceError(f"Inductor cannot compile a segment: {error}") from error
     arguments = [sys.executable, "-c", _PROGRAM, str(source), str(target), str(threads), *sys.path]
-    limit = None if math.isinf(seconds) else max(0.0, seconds)
+    seconds = max(0.0, seconds)
+    limit = None if math.isinf(seconds) else seconds
     try:
         code, errors = _run(arguments, limit)
     except subprocess.TimeoutExpired as error:
-        raise ExecutionError(f"Inductor has not compiled it in the {seconds:.3g} s that there was time for.") from error
+        raise ExecutionError(
+            f"Inductor has not compiled it in the {seconds:.3g} s that there was time for: set a larger budget."
+        ) from error
     except OSError as error:
         raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
     lines = errors.decode(errors="replace").splitlines()

@@ -193,7 +193,7 @@ class TorchModel(base.Model):
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
             args, kwargs = self.arguments({name: torch.from_numpy(np.array(inputs[name])) for name in names})
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast("cpu", enabled=False):
                 try:
                     leaves = pytree.tree_leaves(module(*args, **kwargs))
                     results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -210,7 +210,7 @@ class TorchModel(base.Model):
         module = in_precision(self.segment("torch", range(len(self.graph)), [], []), precision)
 
         def run(inputs: Arrays) -> dict[str, NDArray[np.generic]]:
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast("cpu", enabled=False):
                 results = module(*(torch.from_numpy(np.array(inputs[spec.name])) for spec in self.inputs))
             return {spec.name: as_array(tensor).copy() for spec, tensor in zip(self.outputs, results, strict=True)}
 

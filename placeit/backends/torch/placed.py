@@ -121,11 +121,14 @@ class PlacedModule(torch.nn.Module):
 
         Raises:
             UsageError: an argument is missing, unknown or given twice, is nested in another way than in the example, has
-                another element type, is no dense tensor, or is a number, text or truth value that differs from the example's.
+                another element type, is no dense tensor, or is a number, text or truth value that differs from the example's;
+                or torch.jit traces the call, which would record its results as constants.
             ExecutionError: a device failed.
         """
         if torch.compiler.is_compiling():  # torch.compile would trace the executor
             return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if torch.jit._trace.is_tracing():  # type: ignore[no-untyped-call]
+            raise UsageError("A placed module cannot be traced, as its results would be constants: trace the original module.")
         return self._called(*args, **kwargs)
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:

@@ -95,7 +95,7 @@ def export(
     training = [part for part in module.modules() if part.training]
     # without gradients, code that the module runs under no_grad does not differ from the rest, and stays in one graph
     advice = "Call the module with the example, without placeit: if it fails there, too, mend the module or the example."
-    with as_model_error(f"Cannot export {name}", advice), torch.no_grad():
+    with as_model_error(f"Cannot export {name}", advice), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
             for part in training:
                 part.training = False

@@ -350,7 +350,7 @@ class KeepsPrograms(Protocol):
 
 @runtime_checkable
 class CompilesSlowly(Protocol):
-    """A device whose compiler takes many seconds, and can be given a time limit."""
+    """A device whose compiler can be given a time limit, as it may take many seconds."""
 
     def compile_within(self, segment: SegmentSource, seconds: float) -> Program:
         """Compile a segment; see :meth:`RuntimeDevice.compile`. Raises ExecutionError after ``seconds``."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from placeit.backends.onnx.sessions import initial_state
 from placeit.backends.onnx_external import OnnxFile, session_source
+from placeit.core import clock
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
@@ -19,7 +20,7 @@ from placeit.core.sizes import fits
 from placeit.core.telemetry import import_openvino
 from placeit.core.threads import Worker
 from placeit.devices.host import allowed_cores, one_per_physical_core
-from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason
+from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason, stopping
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.devices.state import fetched
@@ -269,9 +270,14 @@ class OrtDevice(OnWorker):
 
     def compile(self, segment: SegmentSource) -> OrtProgram:
         """Make a session of a segment. Raises DeviceError."""
+        return self.compile_within(segment, math.inf)
+
+    def compile_within(self, segment: SegmentSource, seconds: float) -> OrtProgram:
+        """Make a session of a segment. Raises DeviceError, or ExecutionError after ``seconds``; a conversion ends first."""
+        deadline = clock.now() + seconds
         model = segment.in_format("onnx")
-        session = open_session(segment, self.name, provider(None), self._cores, model=model, plain=self._plain)
-        return OrtProgram(segment, model, session)
+        options = {"model": model, "plain": self._plain, "seconds": deadline - clock.now()}
+        return OrtProgram(segment, model, open_session(segment, self.name, provider(None), self._cores, **options))
 
     def instance(self, program: Program) -> OrtInstance:
         """Make buffers for a program, and bind them. Raises DeviceError."""
@@ -339,6 +345,7 @@ def open_session(
     *,
     model: Any = None,
     plain: bool = False,
+    seconds: float = math.inf,
 ) -> Any:
     """Make a session of a segment for a device.
 
@@ -349,14 +356,16 @@ def open_session(
         cores: cores of a core set.
         model: the segment as an ONNX model; None to get it from ``segment``.
         plain: whether the device is the only one that runs.
+        seconds: time limit, which ONNX Runtime has from version 1.22.
 
     Raises:
+        ExecutionError: the time limit was reached.
         DeviceError: it cannot be compiled, the provider does not load, or the ONNX model has other shapes than the segment.
     """
     model = segment.in_format("onnx") if model is None else model
     what = f"ONNX Runtime cannot compile a segment for {name}"
     with explaining(what):
-        session = _session(model, execution_provider, cores, plain=plain)
+        session = _session(model, execution_provider, cores, plain=plain, seconds=seconds)
     if session.get_providers()[0] != execution_provider[0]:
         raise DeviceError(
             f"{what}: its {execution_provider[0]} does not load. Install the versions of CUDA and cuDNN that this "
@@ -378,7 +387,12 @@ def _is_open(shape: Sequence[object]) -> bool:
 
 
 def _session(
-    model: Any, execution_provider: tuple[str, dict[str, str]], cores: tuple[int, ...] = (), *, plain: bool = False
+    model: Any,
+    execution_provider: tuple[str, dict[str, str]],
+    cores: tuple[int, ...] = (),
+    *,
+    plain: bool = False,
+    seconds: float = math.inf,
 ) -> Any:
     runtime = onnxruntime()
     options = runtime.SessionOptions()
@@ -397,7 +411,9 @@ def _session(
     if execution_provider[0] != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     source = model.model if isinstance(model, OnnxFile) else model
-    return runtime.InferenceSession(session_source(source, options), options, providers=[execution_provider], enable_fallback=0)
+    with stopping(options, seconds):
+        source = session_source(source, options)
+        return runtime.InferenceSession(source, options, providers=[execution_provider], enable_fallback=0)
 
 
 def refusals_here(device: Device, models: Sequence[Any]) -> tuple[str, list[str | None]]:

@@ -17,7 +17,7 @@ from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError
 from placeit.core.narrowing import narrowed
 from placeit.runtime.alternating import Alternating, SharesState, alternating
-from placeit.runtime.devices.base import Instance, Program, RuntimeDevice
+from placeit.runtime.devices.base import CompilesSlowly, Instance, Program, RuntimeDevice
 from placeit.runtime.devices.emulated import slowed
 from placeit.runtime.devices.kernels import CountedKernel, CountsKernels
 from placeit.runtime.devices.kinds import Counts, device_kind
@@ -101,12 +101,16 @@ class DeviceActor:
         """Store pieces of weights. Raises DeviceError if there is no room."""
         self._store.put(pieces)
 
-    def compile(self, package: Package) -> int | None:
-        """Compile a segment and return its number; None if some of its weights are missing here. Raises DeviceError."""
+    def compile(self, package: Package, seconds: float) -> int | None:
+        """Compile a segment and return its number; None if some of its weights are missing here.
+
+        Raises DeviceError, or ExecutionError after ``seconds`` if the compiler can be given a time limit.
+        """
         pieces = self._store.get(package.pieces) if package.pieces else {}
         if pieces is None:
             return None
-        program = self._device.compile(Unpacked(package, pieces))
+        segment, device = Unpacked(package, pieces), self._device
+        program = device.compile_within(segment, seconds) if isinstance(device, CompilesSlowly) else device.compile(segment)
         with self._lock:
             number = next(self._numbers)
             self._programs[number] = program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import threading
 import weakref
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from placeit.core import clock
 from placeit.core.cluster import Device
 from placeit.core.errors import DeviceError, ExecutionError, LostError
 from placeit.core.narrowing import narrowed
@@ -154,9 +156,14 @@ class NodeDevice(RemoteDevice):
 
     def compile(self, segment: SegmentSource) -> Program:
         """Compile a segment on the node, after sending it the weights that it does not have. Raises DeviceError."""
+        return self.compile_within(segment, math.inf)
+
+    def compile_within(self, segment: SegmentSource, seconds: float) -> Program:
+        """Compile a segment; a compiler that can be given a time limit raises ExecutionError after ``seconds``."""
+        deadline = clock.now() + seconds
         package, pieces = pack(segment, self._forms)
         for _ in range(4):  # another process may delete pieces that were just sent, to make room
-            number = self.ask("compile", package, timeout=_COMPILE_TIMEOUT_S)
+            number = self.ask("compile", package, deadline - clock.now(), timeout=_COMPILE_TIMEOUT_S)
             if number is not None:
                 program = RemoteProgram(self, segment, number, package.variables)
                 weakref.finalize(program, _release, weakref.ref(self), number).atexit = False
