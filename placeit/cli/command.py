@@ -74,7 +74,8 @@ class Command(TyperCommand):
         _WORDS.set((*ctx.command_path.split(), *args))
         try:
             rest = super().parse_args(ctx, args)
-            for param in self.params if "" in _WORDS.get() else ():
+            params: list[Any] = self.params if "" in _WORDS.get() else []
+            for param in params:
                 if ctx.params.get(param.name or "") == Path():
                     raise typer.BadParameter("The path is empty; the folder that you are in is '.'.", ctx, param)
             return rest
