@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from placeit.backends.torch.model import load
 from placeit.core.errors import UsageError
+from placeit.core.nearest import nearest
 from placeit.session import optimize
 
 __all__ = ["compile_graph"]
@@ -41,6 +43,9 @@ def compile_graph(
             "A placement is not under torch.autocast: call the compiled module outside of it, and for lower precision give "
             "torch.compile options={'precision': 'bf16'}."
         )
+    known = [name for name in inspect.signature(optimize).parameters if name not in ("model", "example", "kwargs")]
+    if unknown := next((name for name in options or {} if name not in known), None):
+        raise UsageError(f"placeit has no option '{unknown}'{nearest(unknown, known)}.")
     placeholders = graph.graph.find_nodes(op="placeholder")
     weight_numbers = [number for number, node in enumerate(placeholders) if _is_weight(node)]
     input_numbers = [number for number in range(len(placeholders)) if number not in weight_numbers]

@@ -247,6 +247,8 @@ def test_torch_compile_takes_placeit_as_a_backend() -> None:
                 torch.testing.assert_close(compiled(sign * x, more=more), module(sign * x, more))
             with pytest.raises(BackendCompilerFailed, match="the argument dynamic=False"):
                 torch.compile(module, backend="placeit", options=options, dynamic=True)(x, more)
+            with pytest.raises(BackendCompilerFailed, match=r"no option 'budgett' \(did you mean 'budget'"):
+                torch.compile(Tied().eval(), backend="placeit", options={"budgett": 1}, dynamic=False)(x, more)
             with torch.autocast("cpu"), pytest.raises(BackendCompilerFailed, match=r"not under torch\.autocast"):
                 compiled(x, more=more)
     finally:

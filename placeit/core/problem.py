@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placeit.core import problem_checks as checks
-from placeit.core.errors import PlacementError, ProblemError
+from placeit.core.errors import ProblemError
 from placeit.core.files import write_text
 from placeit.core.graph import Csr, csr
 from placeit.core.placement import Placement
@@ -254,7 +254,7 @@ class Problem:
         bad = np.flatnonzero(~self.feasible[np.arange(len(self)), devices])
         if len(bad):
             v = int(bad[0])
-            raise PlacementError(f"Op '{self.op_names[v]}' cannot run on {self.device_names[devices[v]]}.")
+            raise checks.cannot_run(self.op_names[v], devices[v], self.feasible[v], self.device_names)
         checks.weights_fit(self.held(devices[None])[0], self.memory, self.device_names)
         return devices
 

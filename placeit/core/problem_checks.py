@@ -219,6 +219,12 @@ def keys(
             raise ProblemError(f"{path}: '{name}' is not a list of names.")
 
 
+def cannot_run(op: str, device: int, able: NDArray[np.bool_], names: Sequence[str]) -> PlacementError:
+    """Return the error for an op on a device that is not among the ones that can run it, ``bool[D]``."""
+    others = ", ".join(name for name, can in zip(names, able, strict=True) if can)
+    return PlacementError(f"Op '{op}' cannot run on {names[device]}{f': place it on {others}' if others else ''}.")
+
+
 def weights_fit(used: NDArray[np.float64], memory: NDArray[np.float64], names: Sequence[str]) -> None:
     """Check that weights and states, ``float64[D]`` bytes, fit into the memory of each device. Raises PlacementError."""
     over = np.flatnonzero(used > memory)

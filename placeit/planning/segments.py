@@ -17,7 +17,7 @@ from placeit.core.errors import PlacementError
 from placeit.core.graph import OpGraph
 from placeit.core.placement import NOT_SEGMENTS, are_segments
 from placeit.core.problem import Problem
-from placeit.core.problem_checks import device_numbers
+from placeit.core.problem_checks import cannot_run, device_numbers
 from placeit.core.units import milliseconds
 from placeit.core.weights import held_bytes
 from placeit.planning.coarsen import Grouping
@@ -389,8 +389,8 @@ class Segmenter:
         devices = self._in_range(placement)
         bad = np.flatnonzero(np.isinf(self.costs.core[np.arange(len(devices)), devices]))
         if len(bad):
-            name = self.costs.cluster.names[devices[bad[0]]]
-            raise PlacementError(f"Op '{self.graph.names[bad[0]]}' cannot run on {name}.")
+            v, cluster = int(bad[0]), self.costs.cluster
+            raise cannot_run(self.graph.names[v], devices[v], np.isfinite(self.costs.core[v]), cluster.names)
         return devices
 
     def _plan(self, of: NDArray[np.int32], devices: NDArray[np.int32]) -> Plan:

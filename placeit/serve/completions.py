@@ -42,6 +42,8 @@ _NOT_HERE: Mapping[str, object] = {  # parameters that would change the answer, 
     "response_format": {"type": "text"},
 }
 
+_JSON_TYPES = {bool: "true or false", str: "a string", list: "an array", dict: "an object", int: "a number"}
+
 
 def text_routes(service: Service, bodies: Bodies) -> list[Route]:
     """Return the routes for models that generate texts; none if no model does.
@@ -119,7 +121,8 @@ def _field(fields: Fields, name: str, kinds: type | tuple[type, ...], default: A
     if value is None:
         return default
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        raise invalid(f"'{name}' is {json.dumps(value)[:100]}, which is no value for it.")
+        expected = [said for kind, said in _JSON_TYPES.items() if kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        raise invalid(f"'{name}' is {json.dumps(value)[:100]}; it has to be {' or '.join(expected)}.")
     return value
 
 

@@ -63,8 +63,10 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
             raise UsageError(f"{self.most} tokens are wanted; it must be at least 1.")
-        if len(self.stop) > _MAX_STOPS or not all(self.stop):
-            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MAX_STOPS}, and no empty one.")
+        if not all(self.stop):
+            raise UsageError("A text to stop at is empty: leave it out.")
+        if len(self.stop) > _MAX_STOPS:
+            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MAX_STOPS}.")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,9 @@ def test_a_seed_makes_the_same_text_again(client):
         ({"stop": ["x"] * 10_000}, "texts to stop at"),
         ({"max_tokens": CONTEXT}, "has a context of 64"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "'temperature' is \"hot\""),
+        ({"temperature": "hot"}, "'temperature' is \"hot\"; it has to be a number"),
+        ({"stop": 3}, "'stop' is 3; it has to be a string or an array"),
+        ({"stop": ""}, "text to stop at is empty"),
         ({"temperature": 10**400}, "too large"),
         ({"prompt": "x" * 20_000}, "20000 tokens"),  # so long that it is read on another thread
         ({"n": 2}, "'n' asks for: leave it out, or set it to 1"),

@@ -246,7 +246,7 @@ def test_memory_holds_weights_and_the_tensors_still_needed():
 def test_an_infeasible_placement_costs_infinity_and_has_no_schedule():
     problem = chain(2, compute=[[1, np.inf], [1, 1]], param_bytes=[4, 4], memory=[10, 3])
     assert simulate(problem, [[0, 0], [1, 0], [0, 1]]).tolist() == [2, np.inf, np.inf]
-    with pytest.raises(PlacementError, match="'op0' cannot run on dev1"):
+    with pytest.raises(PlacementError, match="'op0' cannot run on dev1: place it on dev0"):
         schedule(problem, [1, 0])
     with pytest.raises(PlacementError, match="dev1 has 3 B of memory; the ops placed there need 4 B"):
         schedule(problem, [0, 1])

@@ -110,7 +110,10 @@ class _Text:
     def cut(self, mask: NDArray[np.bool_]) -> None:
         """Drop the last tokens if a mask hides them. Raises DeviceError if it hides others, or shows a hidden token."""
         if len(mask) != len(self.seen):
-            raise DeviceError(f"The attention mask has {len(mask)} columns for {len(self.seen)} earlier tokens of the text.")
+            raise DeviceError(
+                f"The attention mask shows {len(mask)} earlier tokens, but the text has {len(self.seen)}: it needs a column "
+                "for each of them, and one for each new token."
+            )
         tokens, hidden = np.flatnonzero(self.seen), np.flatnonzero(self.seen & ~mask)
         if np.any(mask & ~self.seen) or not np.array_equal(hidden, tokens[len(tokens) - len(hidden) :]):
             raise DeviceError(

@@ -22,6 +22,7 @@ from torch import Tensor
 from placeit import _core
 from placeit.core.errors import PlacementError
 from placeit.core.problem import Problem
+from placeit.core.problem_checks import cannot_run
 from placeit.placers.list_scheduling import downward_ranks, mean_comm, mean_compute, upward_ranks
 from placeit.simulator.tables import compiled
 
@@ -278,7 +279,8 @@ class EpisodeState:
         if on.shape != chosen.shape or on.min(initial=0) < 0 or on.max(initial=0) >= self.problem.devices:
             raise PlacementError(f"Expected a device number of 0..{self.problem.devices - 1} for each of {len(self)} episodes.")
         for b in np.flatnonzero(~self.problem.feasible[chosen, on]):
-            raise PlacementError(f"Op '{self.problem.op_names[chosen[b]]}' cannot run on {self.problem.device_names[on[b]]}.")
+            problem, v = self.problem, chosen[b]
+            raise cannot_run(problem.op_names[v], on[b], problem.feasible[v], problem.device_names)
         _core.place_ops(*self.tables, self.arrays, chosen, on)
 
     def _checked(self, ops: ArrayLike) -> NDArray[np.int64]:
