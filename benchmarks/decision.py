@@ -134,7 +134,7 @@ class Outcome:
 def search_of(case: Case, machine: Machine, *, seed: int, left_s: float = 1e9, progress: Progress | None = None) -> Search:
     """Add a case's candidates to a search that ends after a number of seconds."""
     session = SimpleNamespace(
-        cluster=SimpleNamespace(executable=True),
+        cluster=SimpleNamespace(executable=True, devices=()),
         tolerance=1e-3,
         grouping=SimpleNamespace(groups=SimpleNamespace(bytes_once=np.zeros(1))),
         segmenter=SimpleNamespace(problem=lambda: None),

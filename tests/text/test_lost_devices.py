@@ -65,7 +65,7 @@ def test_devices_without_room_for_the_longest_text_take_over_where_no_others_are
     model = load(folder / "openvino_model.xml", context=256)
     texts_of = Texts.of(model, 1)
     assert texts_of is not None
-    bench = Bench(replace(model, graph=texts_of.counted(model.graph)))
+    bench = Bench(replace(model, graph=replace(model.graph, state_bytes=texts_of.bytes())))
     room = [replace(device, memory_bytes=size) for device, size in zip(bench.costs.cluster.devices, (1e9, 150e3), strict=True)]
     bench.costs = replace(bench.costs, cluster=replace(bench.costs.cluster, devices=tuple(room)))
     weights, states = model.graph.bytes_once.sum(), texts_of.bytes().sum()
