@@ -32,7 +32,7 @@ PLENTY = 1e6  # seconds, for tests whose outcome the clock must not decide
 class Opened:
     """Stands in for an executor whose runs take no time."""
 
-    inner, refused = 1e-3, dict[int, str]()
+    inner, uncounted, refused = 1e-3, 1.0, dict[int, str]()
 
     def __init__(self, plan: Any) -> None:
         self.plan = plan

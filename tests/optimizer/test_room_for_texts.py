@@ -88,7 +88,7 @@ def test_the_room_for_states_counts_in_problems_and_not_in_the_identity_of_the_g
 
 
 def test_texts_are_of_decoders_alone(decoder: Path) -> None:
-    with pytest.raises(UsageError, match=r"no decoder that is placed with --context"):
+    with pytest.raises(UsageError, match=r"is not a decoder that is placed with --context"):
         Session(decoder, BOARDS, inputs=Inputs(batch=1, shapes=SHAPES), constraints=Constraints(texts=2), cache=None)
     with pytest.raises(UsageError, match="room for 0 texts"):
         Session(decoder, BOARDS, inputs=Inputs(context=64), constraints=Constraints(texts=0), cache=None)
