@@ -104,7 +104,7 @@ def test_another_precision_is_not_known_from_f32(profiled: Cache) -> None:
 
 
 def test_an_estimate_needs_a_cache() -> None:
-    with Session(_model(8), ONE, cache=None) as session, pytest.raises(UsageError, match="needs a cost cache"):
+    with Session(_model(8), ONE, cache=None) as session, pytest.raises(UsageError, match="estimated from the cost cache"):
         session.estimate()
 
 
