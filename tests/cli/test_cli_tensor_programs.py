@@ -132,7 +132,7 @@ def test_a_program_is_exported_with_its_shards_and_computes_the_same(cli: Any, t
     ("command", "message"),
     [
         (("inspect", "chain-mn:shards=4"), "Tensor programs go by name: chain-mm, ffnn"),
-        (("inspect", "chain-mm:help=1"), "has no option 'help'; its options are shards, seed, paper_sizes, size"),
+        (("inspect", "chain-mm:help=1"), "has no option 'help'; its options are size, shards, seed, paper_sizes"),
         (("inspect", "chain-mm:shards=x"), "must be a whole number; got 'x'"),
         (("inspect", "chain-mm:shards=0"), "cannot be cut into 0 shards"),
         (("inspect", "ffnn:batch"), "write name:option=value"),
