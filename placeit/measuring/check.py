@@ -70,9 +70,8 @@ def tolerance_of_rounding(graph: OpGraph, steps: Mapping[str, float]) -> float:
     if not steps:
         return 0.0
     variance = np.array([steps.get(name, 0.0) ** 2 / 6 for name in graph.names])
-    before = graph.predecessors
     for v in range(len(graph)):
-        producers = graph.edges[before.edge[before.ptr[v] : before.ptr[v + 1]], 0]
+        producers = graph.edges[graph.predecessors.row(v), 0]
         variance[v] += variance[producers].max(initial=0.0)
     return float(min(_STANDARD_DEVIATIONS * np.sqrt(variance.max()), _MAX_ROUNDING))
 

@@ -58,8 +58,7 @@ class Grouping:
 
     def members(self, group: int) -> tuple[str, ...]:
         """Return the names of a group's ops, in topological order."""
-        members = self._members
-        return tuple(self.graph.names[v] for v in members.edge[members.ptr[group] : members.ptr[group + 1]].tolist())
+        return tuple(self.graph.names[v] for v in self._members.row(group).tolist())
 
     def tensor_name(self, tensor: int) -> str:
         """Return the name of a tensor of the group graph: the op that produces it."""

@@ -105,7 +105,7 @@ class RequestLayout:
             self.buffer_of[value, HOST] = self._new_buffer(value, HOST)
         level = [0] * len(problem)
         for v in problem.order.tolist():
-            for e in problem.predecessors.edge[problem.predecessors.ptr[v] : problem.predecessors.ptr[v + 1]].tolist():
+            for e in problem.predecessors.row(v).tolist():
                 level[v] = max(level[v], level[int(problem.edges[e, 0])] + 2)
         maker = dict(zip(problem.edge_tensor.tolist(), problem.edges[:, 0].tolist(), strict=True))
         # ties of segments that take no time are broken by depth in the graph

@@ -207,7 +207,7 @@ def test_the_task_graph_is_that_of_the_program(name: str, shards: int) -> None:
     assert len(names) == len(program.tensors)
     maker = {op.output: op.name for op in program.ops}
     for v, op in enumerate(program.ops):
-        edges = graph.predecessors.edge[graph.predecessors.ptr[v] : graph.predecessors.ptr[v + 1]]
+        edges = graph.predecessors.row(v)
         assert {graph.names[graph.edges[e, 0]] for e in edges} == {maker[t] for t in op.inputs if t in maker}
         assert len(edges) == len({t for t in op.inputs if t in maker})
         assert graph.param_bytes[v] == sum(program.tensors[t].nbytes for t in set(op.inputs) if t not in maker)
