@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from placeit.core.errors import UsageError
 from placeit.core.units import parse_duration
 from placeit.measuring.statistics import median_interval
+from placeit.simulator.load import PERCENTILES
 
 __all__ = ["LatencyLimit", "OperatingPoint", "most_left"]
 
@@ -91,12 +92,12 @@ class OperatingPoint:
         """
         each = np.array(
             [
-                np.percentile(latencies, (50, 95, 99), method="median_unbiased") if len(latencies) else (math.inf,) * 3
+                np.percentile(latencies, PERCENTILES, method="median_unbiased") if len(latencies) else (math.inf,) * 3
                 for latencies, _ in turns
             ]
         )
         p50, p95, p99 = (float(value) for value in np.median(each, axis=0))
-        limited = each[:, {50: 0, 95: 1, 99: 2}[limit.percentile]]
+        limited = each[:, PERCENTILES.index(limit.percentile)]
         kept = sum(up for _, up in turns) * 2 > len(turns) and float(np.median(limited)) <= limit.seconds
         return cls(rate, p50, p95, p99, median_interval(limited), sum(len(latencies) for latencies, _ in turns), kept)
 

@@ -14,10 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from placeit.core.errors import UsageError
 
-__all__ = ["ARRIVALS", "LoadReport", "arrival_times", "check_rate", "constant_arrivals", "poisson_arrivals"]
+__all__ = ["ARRIVALS", "PERCENTILES", "LoadReport", "arrival_times", "check_rate", "constant_arrivals", "poisson_arrivals"]
 
 ARRIVALS = ("constant", "poisson")
 """Ways in which requests can arrive."""
+PERCENTILES = (50, 95, 99)
+"""Percentiles of latencies that reports, limits and corrections have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class LoadReport:
         first, last = arrivals.min(), ends.max()
         count, span, arrival_span = len(arrivals), float(last - first), float(arrivals.max() - first)
         latency = ends - arrivals
-        p50, p95, p99 = (float(value) for value in np.percentile(latency, (50, 95, 99)))
+        p50, p95, p99 = (float(value) for value in np.percentile(latency, PERCENTILES))
         at, change = np.unique(np.concatenate([arrivals, begins]) - first, return_inverse=True)
         steps = np.bincount(change, np.repeat([1.0, -1.0], count), len(at))
         queue = np.rint(steps.cumsum()).astype(np.int64)

@@ -15,12 +15,11 @@ from placeit.core import clock
 from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
 from placeit.simulator.arrivals import RequestTimes, Slowdown, Stream, serve_streams
-from placeit.simulator.load import poisson_arrivals
+from placeit.simulator.load import PERCENTILES, poisson_arrivals
 from placeit.workload.entries import MAX_FACTOR, Correction, Entry, Workload, search_factor
 from placeit.workload.options import Option
 
 __all__ = [
-    "PERCENTILES",
     "Choice",
     "Predictor",
     "Rank",
@@ -36,9 +35,6 @@ Choice: TypeAlias = tuple[int, ...]
 """The index of the option of each model."""
 Rank: TypeAlias = tuple[float, float, float]
 """Number of models that break their limits, the sum of relative excesses, and the weighted latency: the least is the best."""
-
-PERCENTILES = (50.0, 95.0, 99.0)
-"""The percentiles that corrections have waits for."""
 
 _FEW_REQUESTS = (200, 4000)  # `Predictor.requests` while many choices are compared
 _FEWEST = 5  # requests of each model in a simulation

@@ -21,8 +21,8 @@ from placeit.serving.load_run import Served, keep_busy, offer_all
 from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.arrivals import Slowdown
-from placeit.simulator.load import poisson_arrivals
-from placeit.workload.choosing import PERCENTILES, Choice, simulate_mix
+from placeit.simulator.load import PERCENTILES, poisson_arrivals
+from placeit.workload.choosing import Choice, simulate_mix
 from placeit.workload.entries import Correction, Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
@@ -37,7 +37,7 @@ _MAX_REQUESTS = 20_000  # requests of a model in a turn
 _JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
 _LIGHT = 0.6  # largest sum, over all models, of rate times seconds while corrections are measured
 _MIN_REQUESTS = 20  # of each model while corrections are measured
-_STEPS = 5  # simulations in which the scales of corrections are found
+_STEPS = 4  # of the scales of corrections towards the measured medians
 _MAX_SCALE = 5.0  # largest factor on the times of a model
 
 Turn = tuple[NDArray[np.float64], bool, float]
@@ -208,21 +208,25 @@ def measure_corrections(
         servers = [stack.enter_context(sessions[k].serve(own.placement, priority=one)) for k, own, one in priorities]
         inputs = [sessions[k].model.sample_inputs() for k in measured]
         served = offer_all(list(zip(servers, inputs, arrivals, strict=True)))
-    latencies = []
-    for one, option in zip(served, chosen, strict=True):
+    for one in served:
         _check(one)
-        latencies.append(np.percentile(one.latencies + option.transfer_s, PERCENTILES))
+    latencies = [one.latencies + option.transfer_s for one, option in zip(served, chosen, strict=True)]
+    actual = np.array([np.percentile(each, PERCENTILES) for each in latencies])
+
+    def scaled(scales: NDArray[np.float64]) -> Workload:
+        corrections = zip(mix, scales.tolist(), strict=True)
+        return replace(mix, corrections={entry.name: Correction(scale) for entry, scale in corrections})
+
+    def simulated(scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        flights = zip(simulate_mix(scaled(scales), chosen, arrivals, slowdown), chosen, strict=True)
+        return np.array([np.percentile(each.ended - each.arrived + option.host, PERCENTILES) for each, option in flights])
+
+    scales = np.ones(len(chosen))
     for _ in range(_STEPS):
-        flights = simulate_mix(mix, chosen, arrivals, slowdown)
-        found = {}
-        for entry, option, actual, times in zip(mix, chosen, latencies, flights, strict=True):
-            simulated = np.percentile(times.ended - times.arrived + option.host, PERCENTILES)
-            p50, p95, p99 = np.maximum(actual - simulated, 0.0).tolist()
-            before = mix.corrections.get(entry.name, Correction()).scale
-            scale = float(np.clip(before * actual[0] / simulated[0], 1 / _MAX_SCALE, _MAX_SCALE))
-            found[entry.name] = Correction(before, (p50, p95, p99)), scale
-        mix = replace(mix, corrections={name: Correction(scale) for name, (_, scale) in found.items()})
-    return {name: correction for name, (correction, _) in found.items()}
+        scales = np.clip(scales * actual[:, 0] / simulated(scales)[:, 0], 1 / _MAX_SCALE, _MAX_SCALE)
+    waits = np.maximum(actual - simulated(scales), 0.0)
+    found = zip(mix, scales.tolist(), waits.tolist(), strict=True)
+    return {entry.name: Correction(scale, (p50, p95, p99)) for entry, scale, (p50, p95, p99) in found}
 
 
 def _turn(
