@@ -258,7 +258,7 @@ class SessionOptions(GroupOptions):
             self.load_with_inputs(),
             devices,
             precision=self.precision.value,
-            constraints=Constraints(max_groups=self.max_groups, tolerance=getattr(self, "tolerance", None)),
+            constraints=Constraints(max_groups=self.max_groups, tolerance=self._tolerance()),
             cache=cost_cache(self.no_cache),
             graph=graph,
             policy=self.policy(),
@@ -269,6 +269,10 @@ class SessionOptions(GroupOptions):
         from placeit.workbench.options import Policy
 
         return Policy()
+
+    def _tolerance(self) -> float | None:
+        """Return the largest accepted output error; None for the default of the precision."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,9 @@ class CheckedOptions(SessionOptions):
             "bf16.",
         ),
     ] = None
+
+    def _tolerance(self) -> float | None:
+        return self.tolerance
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,13 @@ class FileError(PlaceitError):
     """A file cannot be read or written: it is missing or read-only, or there is no room."""
 
 
+def not_in_time(compiler: str, seconds: float) -> ExecutionError:
+    """Return the error for a compiler that was stopped after some seconds."""
+    return ExecutionError(
+        f"{compiler} has not compiled it in the {seconds:.3g} s that there was time for: set a larger budget."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, or its class if it has no message."""
     lines = str(error).strip().splitlines()

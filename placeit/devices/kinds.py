@@ -147,8 +147,11 @@ class OnOpenVino(Protocol):
         ...
 
 
-_UNKNOWN = Kind()
-_UNKNOWN.formats = ()
+class _Unknown(Kind):
+    formats = ()
+
+
+_UNKNOWN = _Unknown()
 
 
 def kinds() -> Iterator[tuple[str, Kind]]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from placeit.core.errors import DeviceError, ExecutionError, first_line
+from placeit.core.errors import DeviceError, first_line, not_in_time
 from placeit.core.extras import install, installed
 from placeit.core.telemetry import import_onnxruntime
 from placeit.devices.first_import import import_failure, known_failure
@@ -82,9 +82,7 @@ def stopping(options: Any, seconds: float) -> Iterator[None]:
     try:
         yield
     except onnxruntime().capi.onnxruntime_pybind11_state.ModelLoadCanceled as error:
-        raise ExecutionError(
-            f"ONNX Runtime has not compiled it in the {seconds:.3g} s that there was time for: set a larger budget."
-        ) from error
+        raise not_in_time("ONNX Runtime", seconds) from error
     finally:
         timer.cancel()
         if timer.ident is not None:

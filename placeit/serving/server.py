@@ -59,7 +59,6 @@ class Server(Replacing, Watched):
         joining: rules for batches of waiting requests, or why there can be none; None to run each request alone.
         steps: rules for joined steps of waiting sequences; None to run each step alone.
 
-
     Attributes:
         busy: seconds that segments ran, by device name.
         replacements: replacements of lost executors, or by better ones, in order.

@@ -37,7 +37,7 @@ _MAX_REQUESTS = 20_000  # requests of a model in a turn
 _JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
 _LIGHT = 0.6  # largest sum, over all models, of rate times seconds while corrections are measured
 _MIN_REQUESTS = 20  # of each model while corrections are measured
-_STEPS = 4  # of the scales of corrections towards the measured medians
+_STEPS = 4  # in which simulated medians approach the measured ones
 _MAX_SCALE = 5.0  # largest factor on the times of a model
 
 Turn = tuple[NDArray[np.float64], bool, float]

@@ -28,7 +28,7 @@ from placeit import _core
 from placeit.backends.torch.bundled import write_segment
 from placeit.backends.torch.state import state_updates
 from placeit.backends.torch.tracing import FAILURES, first_paragraph
-from placeit.core.errors import DeviceError, ExecutionError, FileError, ModelError, first_line
+from placeit.core.errors import DeviceError, FileError, ModelError, first_line, not_in_time
 from placeit.core.files import cache_folder, own_folder, temporary_folder
 from placeit.core.version import __version__
 from placeit.devices.compiled import VARIABLE
@@ -170,9 +170,7 @@ def _compile(module: GraphModule, threads: int, seconds: float, folder: Path) ->
     try:
         code, errors = _run(arguments, limit)
     except subprocess.TimeoutExpired as error:
-        raise ExecutionError(
-            f"Inductor has not compiled it in the {seconds:.3g} s that there was time for: set a larger budget."
-        ) from error
+        raise not_in_time("Inductor", seconds) from error
     except OSError as error:
         raise DeviceError(f"Inductor cannot be started: {error.strerror or error}.") from error
     lines = errors.decode(errors="replace").splitlines()
