@@ -328,9 +328,10 @@ class Executor:
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
         """Have a transfer keep a link busy for some seconds."""
 
-    def forget(self, slot: int) -> None:
+    def forget(self, slot: int) -> bool:
         """
-        Have no node of a slot that is not in flight carried out any more, and release its functions.
+        Have no node of a slot carried out any more, and release its functions.
+        Returns False, without an effect, if the slot is in flight.
         """
 
     def grow(self, slots: int) -> None:

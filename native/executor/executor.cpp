@@ -74,6 +74,11 @@ void Executor::set(Index node, const Step& step) {
     task(node).took = 0.0;
 }
 
+bool Executor::in_flight(Index slot) const {
+    const Lock lock(mutex_);
+    return rules_->request(slot).active;
+}
+
 Step Executor::step(Index node) const {
     const Lock lock(mutex_);
     return task(node).step;

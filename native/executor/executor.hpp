@@ -100,6 +100,7 @@ public:
 
     /// Set how a node, numbered as in the rules, is carried out. Throws std::logic_error if its slot is in flight.
     void set(Index node, const Step& step);
+    bool in_flight(Index slot) const;
     Step step(Index node) const;
 
     /// Make room for more slots, in the rules, too; nodes of the new slots are not carried out before they are set.

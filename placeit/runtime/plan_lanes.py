@@ -183,7 +183,10 @@ class PlanLanes(ABC):
         )
 
     def close_slot(self, slot: Slot) -> None:  # noqa: B027 (there may be none)
-        """Release a slot of :meth:`open_slot`, in which nothing is running. A second call has no effect."""
+        """Release a slot of :meth:`open_slot`. A second call has no effect.
+
+        A slot in which a run that was abandoned has not ended is released with the executor.
+        """
 
     def join(self, queue: _core.RequestQueue, bell: Bell, every: int) -> Slots | None:  # noqa: ARG002
         """Join a compiled queue, which runs requests in this executor while it serves, if they need no Python.

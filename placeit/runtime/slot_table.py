@@ -53,9 +53,8 @@ class SlotTable:
         self._slots[slot.number] = slot
 
     def remove(self, slot: Slot) -> None:
-        """Disconnect a slot and free its number, unless it was removed before."""
-        if self._slots.get(slot.number) is slot:
-            self._wiring.engine.forget(slot.number)
+        """Disconnect a slot and free its number, unless it was removed before, or an abandoned run is still in flight there."""
+        if self._slots.get(slot.number) is slot and self._wiring.engine.forget(slot.number):
             del self._slots[slot.number]
             self._free.append(slot.number)
 

@@ -16,21 +16,13 @@ from numpy.typing import NDArray
 
 from examples.decoder import TINY, build_decoder, write_decoder
 from placeit.backends.openvino.reader import load
-from placeit.core.address import Address
-from placeit.core.cluster import Cluster, Device
 from placeit.core.errors import DeadlineError, PlaceitError, StateLostError, StateMemoryError
 from placeit.core.telemetry import import_openvino
-from placeit.devices.host import allowed_cores
 from placeit.devices.openvino import openvino_core
-from placeit.planning.coarsen import coarsen
-from placeit.planning.segments import Costs, Segmenter
-from placeit.runtime.devices.kinds import device_kind
-from placeit.runtime.runtime import Runtime
 from placeit.serving.server import Answer, Server
 from placeit.serving.stepping import Steps
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.sampling import Sampling
-from tests.runtime.test_faults import CORES, Troubled
 from tests.small_texts import served, write_folder
 from tests.text_steps import feed
 
@@ -316,45 +308,6 @@ def test_states_are_not_joined_where_their_padding_has_no_room_and_one_without_r
             first.sequence.run(first.inputs([5]))
         second.sequence.close()
         first.check(first.submit([5]), [5])
-
-
-class Paging(Troubled):
-    """A device of this kind that keeps caches in blocks."""
-
-    pages = True
-
-
-@pytest.mark.parametrize("kind", [Troubled, Paging])
-def test_a_device_that_fails_loses_the_states_that_it_steps_and_those_with_inputs_are_computed_anew(
-    kind: type[Troubled], tmp_path: Path
-) -> None:
-    folder = write_folder(tmp_path, exact=True)
-    device = Device("a", "openvino", Address("CPU", CORES[:1]), all_cores=allowed_cores())
-    troubled = kind(device_kind(device).open(device, "f32"))
-    model = load(folder / "openvino_model.xml", context=64)
-    grouping = coarsen(model.graph, keep_together=model.together, co_locate=False)
-    with Runtime(model, grouping, Cluster((device,), {}), devices=[troubled]) as runtime:
-        groups = len(grouping.groups)
-        plan = Segmenter(grouping, Costs.zero(groups, runtime.cluster)).plan(np.zeros(groups, np.int32))
-        rules = Steps.of(model, 1e-3)
-        with Server([runtime.executor(plan)], steps=rules) as server:
-            texts = [Served(server, folder, prompt, recompute=k == 0) for k, prompt in enumerate(PROMPTS)]
-            step(server, texts[:3], 20)
-
-            def fail() -> None:
-                troubled.trouble = int
-                raise RuntimeError("put in")
-
-            with held(server):
-                answers = [text.submit([30 + k]) for k, text in enumerate(texts[:2])]
-                troubled.trouble = fail
-            for answer in answers:
-                assert "put in" in str(answer.exception(60))
-            for text in texts[1:3] if kind is Troubled else texts[1:2]:  # one of them had no step, but a row
-                with pytest.raises(StateLostError, match="put in"):
-                    text.sequence.run(text.inputs([40]))
-            assert runs(server, lambda: step(server, [texts[0], texts[3]], 40))
-            assert server.repeated == 0
 
 
 def test_steps_of_a_model_whose_rows_depend_on_each_other_are_not_joined(tmp_path: Path) -> None:
