@@ -1,4 +1,4 @@
-"""Place BERT-base on two emulated boards, train a policy on measured runs, and embed sentences; takes four minutes.
+"""Place BERT-base on two emulated boards, train a policy on measured runs, and embed sentences; takes three minutes.
 
 GiPH places it zero-shot; DOPPLER (or --policy hsdag) learns in simulation and then from measured runs. Their placements race
 with a search, HEFT and the single devices; the fastest is the answer. Needs placeit with the extras learn and report.
