@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Place a graph for :func:`torch.compile`, which finds this function by the name ``placeit``.
 
-    Weights keep the values that they have at the first call with them, and results have no gradients.
+    Weights keep the values that they have at the first call with them, a later change of which is an error, and results have no
+    gradients.
 
     Args:
         graph: the graph of a module, or a part of it if the graph has breaks.
@@ -47,17 +49,26 @@ def compile_graph(
     if unknown := next((name for name in options or {} if name not in known), None):
         raise UsageError(f"placeit has no option '{unknown}'{nearest(unknown, known)}.")
     placeholders = graph.graph.find_nodes(op="placeholder")
-    weight_numbers = [number for number, node in enumerate(placeholders) if _is_weight(node)]
-    input_numbers = [number for number in range(len(placeholders)) if number not in weight_numbers]
-    placements: dict[tuple[int, ...], Callable[..., Any]] = {}
+    weight_names = {number: name for number, node in enumerate(placeholders) if (name := _weight_name(node)) is not None}
+    input_numbers = [number for number in range(len(placeholders)) if number not in weight_names]
+    placements: dict[tuple[int, ...], tuple[list[int], Callable[..., Any]]] = {}
 
     def placed(args: Sequence[Any]) -> Callable[..., Any]:
         """Return the placement for the weights in ``args``: modules of one class share a graph, and differ in their weights."""
-        weights = {number: args[number] for number in weight_numbers}
+        weights = {number: args[number] for number in weight_names}
         addresses = tuple(weight.data_ptr() for weight in weights.values())  # not reused, as placements keep their weights
+        versions = [0 if weight.is_inference() else weight._version for weight in weights.values()]
         if addresses not in placements:
-            placements[addresses] = _place(graph, weights, tuple(args[number] for number in input_numbers), options or {})
-        return placements[addresses]
+            example = tuple(args[number] for number in input_numbers)
+            placements[addresses] = versions, _place(graph, weights, example, options or {})
+        before, placement = placements[addresses]
+        for name, old, new in zip(weight_names.values(), before, versions, strict=True):
+            if old != new:
+                raise UsageError(
+                    f"The weight '{name}' has changed since the module was placed, and the placement has its former values: "
+                    "call torch._dynamo.reset(), and the next call places the module anew."
+                )
+        return placement
 
     def run(*args: Any) -> Any:
         return placed(args)(*(args[number] for number in input_numbers))
@@ -94,9 +105,10 @@ class _Bound(torch.nn.Module):
         return self.graph(*values)
 
 
-def _is_weight(node: Node) -> bool:
-    """Return whether an input of a graph is a parameter or buffer of the module, by the expression that it is read from."""
+def _weight_name(node: Node) -> str | None:
+    """Return the name of the parameter or buffer that an input of a graph is, by the expression it is read from; else None."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     text = str(name() if callable(name) else name)
-    return "._parameters[" in text or "._buffers[" in text
+    is_weight = "._parameters[" in text or "._buffers[" in text
+    return ".".join(re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)) if is_weight else None

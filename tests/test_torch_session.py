@@ -269,6 +269,12 @@ def test_each_module_that_shares_a_compiled_graph_keeps_its_weights_and_buffers_
             compiled = torch.compile(lambda module, x: module(x).relu(), backend="placeit", options=options, dynamic=False)
             for module in (first, second, first):
                 torch.testing.assert_close(compiled(module, x), module(x).relu())
+            first.weight.mul_(2)
+            with pytest.raises(UsageError, match=r"'weight' has changed .*call torch\._dynamo\.reset"):
+                compiled(first, x)
+            torch.testing.assert_close(compiled(second, x), second(x).relu())
+            torch._dynamo.reset()
+            torch.testing.assert_close(compiled(first, x), first(x).relu())
             with pytest.raises(BackendCompilerFailed, match=r"changes buffers of the module.*out of torch\.compile"):
                 torch.compile(counter, backend="placeit", options=options, dynamic=False)(x)
             assert counter.seen == 0
