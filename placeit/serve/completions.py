@@ -109,7 +109,8 @@ def _fields(body: memoryview) -> Fields:
         raise invalid("The body is to be a JSON object.")
     for name, off in _NOT_HERE.items():
         value = found.get(name)
-        if value is not None and value != off and (value or off):
+        asks = (value != off and (value or off)) or (name == "logprobs" and value is not off)  # 0 asks for the chosen tokens'
+        if value is not None and asks:
             but = f", or set it to {json.dumps(off)}" if off else ""
             raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out{but}.")
     return found

@@ -108,6 +108,7 @@ def test_a_seed_makes_the_same_text_again(client):
         ({"prompt": "x" * 20_000}, "20000 tokens"),  # so long that it is read on another thread
         ({"n": 2}, "'n' asks for: leave it out, or set it to 1"),
         ({"logprobs": 1}, "'logprobs'"),
+        ({"logprobs": 0}, "'logprobs'"),
         ({"prompt": [300]}, "tokens of the model"),
     ],
 )
