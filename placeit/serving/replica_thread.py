@@ -70,6 +70,8 @@ class ReplicaThread(Replica):
             if self.slots is not None:
                 self._queued.close(self.slots.number)
             self._lose(self, reason)
+        except BaseException as error:  # noqa: BLE001 (a job of a worker must not raise)
+            report("A replica could not be replaced:", error)
         finally:
             self.gone.open()
 
