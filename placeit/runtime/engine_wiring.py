@@ -66,8 +66,9 @@ class Wiring:
                     lanes[key] = len(self.workers)
                     self.workers.append(worker)
                     slowdown.append(float(device.slowdown) if isinstance(device, Slowed) else 1.0)
+        transfers = {(step.src, step.dst) for step in map(self._transfer, range(len(plan.problem.edges)))}
         for pair, link in self._transports.items():
-            if used.keys() >= set(pair) and (worker := _worker_of(link)) is not None:
+            if pair in transfers and (worker := _worker_of(link)) is not None:
                 lanes[(-1, *pair)] = len(self.workers)
                 self.workers.append(worker)
                 slowdown.append(0.0)
@@ -79,6 +80,10 @@ class Wiring:
         self.engine.spin(pool.spin_s)
         for worker in self.workers:
             worker.lane.spins = pool.spin_s
+
+    def _transfer(self, number: int) -> Transfer:
+        """Return the transfer of an edge of the plan, in the first slot."""
+        return narrowed(Transfer, self._scheduler.instruction(0, len(self._plan.segments) + number))
 
     def _lane_of(self, number: int, segment: int) -> int:
         """Return the number of the lane of a segment of a slot; -1 if it has none."""
@@ -111,7 +116,7 @@ class Wiring:
             else:
                 engine.set_start(base + s, lane, functools.partial(_start, slot, (s,), device.start, instance))
         for p in range(len(self._plan.problem.edges)):
-            step = narrowed(Transfer, self._scheduler.instruction(0, segments + p))
+            step = self._transfer(p)
             copy = slot.copies.get((step.tensor, step.dst))
             if copy is None or step.src == step.dst:
                 continue
