@@ -259,7 +259,7 @@ def opened(kind: str, files: Files, stack: ExitStack, *, prompt: int, tokens: in
     from benchmarks._generation_torch import TorchText
 
     try:
-        module = TorchText(files, 0.5 if kind == OFFLOADED else None, stack)
+        module = TorchText(files.decoder, files.onnx, 0.5 if kind == OFFLOADED else None, stack)
     except ImportError as error:
         raise UsageError(f"It needs accelerate (pip install accelerate): {error}.") from error
     return _Stepped(module.step, module.reset)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from benchmarks._generation_rivals import Files
+from examples.decoder import Decoder
 
 __all__ = ["TorchText"]
 
@@ -26,8 +26,8 @@ _GATED = ("feed_forward.in", "feed_forward.gate", "feed_forward.out")
 class _Weights:
     """The weights of an ONNX file, by the names given by its writer, or by the ops that use them."""
 
-    def __init__(self, files: Files) -> None:
-        graph = onnx.load(files.onnx).graph
+    def __init__(self, path: Path) -> None:
+        graph = onnx.load(path).graph
         self._found = {made.name: made for made in graph.initializer}
         self._nodes = {node.name: node for node in graph.node}
 
@@ -77,9 +77,9 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Decoder(nn.Module):
-    def __init__(self, files: Files) -> None:
+    def __init__(self, decoder: Decoder, path: Path) -> None:
         super().__init__()
-        decoder, weights = files.decoder, _Weights(files)
+        weights = _Weights(path)
         self._powers = torch.tensor(10000.0) ** (-torch.arange(0, decoder.head, 2) / decoder.head)
         self.embedding = nn.Embedding.from_pretrained(weights("embedding.weight"))
         self.layers = nn.ModuleList(
@@ -100,14 +100,15 @@ class TorchText:
     """A decoder in PyTorch, for texts whose prompts are read at once.
 
     Args:
-        files: the decoder, in the style of Llama.
+        decoder: its architecture, in the style of Llama.
+        path: its ONNX file.
         share: share of the weights that may be in memory; None for all, without accelerate.
         stack: removes the other weights from the disk.
     """
 
-    def __init__(self, files: Files, share: float | None, stack: ExitStack) -> None:
-        self._module: Any = _Decoder(files).eval()
-        self._layers = files.decoder.layers
+    def __init__(self, decoder: Decoder, path: Path, share: float | None, stack: ExitStack) -> None:
+        self._module: Any = _Decoder(decoder, path).eval()
+        self._layers = decoder.layers
         if share is not None:
             from accelerate import dispatch_model
 
