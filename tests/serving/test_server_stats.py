@@ -104,17 +104,21 @@ def test_what_a_server_drops_when_it_is_closed_has_failed(
 
 
 def test_where_nothing_is_left_that_could_run_requests_have_failed_and_later_ones_are_refused(
-    bench: Callable[..., Bench], stuck: Stuck  # noqa: F811
+    bench: Callable[..., Bench], stuck: Stuck, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     made = bench("openvino")
     with Server([made.executor()]) as server:
-        go_on = stuck(made)
+        go_on, device = stuck(made), made.devices[0]
         answers = [in_flight(server, made), *(server.submit(inputs_of(made.model, 1)) for _ in range(3))]
-        ends = threading.Thread(target=made.runtime.close)
-        ends.start()
-        go_on.set()
+        close = device.close
+
+        def close_device() -> None:  # after the runtime has given up its requests
+            go_on.set()
+            close()
+
+        monkeypatch.setattr(device, "close", close_device)
+        made.runtime.close()
         assert all(isinstance(answer.exception(60), ExecutionError) for answer in answers)
-        ends.join(60)
         with pytest.raises(ExecutionError, match="Nothing can run"):
             server.submit(inputs_of(made.model, 1))
         assert outcomes(server) == {"failed": 4, "refused": 1}
