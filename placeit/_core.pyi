@@ -328,11 +328,13 @@ class Executor:
     def set_transfer(self, node: int, lane: int, seconds: float) -> None:
         """Have a transfer keep a link busy for some seconds."""
 
-    def forget(self, slot: int) -> bool:
+    def forget(self, slot: int) -> None:
         """
-        Have no node of a slot carried out any more, and release its functions.
-        Returns False, without an effect, if the slot is in flight.
+        Have no node of a slot that is not in flight carried out any more, and release its functions.
         """
+
+    def in_flight(self, slot: int) -> bool:
+        """Return whether a request is in flight in a slot."""
 
     def grow(self, slots: int) -> None:
         """Make room for more slots, in the rules, too."""

@@ -258,17 +258,20 @@ void bind_executor(nb::module_& module) {
             "forget",
             [](PlanExecutor& executor, Index slot) {
                 check_index("slot", slot, executor.slots());
-                if (executor.in_flight(slot)) return false;
                 const Index count = executor.nodes() / executor.slots();
                 for (Index node = slot * count; node < (slot + 1) * count; ++node) {
                     executor.set(node, Step{});
                     executor.calls.erase(node);
                 }
-                return true;
             },
-            "slot"_a,
-            "Have no node of a slot carried out any more, and release its functions.\n"
-            "Returns False, without an effect, if the slot is in flight.")
+            "slot"_a, "Have no node of a slot that is not in flight carried out any more, and release its functions.")
+        .def(
+            "in_flight",
+            [](const PlanExecutor& executor, Index slot) {
+                check_index("slot", slot, executor.slots());
+                return executor.in_flight(slot);
+            },
+            "slot"_a, "Return whether a request is in flight in a slot.")
         .def("grow", &PlanExecutor::grow, "slots"_a, "Make room for more slots, in the rules, too.")
         .def(
             "spin", [](PlanExecutor& executor, double seconds) { executor.spin(seconds); }, "seconds"_a,

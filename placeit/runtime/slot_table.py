@@ -54,7 +54,8 @@ class SlotTable:
 
     def remove(self, slot: Slot) -> None:
         """Disconnect a slot and free its number, unless it was removed before, or an abandoned run is still in flight there."""
-        if self._slots.get(slot.number) is slot and self._wiring.engine.forget(slot.number):
+        if self._slots.get(slot.number) is slot and not self._wiring.engine.in_flight(slot.number):
+            self._wiring.engine.forget(slot.number)
             del self._slots[slot.number]
             self._free.append(slot.number)
 
