@@ -62,12 +62,12 @@ def compile_graph(
             example = tuple(args[number] for number in input_numbers)
             placements[addresses] = versions, _place(graph, weights, example, options or {})
         before, placement = placements[addresses]
-        for name, old, new in zip(weight_names.values(), before, versions, strict=True):
-            if old != new:
-                raise UsageError(
-                    f"The weight '{name}' has changed since the module was placed, and the placement has its former values: "
-                    "call torch._dynamo.reset(), and the next call places the module anew."
-                )
+        if versions != before:
+            changed = next(name for name, old, new in zip(weight_names.values(), before, versions, strict=True) if old != new)
+            raise UsageError(
+                f"The weight '{changed}' has changed since the module was placed, and the placement has its former values: "
+                "call torch._dynamo.reset(), and the next call places the module anew."
+            )
         return placement
 
     def run(*args: Any) -> Any:
