@@ -22,13 +22,17 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.statistics import faster
 from placeit.serving.sequence import Sequence as OpenSequence
 from placeit.session import Session
+from placeit.text.optimizing import optimize_texts
+from placeit.workbench.options import Constraints, Inputs
 
-__all__ = ["batches", "long_prompt"]
+__all__ = ["batches", "long_prompt", "searched"]
 
 _TEXTS = (8, 16)
 _PROMPT, _TOKENS, _CONTEXT = 32, 32, 256
 _TURNS, _PROFILE_S = (12, 3), (60.0, 5.0)
 """Turns, and seconds for measuring groups, in full and quick."""
+_SEARCH_S = (240.0, 15.0)
+"""Seconds of a search, in full and quick."""
 _LONG, _CHUNK = (1024, 64), (128, 32)
 """Tokens of a long prompt and of its chunks, in full and quick."""
 _LEAST = {1: 1.0, 2: 0.9}
@@ -86,6 +90,31 @@ def batches(files: Files, args: Args, report: Report) -> None:
                 ideal = faster(results[_PLAIN], results["placeit"])
                 report.claim(f"{what}: tokens per second over plain OpenVINO's, a core each", ideal.ratio, "")
                 report.claim(f"{what}: texts that differ from the uncut model's", texts - same["placeit"], "texts", at_most=0)
+
+
+def searched(files: Files, args: Args, report: Report) -> None:
+    """Find the placement with the most tokens per second for two cores, and compare predictions with measurements."""
+    devices = [f"CPU@{core}" for core in two_cores()]
+    inputs, constraints = Inputs(context=_CONTEXT), Constraints(texts=_TEXTS[0])
+    with Session(files.for_texts.stateful, devices, inputs=inputs, constraints=constraints, cache=None) as session:
+        found = optimize_texts(session, budget=_SEARCH_S[args.quick], seed=args.seed, progress=progress)
+    report.note(f"  {found.texts} texts of {found.prompt} and {found.tokens} tokens: {found.chosen.name}; {found.reason}")
+    for one in found.settings:
+        report.row(
+            settings=one.name,
+            texts_per_step=one.rows,
+            tokens_per_second=one.tokens_per_s,
+            predicted=one.predicted,
+            error=one.error,
+            first_token_ms=None if one.first_s is None else one.first_s * 1e3,
+            predicted_first_ms=None if one.predicted_first_s is None else one.predicted_first_s * 1e3,
+        )
+    single = max(one.tokens_per_s or 0 for one in found.settings if len(one.placement.used) == 1)
+    report.claim(
+        "answer: tokens per second over the best single device", (found.chosen.tokens_per_s or 0) / single, "", at_least=1.0
+    )
+    if found.error is not None:
+        report.claim("predicted tokens per second: median error", found.error, "", at_most=0.15)
 
 
 def long_prompt(files: Files, args: Args, report: Report) -> None:

@@ -18,8 +18,9 @@ each; the steps of texts that wait at the same time are joined, and ``texts_per_
 ``batches``, 8 and 16 texts on one core, and on two with half of the model on each, take turns with the continuous batching of
 ``openvino_genai`` on as many cores, and with plain OpenVINO, which has an equal share of the texts for each core in one batch
 on one core. In ``prompt``, a prompt of 1,024 tokens is read at once and in chunks on one core, and in chunks on two. In
-``encoder``, BERT-base runs at random lengths, compared with the same model compiled for each length. In ``soak``, requests of
-random lengths arrive, some of sequences, and some sequences are dropped in the middle.
+``tokens``, the placement with the most tokens per second of 8 texts is searched for two cores, and predictions are compared
+with measurements. In ``encoder``, BERT-base runs at random lengths, compared with the same model compiled for each length. In
+``soak``, requests of random lengths arrive, some of sequences, and some sequences are dropped in the middle.
 
 ``--quick`` uses a small decoder. The figures are meaningful only if both cores are free.
 """
@@ -35,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._generation_batches import batches, long_prompt
+from benchmarks._generation_batches import batches, long_prompt, searched
 from benchmarks._generation_devices import at_once, clusters
 from benchmarks._generation_rivals import (
     ALL_CORES,
@@ -72,6 +73,7 @@ def run(args: Args, report: Report) -> None:
         "texts": lambda files: at_once(files, args, report),
         "batches": lambda files: batches(files, args, report),
         "prompt": lambda files: long_prompt(files, args, report),
+        "tokens": lambda files: searched(files, args, report),
         "encoder": lambda _: encoder(args, report),
         "soak": lambda _: soak(args, report),
     }

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from placeit.cli.command import exit_code
-from placeit.cli.options import CheckedOptions, ObjectiveOption, SeedOption, cost_cache
+from placeit.cli.options import CheckedOptions, SeedOption, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
-from placeit.cli.values import check_placers, complete_agents, complete_placers, duration
+from placeit.cli.texts import TOKENS, optimize_tokens
+from placeit.cli.values import check_placers, complete_agents, complete_objectives, complete_placers, duration, minimised
 from placeit.cli.workload import is_workload, only_rate, optimize_workload
 from placeit.core.errors import PlaceitError, UsageError
 from placeit.core.files import own_descriptor
@@ -42,6 +43,7 @@ Examples:
   placeit optimize model.onnx --devices CPU@0,GPU.0 --pin 'conv1*=CPU@0'
   placeit optimize model.onnx --devices CPU@0,CPU@1 --memory CPU@0=2GB
   placeit optimize FOLDER --context 2048 --texts 8 --devices CPU@0,CPU@1
+  placeit optimize FOLDER --context 2048 --texts 8 --devices CPU@0,CPU@1 --objective tokens
   placeit optimize model.onnx --start placement.json --output better.json
   placeit optimize model.onnx --budget 10m --resume search.jsonl
   placeit optimize model.onnx --devices CPU --compare-precisions
@@ -71,7 +73,15 @@ def optimize(
             autocompletion=complete_agents,
         ),
     ] = None,
-    objective: ObjectiveOption = "latency",
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help=f"{minimised()}; or {TOKENS}, to generate --texts of a decoder with the most tokens per second.",
+            autocompletion=complete_objectives,
+        ),
+    ] = "latency",
     rate: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,6 +190,9 @@ def optimize(
     measured times. The answer is written to a file, by default beside the model. Ctrl-C ends the search and keeps the best
     placement so far. A candidate that fails, or has wrong outputs, is excluded; the table says why.
 
+    With --objective tokens, --texts of a decoder's --context are generated at once, each half prompt and half answer. The
+    most promising placements, and sizes of the chunks in which prompts are read, take turns; the file keeps both.
+
     A workload (.yaml) in place of the model names several models, with the rates of their requests and limits on their
     latencies. They are placed together, so that all limits are kept while all of them are served.
     """
@@ -189,6 +202,9 @@ def optimize(
         return optimize_workload(options, output, budget, predict=predict, seed=seed, terminal=terminal, **workload_options)
     if predict:
         raise UsageError(f"--predict is about workloads, and {options.model} is one model: leave it out.")
+    if objective == TOKENS:
+        limits: dict[str, Any] = {"pin": pin or (), "memory": memory or (), "texts": texts}
+        return optimize_tokens(options, output, budget or _BUDGET_S, seed=seed, terminal=terminal, **limits)
     single_rate = only_rate(rate)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output
     no_folder = output is None and not path.parent.is_dir()  # then the error is that the model does not exist

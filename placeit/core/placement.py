@@ -51,15 +51,22 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of a server, as :func:`placeit.tuning.tune` found them.
+    """Settings of a server, as :func:`placeit.tuning.tune` or :func:`placeit.text.optimizing.optimize_texts` found them.
 
     Attributes:
-        in_flight: requests in flight on each replica.
+        in_flight: requests in flight on each replica; None for as many as the placement's highest throughput needs.
         max_batch: largest number of rows of requests that are joined and run as one; 0 if each request runs alone.
+        chunk: tokens of a long prompt that a decoder reads in one step; None for the default.
     """
 
-    in_flight: int
+    in_flight: int | None = None
     max_batch: int = 0
+    chunk: int | None = None
+
+    @property
+    def valid(self) -> bool:
+        """True if all numbers are possible."""
+        return self.max_batch >= 0 and all(one is None or one >= 1 for one in (self.in_flight, self.chunk))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +196,7 @@ class Placement:
             raise PlacementError(f"{path}: replicas must be on different devices, but two of them use {shared[0]}.")
         if any(set(one.op_names) != set(first.op_names) for one in others):
             raise PlacementError(f"{path}: replicas place the same ops, and one of them places others than the first.")
-        if found.serving is not None and (found.serving.in_flight < 1 or found.serving.max_batch < 0):
+        if found.serving is not None and not found.serving.valid:
             raise _invalid(path, RecordError("serving", "has other numbers"))
         return replace(
             first, replicas=tuple(others), conditions=_conditions(path, found), result=found.result, serving=found.serving
@@ -272,7 +279,7 @@ _EXPECTED = {
     "segments": "'segments' is the number of a segment for each op",
     "replicas": "'replicas' is a list of replicas, which have a mapping 'ops', and 'segments' if they are known",
     "result": "'result' is a mapping, as of 'placeit optimize --json'",
-    "serving": "'serving' has 'in_flight', at least 1, and 'max_batch', at least 0",
+    "serving": "'serving' has 'in_flight' and 'chunk', at least 1 or null, and 'max_batch', at least 0",
 } | dict.fromkeys(("precision", "compression", "input_shapes", "state", "logits"), _CONDITIONS)
 
 

@@ -30,15 +30,16 @@ from placeit.text.sampling import Sampler, Sampling
 from placeit.text.stops import Stops
 from placeit.text.tokenizer import Tokenizer
 
-__all__ = ["AT_ONCE", "Piece", "TextModel", "Wanted"]
+__all__ = ["AT_ONCE", "CHUNK", "Piece", "TextModel", "Wanted"]
 
 _LOGITS = "logits"
 _MAX_STOPS = 16
 _MAX_UNREAD = 8  # pieces that a text is generated ahead of its reader
-_PREFILL_CHUNK = 128  # tokens of a prompt that are read in one step beside other work: enough to keep a device busy
 _MAX_LOSSES = 3  # losses of a state before the next token, from which a text recovers
 AT_ONCE = 8
 """Texts that are generated at the same time, by default."""
+CHUNK = 128
+"""Tokens of a prompt that are read in one step beside other work, by default: enough to keep a device busy."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,11 @@ class TextModel:
         model: the decoder.
         tokenizer: its tokenizer; None for the one in the folder of the model's file, or in the folder above.
         draft: a small decoder, which proposes tokens that this model checks in one run; None to compute each token by itself.
+        chunk: tokens of a long prompt that are read in one step beside other work; None for 128.
 
     Attributes:
         tokenizer: its tokenizer.
+        chunk: tokens of a long prompt that are read in one step beside other work.
         context: largest number of tokens in a text.
         step: largest number of tokens that the decoder reads in a step; longer prompts take several steps.
         vocabulary: number of different tokens.
@@ -112,7 +115,13 @@ class TextModel:
     """
 
     def __init__(
-        self, server: Server, model: Model, tokenizer: Tokenizer | None = None, draft: TextModel | None = None
+        self,
+        server: Server,
+        model: Model,
+        tokenizer: Tokenizer | None = None,
+        draft: TextModel | None = None,
+        *,
+        chunk: int | None = None,
     ) -> None:
         inputs = {spec.name: spec for spec in model.inputs}
         logits = next((spec for spec in model.outputs if spec.name == _LOGITS), None)
@@ -127,6 +136,7 @@ class TextModel:
         self.server, self._inputs = server, inputs
         self.step = _max_tokens(model.path, inputs["input_ids"])
         self.context = _max_tokens(model.path, inputs.get("attention_mask", inputs["input_ids"]))
+        self.chunk = min(self.step, CHUNK if chunk is None else chunk)
         self.tokenizer = Tokenizer(tokenizer_folder(model.path)) if tokenizer is None else tokenizer
         self.vocabulary = int(logits.shape[-1])
         self.prefixes = Prefixes(server, self.read)
@@ -258,7 +268,7 @@ class TextModel:
         A long prompt is submitted in chunks, which several devices compute at the same time, and between which other texts have
         their steps.
         """
-        longest = min(self.step, _PREFILL_CHUNK) if sequence.at_once > 1 or self.stepping else self.step
+        longest = self.chunk if sequence.at_once > 1 or self.stepping else self.step
         return [
             sequence.submit(self.inputs_of(tokens[first : first + longest], past + first, hidden))
             for first in range(0, len(tokens), longest)

@@ -193,10 +193,12 @@ def _planned(
     session: Session, name: str, placement: Placement, plans: Sequence[tuple[Plan, float | None]], *, plain: bool
 ) -> Option:
     """Return the option of a placement, by the plan and the measured seconds of each replica."""
-    serving = placement.serving or Serving(max(in_service(plan) for plan, _ in plans))
+    serving = placement.serving or Serving()
+    in_flight = serving.in_flight or max(in_service(plan) for plan, _ in plans)
+    placement = replace(placement, serving=replace(serving, in_flight=in_flight))
     home = session.home_of(placement)
     shared = not home.cluster.executable or home.runtime.pool.is_shared
-    replicas = tuple(replace(_replica(plan, measured, serving.in_flight), shared=shared) for plan, measured in plans)
+    replicas = tuple(replace(_replica(plan, measured, in_flight), shared=shared) for plan, measured in plans)
     first, groups = plans[0][0], session.grouping.groups
     used = np.unique(first.placement)
     host = replicas[0].scale * float(first.problem.host[used[0] if len(used) == 1 else -1])
@@ -205,7 +207,7 @@ def _planned(
         names = plan.problem.device_names
         held = held_bytes(groups.held_once, groups.shared, plan.group_devices[None], len(names))[0]
         weights |= {name: float(size) for name, size in zip(names, held, strict=True) if size}
-    return Option(name, replace(placement, serving=serving), replicas, host, weights, plain)
+    return Option(name, placement, replicas, host, weights, plain)
 
 
 def _replica(plan: Plan, measured: float | None, in_flight: int) -> SimulatedReplica:

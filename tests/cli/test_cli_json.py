@@ -16,8 +16,8 @@ from tests.cli.table import ROWS, made, words
 from tests.recorded_run import RECORDING
 from tests.schema_check import check_schema
 
-OTHERS = {"placeit.benchmark/1", "placeit.recording/1", "placeit.workload/1"}
-"""Schemas of other programs, files and inputs; test_benchmark_smoke.py and test_cli_workload.py check two of them."""
+OTHERS = {"placeit.benchmark/1", "placeit.recording/1", "placeit.tokens/1", "placeit.workload/1"}
+"""Schemas of other programs, files and inputs, some of which other tests check (benchmark_smoke, cli_tokens, cli_workload)."""
 
 
 @pytest.mark.usefixtures("steady")

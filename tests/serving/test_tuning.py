@@ -174,11 +174,11 @@ def test_what_cannot_be_tuned_to_is_an_error(session: Session, limit: str, optio
         tune(session, limit, **options)
 
 
-@pytest.mark.parametrize("serving", [{"in_flight": 0}, {"in_flight": 1, "max_batch": -1}, {"max_batch": 2}, 3])
+@pytest.mark.parametrize("serving", [{"in_flight": 0}, {"in_flight": 1, "max_batch": -1}, {"max_batch": "2"}, 3])
 def test_a_file_with_other_settings_is_no_placement(whole: Placement, tmp_path: Path, serving: Any) -> None:
     data = replace(whole, serving=Serving(3, 8)).to_dict()
     assert Placement.from_dict(data, "p.json").serving == Serving(3, 8)
-    with pytest.raises(PlacementError, match=r"p.json: 'serving' has 'in_flight', at least 1, and 'max_batch', at least 0"):
+    with pytest.raises(PlacementError, match=r"p.json: 'serving' has 'in_flight' and 'chunk', at least 1"):
         Placement.from_dict(data | {"serving": serving}, "p.json")
 
 

@@ -1,0 +1,111 @@
+"""The objective ``tokens`` on the command line: tokens per second of several texts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from placeit.cli.command import exit_code, was_given
+from placeit.cli.options import CheckedOptions, cost_cache
+from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.terminal import Output, Terminal
+from placeit.core.errors import UsageError
+from placeit.core.units import percentage
+from placeit.report import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from placeit.text.optimizing import TextSettings, TextsOptimized
+
+__all__ = ["TOKENS", "optimize_tokens"]
+
+TOKENS = "tokens"
+"""Name of the objective."""
+_OF_SINGLE_REQUESTS = (
+    *("placer", "policy", "rate", "in_flight", "start", "resume", "record", "page", "live"),
+    *("compare_precisions", "pareto", "predict"),
+)
+"""Options of 'placeit optimize' that the objective does not take."""
+
+
+def optimize_tokens(
+    options: CheckedOptions,
+    output: Path | None,
+    budget: float,
+    *,
+    pin: Sequence[str],
+    memory: Sequence[str],
+    texts: int,
+    seed: int,
+    terminal: Terminal,
+) -> Output:
+    """Find the placement that generates texts fastest; see :func:`placeit.cli.optimize.optimize`."""
+    from placeit.devices.caps import parse_caps
+    from placeit.devices.clusterfile import names_file
+    from placeit.planning.pins import parse_pins
+    from placeit.session import Session
+    from placeit.text.optimizing import optimize_texts
+    from placeit.workbench.options import Constraints
+
+    if given := [f"--{name.replace('_', '-')}" for name in _OF_SINGLE_REQUESTS if was_given(name)]:
+        raise UsageError(f"{given[0]} is not for the objective '{TOKENS}': leave it out.")
+    path = output or options.model.parent / f"{options.model.name}.placement.json"
+    check_outputs(*([path] if path.parent.is_dir() else []), inputs=options.files())
+    constraints = Constraints(parse_pins(pin), parse_caps(memory), options.max_groups, options.tolerance, texts)
+    with (
+        terminal.progress() as progress,
+        Session(
+            options.load_with_inputs(),
+            options.reach(),
+            precision=options.precision.value,
+            constraints=constraints,
+            cache=cost_cache(options.no_cache),
+        ) as session,
+    ):
+        found = optimize_texts(session, budget=budget, seed=seed, progress=progress)
+    files = [OutputFile(path, "the placement", lambda: found.placement.save(path))]
+    data = {"schema": "placeit.tokens/1", **found.to_dict(), "placement_file": str(path)}
+    command = ["placeit", "generate-text", str(options.model), "Once upon a time", "-p", str(path)]
+    if options.devices is not None and names_file(options.devices):
+        command += ["-d", options.devices]
+    shown = partial(_show, found=found, path=path, command=command)
+    answer = f"{found.chosen.name}: {found.reason}"
+    return Output(data, shown, exit_code(interrupted=found.interrupted), files, answer)
+
+
+def _show(console: Console, found: TextsOptimized, path: Path, command: Sequence[str]) -> None:
+    facts: dict[str, str | Sequence[str]] = {
+        "texts": f"{found.texts} at once, with prompts of {found.prompt} tokens and answers of {found.tokens}",
+        "chosen": found.chosen.name,
+        "why": found.reason,
+        "placement": str(path),
+        "next": command,
+    }
+    text.facts(console, facts)
+    console.print()
+    heads = ["placement", "chunk", "texts/step", "predicted", "tokens/s", "95 % interval", "error", "first token", "failed"]
+    spare = ["failed"] if all(one.failed is None for one in found.settings) else []
+    text.table(console, heads, [_row(one) for one in found.settings], spare=spare)
+    text.paragraph(console, "Tokens are counted over all texts, prompts are not; the first token is the one of the last text.")
+    if found.error is not None:
+        text.paragraph(
+            console, f"Predicted tokens per second differ from measured ones by {percentage(found.error)} in the median."
+        )
+
+
+def _row(one: TextSettings) -> list[str]:
+    serving, (low, high) = one.placement.serving, one.interval
+    return [
+        one.of,
+        "" if serving is None or serving.chunk is None else str(serving.chunk),
+        str(one.rows),
+        text.rate(one.predicted),
+        text.rate(one.tokens_per_s),
+        "" if one.measured is None else f"{text.rate(low)} .. {text.rate(high)}",
+        "" if one.error is None else percentage(one.error, "+.0%"),
+        text.seconds(one.first_s),
+        one.failed or "",
+    ]
