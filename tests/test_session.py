@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.decoder import TINY, write_decoder
 from placeit.core.address import Address
 from placeit.core.cluster import Cluster, Device, Link
 from placeit.core.errors import DeviceError, PlacementError, UsageError
@@ -18,7 +19,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference
 from placeit.profiler.cache import Cache
 from placeit.session import Session
-from placeit.workbench.options import Constraints
+from placeit.workbench.options import Constraints, Inputs
 from tests.small_models import inception_like
 
 CORE = f"CPU@{allowed_cores()[0]}"
@@ -177,6 +178,21 @@ def test_what_has_segments_of_its_own_runs_without_a_profile_and_nothing_else_do
         assert other.run(placement, runs=2).simulated_s == plan.schedule.makespan
     with Session(inception_like(), two_on_one_core(), cache=None) as other:
         assert not other.recall()
+
+
+def test_costs_are_not_recalled_for_other_typical_sizes_after_the_first(tmp_path: Path) -> None:
+    decoder, cache = write_decoder(TINY, tmp_path / "decoder.xml"), Cache(tmp_path / "costs")
+
+    def at(step: int, times: str = "x0") -> Session:
+        tokens, text = f"1..64@8{times}/{step}", f"1..64@8{times}/{8 + step}"
+        shapes = {"input_ids": (1, tokens), "attention_mask": (1, text), "position_ids": (1, tokens)}
+        return Session(decoder, "CPU@0", inputs=Inputs(shapes=shapes), cache=cache)
+
+    with at(1) as session:
+        session.profile(budget_s=0.1)
+    for other, known in ((at(1), True), (at(2), False), (at(1, "x3"), False)):
+        with other:
+            assert other.recall() is known
 
 
 def test_segments_that_wait_for_each_other_are_refused(session: Session) -> None:

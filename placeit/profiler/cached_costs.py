@@ -41,6 +41,8 @@ def cost_key(grouping: Grouping, cluster: Cluster, runtime: Runtime) -> dict[str
         if runtime.pool.streams is None
         else "group costs on streams",  # streams copy the outputs of segments
         "model": runtime.model.identity,
+        # the graph has the mean of several typical sizes, or the first of them
+        "sizes": {spec.name: spec.sizes(runtime.model.times) for spec in runtime.model.inputs if spec.limits is not None},
         "groups": grouping.group_of.tolist(),
         "devices": [device_key(device) for device in cluster.devices],
         # the other devices determine the class of the model, and the memory layout of tensors between segments

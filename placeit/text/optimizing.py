@@ -8,6 +8,7 @@ their prompts to their last tokens, and the caller's clock decides.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from placeit.core import clock
-from placeit.core.errors import ExecutionError, PlaceitError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError, PlacementError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement, Serving
 from placeit.core.sizes import SizeRange
@@ -222,6 +223,9 @@ def optimize_texts(
     with ExitStack() as stack:
         costs = _Costs(session, load, stack)
         named = _search(costs, _SEARCH_SHARE * seconds, seed, progress) if placements is None else dict(placements)
+        costs.placements = [one for placement in named.values() for one in placement.every]
+        if placements is None:
+            costs.divide(session)
         trials = list[_Trial]()
         for number, (name, placement) in enumerate(named.items()):
             report("opening servers", number / len(named))
@@ -318,6 +322,8 @@ def _opened(session: Session, name: str, placement: Placement, load: _Load, stac
     placement = replace(placement, serving=None, result=None, conditions=session.setup.conditions)
     trial = _Trial(name, placement, min(CHUNK, load.prompt))
     try:
+        if (wrong := session.run(placement, runs=1, warmup=0).failed) is not None:
+            return [replace(trial, failed=wrong)]
         trial.server = stack.enter_context(session.serve(placement))
         chunks = sorted({min(chunk, load.prompt) for chunk in _CHUNKS}) if trial.devices > 1 else [trial.chunk]
         trials = [replace(trial, chunk=chunk) for chunk in chunks]
@@ -345,12 +351,25 @@ def _pilot(trial: _Trial, load: _Load) -> float:
 
 
 class _Costs:
-    """Sessions with the costs of steps of several numbers of texts, and of chunks of several numbers of tokens."""
+    """Sessions with the costs of steps of several numbers of texts, and of chunks of several numbers of tokens.
+
+    Attributes:
+        placements: placements that are predicted, each replica by itself.
+        until: when no more costs are measured, by :func:`placeit.core.clock.now`.
+    """
 
     def __init__(self, session: Session, load: _Load, stack: ExitStack) -> None:
         self._session, self._load, self._stack = session, load, stack
         self._known: dict[tuple[int, int], Session | None] = {}
+        self.placements: Sequence[Placement] = ()
         self.until = math.inf
+
+    def divide(self, session: Session) -> None:
+        """Split groups of a session in which nothing has run yet, since they depend on the sizes of a step."""
+        for placement in self.placements:
+            if session.home_of(placement) is session and not session.has_costs:
+                with contextlib.suppress(PlacementError):  # its server says why it cannot run
+                    session.divide(placement)
 
     def at(self, rows: int, tokens: int) -> Session | None:
         """Return a session whose steps have some texts, and tokens of each; its costs are not measured yet.
@@ -424,11 +443,13 @@ class _Costs:
         placement = replace(placement, conditions=session.setup.conditions)
         if session.home_of(placement) is not session:  # the whole CPU, which has no costs of groups
             return None
-        if not session.has_costs and not session.recall():
+        if not session.has_costs:
+            self.divide(session)
             left = self.until - clock.now()
-            if left <= 0:
-                return None
-            session.profile(budget_s=left / 2)
+            if not session.recall():
+                if left <= 0:
+                    return None
+                session.profile(budget_s=left / 2)
         plan = session.plan_of(placement)
         return plan if plan.schedule.makespan > 0 else None
 
@@ -444,10 +465,10 @@ def _search(costs: _Costs, seconds: float, seed: int, progress: Progress | None)
     found = stepping.optimize("throughput", budget=seconds, in_flight=devices, seed=seed, progress=progress)
     if found.interrupted:
         raise KeyboardInterrupt
-    able = [one for one in found.candidates if one.failed is None and one.measured is not None]
-    several = [one for one in able if len(one.placement.used) > 1][:_MAX_SPLITS]
+    able = [one for one in found.candidates if one.failed is None]
+    several = sorted((one for one in able if len(one.placement.used) > 1), key=lambda one: one.measured is None)
     singles = [one for one in able if one.placer == "single"]
-    chosen = [*several, *(one for one in singles if one.plain), *[one for one in singles if not one.plain][:1]]
+    chosen = [*several[:_MAX_SPLITS], *(one for one in singles if one.plain), *[one for one in singles if not one.plain][:1]]
     return {one.name: one.placement for one in chosen} or {found.chosen.name: found.placement}
 
 

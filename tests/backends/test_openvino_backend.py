@@ -1,6 +1,8 @@
 import logging
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import openvino
@@ -8,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from openvino import opset13 as op
 
+from examples.decoder import TINY, write_decoder
 from placeit.backends import load
 from placeit.devices.openvino import openvino_core
 
@@ -68,6 +71,36 @@ def test_names_are_the_same_whenever_and_wherever_a_model_is_loaded(packaged):
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout.split()
     assert here.names == again.names == tuple(there[1:])
     assert here.hash == again.hash == there[0]
+
+
+_UNNAMED = """
+import sys
+from dataclasses import replace
+from placeit.backends.openvino import reader
+names, whole = [], reader.name_nodes
+def noting(model, keep):
+    names.extend(node.get_name() for node in model.get_ops() if node.get_name() == node.get_friendly_name())
+    whole(model, keep)
+reader.name_nodes = noting
+structures = [reader.load(sys.argv[1], context=8).graph.structure for _ in range(2)]
+print(structures[0] == structures[1], *(name for name in names if name.startswith("Broadcast")))
+"""
+
+
+def test_a_name_in_the_file_may_be_the_one_that_this_process_gives_to_a_new_node(tmp_path):
+    path = write_decoder(replace(TINY, vocabulary=64), tmp_path / "decoder.xml", beam_idx=True)
+
+    def read() -> list[str]:
+        command = [sys.executable, "-c", _UNNAMED, str(path)]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.split()
+
+    same, first, *_ = read()
+    assert same == "True"
+    text = path.read_text()
+    kind = re.search(r'name="(ShapeOf_\d+)"', text)
+    path.write_text(text.replace(f'name="{kind[1]}"', f'name="{first}"'))
+    assert first in read()[1:]  # the numbers are the same in each new process
+    assert read()[0] == "True"
 
 
 def test_names_that_the_file_gives_are_kept_even_if_they_look_made_up(onnx_file):

@@ -27,6 +27,7 @@ __all__ = [
     "dtype_name",
     "fix_shapes",
     "inseparable_ops",
+    "is_named",
     "name_nodes",
     "nodes_of",
     "separate_transposed",
@@ -59,19 +60,25 @@ def dtype_name(element_type: Any) -> str:
     return re.sub(r"^u(?=\d)", "uint", re.sub(r"^i(?=\d)", "int", short))
 
 
-def name_nodes(model: Any, keep: Callable[[str], bool]) -> None:
+def is_named(node: Any) -> bool:
+    """Return whether something has given a node a friendly name; otherwise, it has the number of a counter of the process."""
+    return bool(node.get_friendly_name() != node.get_name())
+
+
+def name_nodes(model: Any, keep: Callable[[Any], bool]) -> None:
     """Give every node a unique friendly name that is the same each time the model is loaded.
 
     A converter numbers the nodes that it generates with a counter of the whole process, as in ``MVN_10734``. Such names are
-    replaced by names that are numbered within the model, in topological order.
+    replaced by names that are numbered within the model, in topological order. A node of the file may have the same name, as
+    another process has written the file.
 
     Args:
         model: an ``openvino.Model``; its friendly names are changed.
-        keep: returns whether a name that looks generated is part of the file, and stays.
+        keep: returns whether the name of a node is part of the file, and stays though it looks generated.
     """
     nodes = model.get_ordered_ops()
     names: list[str] = [node.get_friendly_name() for node in nodes]
-    generated = [bool(_GENERATED_NAME.fullmatch(name)) and not keep(name) for name in names]
+    generated = [bool(_GENERATED_NAME.fullmatch(name)) and not keep(node) for node, name in zip(nodes, names, strict=True)]
     reserved = {name for name, is_generated in zip(names, generated, strict=True) if not is_generated}
     used: set[str] = set()
     counts: Counter[str] = Counter()

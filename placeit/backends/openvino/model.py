@@ -21,6 +21,7 @@ from placeit.backends.openvino.graph import (
     build_graph,
     dtype_name,
     inseparable_ops,
+    is_named,
     name_nodes,
     single_reader_ops,
     upper_bound_ops,
@@ -251,7 +252,8 @@ def describe_fused(model: Any, path: Path, points: Points = Points()) -> OpenVin
         if "std::bad_alloc" in str(error):  # compiling the model would fail as well
             raise
         return describe(model, path, points)  # a fusion failed; OpenVINO runs models without it
-    name_nodes(copy.model, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
+    names = {node.get_friendly_name() for node in model.get_ops()}
+    name_nodes(copy.model, lambda node: is_named(node) and node.get_friendly_name() in names)
     stand_ins = {node.get_friendly_name() for node in copy.weights}
     whole, fused = Sized(model, points.typical[0]), Sized.all(copy.model, points)
     graph = build_graph(copy.model, path, fused, shares=points.shares, stand_ins=stand_ins)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from placeit.backends.onnx_file import (
     unusual_parts,
 )
 from placeit.backends.openvino.context import check_positions, resolve_sizes
-from placeit.backends.openvino.graph import fix_shapes, name_nodes, separate_transposed
+from placeit.backends.openvino.graph import fix_shapes, is_named, name_nodes, separate_transposed
 from placeit.backends.openvino.inputs import NO_RULE, OpenSizesError, Resolved, Sizes, with_suggestion
 from placeit.backends.openvino.ir import weights_end
 from placeit.backends.openvino.last_logits import LogitsOption, keep_last_logits
@@ -179,14 +180,14 @@ class _FromFile:
         model: an ``openvino.Model``.
         sizes: shapes of the inputs that do not become state.
         caches: outputs that become state, by the input whose next value they hold.
-        keep: returns whether a node's name is from the file, even if it looks generated.
+        keep: returns whether the name of a node is from the file, even if it looks generated.
         mapped: whether the weights of an ONNX file are mapped into memory.
     """
 
     model: Any
     sizes: Resolved
     caches: dict[str, str]
-    keep: Callable[[str], bool]
+    keep: Callable[[Any], bool]
     mapped: bool = False
 
 
@@ -275,7 +276,21 @@ def _read_ir(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
     wanted = resolve_sizes(path, partial, sizes, [*reads, *(inputs[name].get_partial_shape() for name in caches)])
     if any(wanted.partial[name] != shape for name, shape in partial.items()):
         model.reshape({inputs[name]: shape for name, shape in wanted.partial.items()})
-    return _FromFile(model, wanted, caches, {node.get_friendly_name() for node in model.get_ops()}.__contains__)
+    return _FromFile(model, wanted, caches, _keeper(model, {node.get_friendly_name() for node in model.get_ops()}))
+
+
+def _keeper(model: Any, names: Container[str]) -> Callable[[Any], bool]:
+    """Return a function that tells whether the name of a node is one of the names in a file that was just read.
+
+    A node that is made later may have such a name, too, from its number in this process (:func:`name_nodes`).
+    """
+    known, counts = {node.get_name() for node in model.get_ops()}, Counter(node.get_friendly_name() for node in model.get_ops())
+
+    def keep(node: Any) -> bool:
+        name = node.get_friendly_name()
+        return name in names and (is_named(node) or (node.get_name() in known and counts[name] == 1))
+
+    return keep
 
 
 def _kinds(ports: Mapping[str, Any]) -> Kinds:
@@ -310,7 +325,7 @@ def _read_onnx(path: Path, sizes: Sizes, state: StateOption) -> _FromFile:
             raise ModelError(
                 f"{path}: the tensor '{name}' is read before any op produces it, and is not an input of the model."
             )
-    return _FromFile(model, wanted, caches, node_names(path).__contains__, mapped is not None)
+    return _FromFile(model, wanted, caches, _keeper(model, node_names(path)), mapped is not None)
 
 
 _Converted: TypeAlias = tuple[Any, dict[str, Any], Resolved, dict[str, str]]
