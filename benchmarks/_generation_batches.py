@@ -100,6 +100,9 @@ def searched(files: Files, args: Args, report: Report) -> None:
         found = optimize_texts(session, budget=_SEARCH_S[args.quick], seed=args.seed, progress=progress)
     report.note(f"  {found.texts} texts of {found.prompt} and {found.tokens} tokens: {found.chosen.name}; {found.reason}")
     for one in found.settings:
+        if one.failed is not None:
+            report.note(f"  {one.name} failed: {one.failed}")
+            continue
         report.row(
             settings=one.name,
             texts_per_step=one.rows,

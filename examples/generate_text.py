@@ -73,10 +73,11 @@ def shapes(names: Sequence[str], prompt: int, tokens: int, measure: str) -> dict
 
 
 def uncut(model: Any) -> Step:
-    """Compile the whole model with plain OpenVINO, on all cores."""
-    import openvino  # noqa: TID251 (like a program without placeit)
+    """Compile the whole model with plain OpenVINO, on all cores.
 
-    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    A process should have a single core: OpenVINO frees the stack for signal handlers of the first thread with any of them.
+    """
+    compiled = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     request, logits = compiled.create_infer_request(), compiled.output("logits")
     return lambda inputs: {"logits": request.infer(inputs)[logits]}
 

@@ -245,6 +245,10 @@ class _Load:
         self.texts, self.prompt, self.tokens = texts, prompt, max(1, context - prompt)
         self._random = np.random.default_rng(seed)
 
+    def seconds(self, parts: tuple[float, float]) -> float:
+        """Return the seconds of all texts, given the seconds of their prompts and of a further token of all of them."""
+        return parts[0] + (self.tokens - 1) * parts[1]
+
     def generate(self, model: TextModel, tokens: int | None = None) -> tuple[float, float]:
         """Generate all texts; return the seconds, and the seconds until all of them had their first tokens."""
         prompts = self._random.integers(0, model.vocabulary, (self.texts, self.prompt)).tolist()
@@ -278,10 +282,10 @@ class _Trial:
     server: Server | None = None
     model: TextModel | None = None
     host_s: float = 0.0  # CPU seconds of the server's threads for a token, beside the work of devices
-    predicted: tuple[float, float] | None = None
+    simulated: tuple[float, float] | None = None  # seconds of prompts, and of a further token of all texts
     failed: str | None = None
     firsts: list[float] = field(default_factory=list)
-    turn_s: tuple[float, float] = (0.0, 0.0)  # seconds of prompts, and of a further token of all texts
+    turn_s: tuple[float, float] = (0.0, 0.0)  # the same of the last trial
 
     @property
     def name(self) -> str:
@@ -302,15 +306,16 @@ class _Trial:
         """Return how many texts are in a step while each device may have a step in flight."""
         return min(self.rows, math.ceil(texts / self.devices))
 
-    def summed_up(self, texts: int, measured: Measurement | None) -> TextSettings:
-        predicted, first = (None, None) if self.predicted is None else self.predicted
+    def summed_up(self, load: _Load, measured: Measurement | None) -> TextSettings:
+        """Return the settings with the measurements of texts of the same lengths as the predicted ones."""
+        simulated = self.simulated
         return TextSettings(
             self.name,
             self.of,
             replace(self.placement, serving=Serving(chunk=self.chunk)),
-            self.rows_of(texts),
-            predicted,
-            first,
+            self.rows_of(load.texts),
+            None if simulated is None else load.texts * load.tokens / load.seconds(simulated),
+            None if simulated is None else simulated[0],
             None if self.failed else measured,
             float(np.median(self.firsts)) if self.firsts else None,
             self.failed,
@@ -369,7 +374,7 @@ class _Costs:
         for placement in self.placements:
             if session.home_of(placement) is session and not session.has_costs:
                 with contextlib.suppress(PlacementError):  # its server says why it cannot run
-                    session.divide(placement)
+                    session.divide(placement, by_segments=placement.segments is not None)
 
     def at(self, rows: int, tokens: int) -> Session | None:
         """Return a session whose steps have some texts, and tokens of each; its costs are not measured yet.
@@ -409,7 +414,7 @@ class _Costs:
             return None
 
     def predict(self, trial: _Trial) -> None:
-        """Set the predicted speed of a trial, if the costs of its steps are known, or can be measured in time.
+        """Simulate a trial, if the costs of its steps are known, or can be measured in time.
 
         Replicas share the texts. A group of texts steps again once the server has chosen their tokens. While it waits for that,
         other groups have steps on the devices, one group for each device.
@@ -419,11 +424,11 @@ class _Costs:
             each = [self._seconds(trial, replace(one, replicas=()), self._load.texts / len(every)) for one in every]
             known = [one for one in each if one is not None]
             if len(known) == len(every):
-                whole_s, first_s = np.max(known, axis=0).tolist()
-                trial.predicted = self._load.texts * self._load.tokens / whole_s, first_s
+                first_s, token_s = np.max(known, axis=0).tolist()
+                trial.simulated = first_s, token_s
 
     def _seconds(self, trial: _Trial, placement: Placement, texts: float) -> tuple[float, float] | None:
-        """Return the seconds of a replica's share of the texts, and of its prompts; None if the costs are not known."""
+        """Return the seconds of a replica's prompts, and of a further token of its texts; None if costs are not known."""
         load, groups, rows = self._load, len(placement.used), trial.rows_of(self._load.texts)
         chunk = trial.chunk if groups > 1 else load.prompt
         step, prompt = self._plan(placement, rows, 1), self._plan(placement, 1, chunk)
@@ -433,7 +438,7 @@ class _Costs:
         step_s = max(served(step.problem, step.placement, groups).seconds, (step.schedule.makespan + host_s) / groups, host_s)
         chunk_s = served(prompt.problem, prompt.placement, groups).seconds
         first_s = prompt.schedule.makespan + (texts * math.ceil(load.prompt / chunk) - 1) * chunk_s
-        return first_s + (load.tokens - 1) * texts * step_s / rows, first_s
+        return first_s, texts * step_s / rows
 
     def _plan(self, placement: Placement, rows: int, tokens: int) -> Plan | None:
         """Return the plan of a placement with the costs of steps; None if they are not known."""
@@ -515,7 +520,7 @@ def _measured(
     results = race.results()
     if interrupted and len(results) < len(race.running):
         raise KeyboardInterrupt
-    done = [(one, one.summed_up(load.texts, results.get(one.name))) for one in trials]
+    done = [(one, one.summed_up(load, results.get(one.name))) for one in trials]
     if not any(settings.measured for _, settings in done):
         reasons = " ".join(f"{one.name}: {one.failed}" for one in trials if one.failed is not None)
         raise ExecutionError(f"No placement can generate texts. {reasons}")
@@ -535,10 +540,10 @@ def _promising(able: Sequence[_Trial], load: _Load) -> list[_Trial]:
     """Return the trials that take turns: each placement in chunks of the best predicted size, the best split in others, too."""
 
     def key(trial: _Trial) -> float:
-        return -trial.predicted[0] if trial.predicted is not None else abs(trial.chunk - CHUNK)
+        return load.seconds(trial.simulated) if trial.simulated is not None else abs(trial.chunk - CHUNK)
 
     placements = {one.of: min((other for other in able if other.of == one.of), key=key) for one in able}
-    first = sorted(placements.values(), key=lambda one: one.turn_s[0] + load.tokens * one.turn_s[1])
+    first = sorted(placements.values(), key=lambda one: load.seconds(one.turn_s))
     split = next((one for one in first if one.devices > 1), first[0])
     others = sorted((one for one in able if one not in first and one.of == split.of), key=key)
     return [*first, *others][:_MAX_SETTINGS]
