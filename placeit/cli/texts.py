@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ def _row(one: TextSettings) -> list[str]:
         str(one.rows),
         text.rate(one.predicted),
         text.rate(one.tokens_per_s),
-        "" if one.measured is None else f"{text.rate(low)} .. {text.rate(high)}",
+        f"{text.rate(low)} .. {text.rate(high)}" if isfinite(high) else "",
         "" if one.error is None else percentage(one.error, "+.0%"),
         text.seconds(one.first_s),
         one.failed or "",

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from placeit.core import clock
-from placeit.core.errors import ExecutionError, PlaceitError, PlacementError, UsageError
+from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement, Serving
 from placeit.core.sizes import SizeRange
@@ -331,7 +331,7 @@ def _opened(session: Session, name: str, placement: Placement, load: _Load, stac
             return [replace(trial, failed=wrong)]
         trial.server = stack.enter_context(session.serve(placement))
         chunks = sorted({min(chunk, load.prompt) for chunk in _CHUNKS}) if trial.devices > 1 else [trial.chunk]
-        trials = [replace(trial, chunk=chunk) for chunk in chunks]
+        trials = [replace(trial, chunk=chunk, firsts=[]) for chunk in chunks]
         for one in trials:
             no_text: Any = _NoTokenizer()
             one.model = TextModel(trial.server, session.model, no_text, chunk=one.chunk)
@@ -359,12 +359,14 @@ class _Costs:
     """Sessions with the costs of steps of several numbers of texts, and of chunks of several numbers of tokens.
 
     Attributes:
+        session: the decoder on its devices.
+        load: the texts.
         placements: placements that are predicted, each replica by itself.
         until: when no more costs are measured, by :func:`placeit.core.clock.now`.
     """
 
     def __init__(self, session: Session, load: _Load, stack: ExitStack) -> None:
-        self._session, self._load, self._stack = session, load, stack
+        self.session, self.load, self._stack = session, load, stack
         self._known: dict[tuple[int, int], Session | None] = {}
         self.placements: Sequence[Placement] = ()
         self.until = math.inf
@@ -373,7 +375,7 @@ class _Costs:
         """Split groups of a session in which nothing has run yet, since they depend on the sizes of a step."""
         for placement in self.placements:
             if session.home_of(placement) is session and not session.has_costs:
-                with contextlib.suppress(PlacementError):  # its server says why it cannot run
+                with contextlib.suppress(PlaceitError):  # its server says why it cannot run
                     session.divide(placement, by_segments=placement.segments is not None)
 
     def at(self, rows: int, tokens: int) -> Session | None:
@@ -387,9 +389,9 @@ class _Costs:
         return self._known[key]
 
     def _opened(self, rows: int, tokens: int) -> Session | None:
-        setup, past = self._session.setup, self._load.prompt
+        setup, past = self.session.setup, self.load.prompt
         shapes: dict[str, list[int | SizeRange]] = {}
-        for spec in self._session.model.inputs:
+        for spec in self.session.model.inputs:
             before = past if spec.name == MASK else 0
             typical = ((past, before + tokens), (0, 1))
             shapes[spec.name] = [
@@ -402,10 +404,10 @@ class _Costs:
             return self._stack.enter_context(
                 Session(
                     model.path,
-                    self._session.cluster,
+                    self.session.cluster,
                     precision=setup.precision,
                     inputs=Inputs(shapes=shapes, state=dict(model.caches) or None, logits=logits),
-                    constraints=Constraints(setup.pins, setup.memory, tolerance=setup.tolerance, texts=self._load.texts),
+                    constraints=Constraints(setup.pins, setup.memory, tolerance=setup.tolerance, texts=self.load.texts),
                     cache=setup.cache,
                     policy=setup.policy,
                 )
@@ -421,7 +423,7 @@ class _Costs:
         """
         if trial.failed is None:
             every = trial.placement.every
-            each = [self._seconds(trial, replace(one, replicas=()), self._load.texts / len(every)) for one in every]
+            each = [self._seconds(trial, replace(one, replicas=()), self.load.texts / len(every)) for one in every]
             known = [one for one in each if one is not None]
             if len(known) == len(every):
                 first_s, token_s = np.max(known, axis=0).tolist()
@@ -429,7 +431,7 @@ class _Costs:
 
     def _seconds(self, trial: _Trial, placement: Placement, texts: float) -> tuple[float, float] | None:
         """Return the seconds of a replica's prompts, and of a further token of its texts; None if costs are not known."""
-        load, groups, rows = self._load, len(placement.used), trial.rows_of(self._load.texts)
+        load, groups, rows = self.load, len(placement.used), trial.rows_of(self.load.texts)
         chunk = trial.chunk if groups > 1 else load.prompt
         step, prompt = self._plan(placement, rows, 1), self._plan(placement, 1, chunk)
         if step is None or prompt is None:
@@ -464,7 +466,7 @@ def _search(costs: _Costs, seconds: float, seed: int, progress: Progress | None)
 
     Each device may have a step in flight, and the texts are divided among these steps.
     """
-    session, load = costs._session, costs._load
+    session, load = costs.session, costs.load
     devices = len(session.cluster)
     stepping = costs.at(math.ceil(load.texts / devices), 1) or session
     found = stepping.optimize("throughput", budget=seconds, in_flight=devices, seed=seed, progress=progress)
@@ -539,8 +541,9 @@ def _measured(
 def _promising(able: Sequence[_Trial], load: _Load) -> list[_Trial]:
     """Return the trials that take turns: each placement in chunks of the best predicted size, the best split in others, too."""
 
-    def key(trial: _Trial) -> float:
-        return load.seconds(trial.simulated) if trial.simulated is not None else abs(trial.chunk - CHUNK)
+    def key(trial: _Trial) -> tuple[bool, float]:
+        simulated = trial.simulated
+        return simulated is None, abs(trial.chunk - CHUNK) if simulated is None else load.seconds(simulated)
 
     placements = {one.of: min((other for other in able if other.of == one.of), key=key) for one in able}
     first = sorted(placements.values(), key=lambda one: load.seconds(one.turn_s))

@@ -14,6 +14,7 @@ import pytest
 from placeit import Constraints, Inputs, Session
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
+from placeit.text import optimizing
 from placeit.text.generating import TextModel, Wanted
 from placeit.text.optimizing import TextsOptimized, optimize_texts
 from tests.schema_check import check_schema
@@ -130,6 +131,14 @@ def test_a_device_that_fails_while_texts_are_generated_leaves_the_others(
     found = optimize_texts(session, placements={name: placement(session, 1) for name in ("one", "two")}, budget=0.2)
     assert [one.failed for one in found.settings if one.of == "two"] == ["A run of 'two' failed: put in"]
     assert found.chosen.of == "one"
+
+
+def test_settings_for_which_there_was_no_turn_have_no_times(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizing, "_MAX_SETTINGS", 2)
+    found = optimize_texts(session, placements={name: placement(session, parts) for name, parts in WAYS.items()}, budget=0.2)
+    (left_out,) = (one for one in found.settings if one.measured is None)
+    assert (left_out.of, left_out.first_s, left_out.tokens_per_s, left_out.failed) == ("halves", None, None, None)
+    assert found.settings[-1] is left_out
 
 
 @pytest.mark.parametrize(
