@@ -23,7 +23,7 @@ from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement, Serving
 from placeit.core.units import parse_duration
-from placeit.measuring.statistics import FEWEST, median_interval
+from placeit.measuring.statistics import FEWEST, median_error, median_interval
 from placeit.optimizer.options import Budget
 from placeit.profiler.costs import Progress
 from placeit.serving.forecast import HostCosts, predicted_capacity
@@ -121,8 +121,7 @@ class Tuned:
     @property
     def error(self) -> float | None:
         """Median absolute relative error of predicted capacities; None if no capacity was both predicted and measured."""
-        errors = [abs(one.error) for one in self.configurations if one.error is not None]
-        return float(np.median(errors)) if errors else None
+        return median_error(one.error for one in self.configurations)
 
     @property
     def reason(self) -> str:

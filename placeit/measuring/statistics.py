@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from placeit.core.errors import ExecutionError
 from placeit.core.units import milliseconds
 
-__all__ = ["FEWEST", "Measurement", "Ratio", "faster", "faster_in_any_opening", "median_interval", "summed_up"]
+__all__ = ["FEWEST", "Measurement", "Ratio", "faster", "faster_in_any_opening", "median_error", "median_interval", "summed_up"]
 
 MEDIAN_TAIL, RATIO_TAIL = 0.025, 0.0175
 """Largest probability that the true value lies beyond a given end of a 95 % interval; lower for ratios, which decide."""
@@ -120,6 +120,12 @@ def faster_in_any_opening(a: Measurement, b: Measurement) -> Ratio:
         return ratio
     below, above = (math.hypot(math.log(end / ratio.ratio), 1.96 * _OPENING_DEVIATION) for end in (ratio.ci_low, ratio.ci_high))
     return Ratio(ratio.ratio, ratio.ratio * math.exp(-below), ratio.ratio * math.exp(above))
+
+
+def median_error(errors: Iterable[float | None]) -> float | None:
+    """Return the median of the sizes of relative errors, of which some may be unknown (None); None if all are."""
+    known = [abs(error) for error in errors if error is not None]
+    return float(np.median(known)) if known else None
 
 
 def median_interval(samples: ArrayLike) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from placeit.core.placement import Placement, Serving
 from placeit.core.sizes import SizeRange
 from placeit.core.units import parse_duration
 from placeit.measuring.measure import Race
-from placeit.measuring.statistics import FEWEST, Measurement, Ratio, faster, median_interval
+from placeit.measuring.statistics import FEWEST, Measurement, Ratio, faster, median_error, median_interval
 from placeit.optimizer.options import Budget
 from placeit.planning.segments import Plan
 from placeit.profiler.costs import Progress
@@ -149,8 +149,7 @@ class TextsOptimized:
     @property
     def error(self) -> float | None:
         """Median absolute relative error of the predicted tokens per second; None if none was both predicted and measured."""
-        errors = [abs(one.error) for one in self.settings if one.error is not None]
-        return float(np.median(errors)) if errors else None
+        return median_error(one.error for one in self.settings)
 
     @property
     def reason(self) -> str:
@@ -219,7 +218,7 @@ def optimize_texts(
         )
     seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
     until, report = clock.now() + seconds, progress or (lambda *_: None)
-    load = _Load(session, texts.count, max(1, texts.tokens // 2), seed)
+    load = _Load(texts.count, texts.tokens, seed)
     with ExitStack() as stack:
         costs = _Costs(session, load, stack)
         named = _search(costs, _SEARCH_SHARE * seconds, seed, progress) if placements is None else dict(placements)
@@ -240,9 +239,9 @@ def optimize_texts(
 class _Load:
     """The texts that are generated at once: random prompts, which are new in each turn, so that none is in a prefix cache."""
 
-    def __init__(self, session: Session, texts: int, prompt: int, seed: int) -> None:
-        context = session.setup.texts.tokens if session.setup.texts is not None else 0
-        self.texts, self.prompt, self.tokens = texts, prompt, max(1, context - prompt)
+    def __init__(self, texts: int, context: int, seed: int) -> None:
+        self.texts, self.prompt = texts, max(1, context // 2)
+        self.tokens = max(1, context - self.prompt)
         self._random = np.random.default_rng(seed)
 
     def seconds(self, parts: tuple[float, float]) -> float:
@@ -331,28 +330,22 @@ def _opened(session: Session, name: str, placement: Placement, load: _Load, stac
             return [replace(trial, failed=wrong)]
         trial.server = stack.enter_context(session.serve(placement))
         chunks = sorted({min(chunk, load.prompt) for chunk in _CHUNKS}) if trial.devices > 1 else [trial.chunk]
-        trials = [replace(trial, chunk=chunk, firsts=[]) for chunk in chunks]
-        for one in trials:
-            no_text: Any = _NoTokenizer()
-            one.model = TextModel(trial.server, session.model, no_text, chunk=one.chunk)
-        host_s = _pilot(trials[0], load)
-        for one in trials:
-            one.host_s, one.turn_s = host_s, trials[0].turn_s
+        no_text: Any = _NoTokenizer()
+        models = {chunk: TextModel(trial.server, session.model, no_text, chunk=chunk) for chunk in chunks}
+        _pilot(trial, trial.server, models[chunks[0]], load)
     except PlaceitError as error:
         return [replace(trial, failed=str(error))]
-    else:
-        return trials
+    return [replace(trial, chunk=chunk, model=model, firsts=[]) for chunk, model in models.items()]
 
 
-def _pilot(trial: _Trial, load: _Load) -> float:
-    """Generate short texts, twice; keep how long a turn takes, and return the CPU seconds of the server for each token."""
-    assert trial.server is not None and trial.model is not None  # noqa: S101, PT018
+def _pilot(trial: _Trial, server: Server, model: TextModel, load: _Load) -> None:
+    """Generate short texts, twice, and keep in the trial how long a turn takes, and the work of the server for each token."""
     tokens = min(load.tokens, _PILOT_TOKENS)
-    load.generate(trial.model, tokens)  # warms up
-    before = trial.server.cpu_seconds
-    taken, first = load.generate(trial.model, tokens)
+    load.generate(model, tokens)  # warms up
+    before = server.cpu_seconds
+    taken, first = load.generate(model, tokens)
     trial.turn_s = first, (taken - first) / max(1, tokens - 1)
-    return (trial.server.cpu_seconds - before) / (load.texts * tokens)
+    trial.host_s = (server.cpu_seconds - before) / (load.texts * tokens)
 
 
 class _Costs:
@@ -452,8 +445,8 @@ class _Costs:
             return None
         if not session.has_costs:
             self.divide(session)
-            left = self.until - clock.now()
             if not session.recall():
+                left = self.until - clock.now()
                 if left <= 0:
                     return None
                 session.profile(budget_s=left / 2)
@@ -485,8 +478,7 @@ def _measured(
     """Have the most promising trials generate texts in turns, and choose."""
     able = [one for one in trials if one.failed is None]
     if not able:
-        reasons = " ".join(f"{one.name}: {one.failed}" for one in trials)
-        raise ExecutionError(f"No placement can generate texts. {reasons}")
+        raise _nothing_generates(trials)
     raced = _promising(able, load)
     load.tokens = _answer(raced, load, until - clock.now())
 
@@ -524,8 +516,7 @@ def _measured(
         raise KeyboardInterrupt
     done = [(one, one.summed_up(load, results.get(one.name))) for one in trials]
     if not any(settings.measured for _, settings in done):
-        reasons = " ".join(f"{one.name}: {one.failed}" for one in trials if one.failed is not None)
-        raise ExecutionError(f"No placement can generate texts. {reasons}")
+        raise _nothing_generates(trials)
     ranked = sorted(done, key=lambda pair: (pair[1].measured is None, 1 / (pair[1].tokens_per_s or 1.0)))
     measured = [(trial, settings) for trial, settings in ranked if settings.measured is not None]
     single = next((settings for trial, settings in measured if trial.devices == 1), None)
@@ -536,6 +527,11 @@ def _measured(
         chosen = split if ratio.faster else single
     settings = tuple(one for _, one in ranked)
     return TextsOptimized(session.model.path, load.texts, load.prompt, load.tokens, settings, chosen, ratio, interrupted)
+
+
+def _nothing_generates(trials: Sequence[_Trial]) -> ExecutionError:
+    reasons = (f"{one.name}: {one.failed}" for one in trials if one.failed is not None)
+    return ExecutionError(" ".join(["No placement can generate texts.", *reasons]))
 
 
 def _promising(able: Sequence[_Trial], load: _Load) -> list[_Trial]:
