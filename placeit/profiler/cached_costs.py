@@ -114,7 +114,7 @@ def outdated(
         now: dict[int, Passes] = {}
         for d in before:
             executor = stack.enter_context(runtime.executor(segmenter.plan(np.full(groups, d, np.int32))))
-            now[d] = Passes(executor, runtime.model.sample_requests(), watch)
+            now[d] = Passes(executor, runtime.model.sample_requests(), watch, runtime.reached)
             now[d].run()
             now[d].forget()
         for turn in range(_CHECK_BLOCKS):

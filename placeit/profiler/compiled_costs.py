@@ -94,7 +94,7 @@ def _ratio(
     try:
         with contextlib.ExitStack() as stack, runtime.compiler.compiling.until(deadline):
             executor = stack.enter_context(without_emulated_links(runtime, runtime.grouping, stack).executor(plan))
-            timed = Passes(executor, runtime.model.sample_requests(), watch())
+            timed = Passes(executor, runtime.model.sample_requests(), watch(), runtime.reached)
             timed.run_warm(deadline)
             for turn in range(_BLOCKS):
                 if clock.now() < deadline:  # else the warm run counts

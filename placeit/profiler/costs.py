@@ -207,7 +207,7 @@ class _Profile:
 
             def passes(plan: Plan, *, alone: bool = False) -> Passes:
                 executor = stack.enter_context(runtime.executor(plan, alone=alone))
-                return Passes(executor, runtime.model.sample_requests(), self.watch)
+                return Passes(executor, runtime.model.sample_requests(), self.watch, runtime.reached)
 
             def undivided(d: int) -> Passes | None:
                 if self.can[:, d].all():

@@ -25,6 +25,7 @@ from placeit.measuring.statistics import FEWEST, median_interval
 from placeit.planning.coarsen import Grouping
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.runtime import Runtime
+from placeit.runtime.slots import States
 
 __all__ = ["Block", "Calm", "Passes", "Progress", "counted_runs", "steady_runs", "warm_up_runs", "without_emulated_links"]
 
@@ -135,14 +136,21 @@ class Passes:
         executor: executor of the plan. Its inputs have to be set unless requests are given.
         requests: the requests to time; empty to use the inputs of the executor.
         watch: monitor that detects disturbed blocks; None for no monitor.
+        reached: states before the requests, if other executors share them (:attr:`placeit.runtime.runtime.Runtime.reached`).
 
     Attributes:
         runs: number of runs in blocks without load, not counting repeated blocks.
     """
 
-    def __init__(self, executor: PlanExecutor, requests: Sequence[Sample] = (), watch: Watching | None = None) -> None:
+    def __init__(
+        self,
+        executor: PlanExecutor,
+        requests: Sequence[Sample] = (),
+        watch: Watching | None = None,
+        reached: dict[int, States | None] | None = None,
+    ) -> None:
         if requests:
-            executor.set_requests(requests)
+            executor.set_requests(requests, reached)
         self._executor, self._several = executor, len(requests) > 1
         self._watch: Watching = Calm() if watch is None else watch
         self._segment = executor.plan.segment_of

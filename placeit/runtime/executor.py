@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 from weakref import WeakSet
@@ -37,7 +36,7 @@ from placeit.runtime.reopening import lost_of
 from placeit.runtime.run_ends import timeout_error
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.slot_table import SlotTable
-from placeit.runtime.slots import Slot, check_keeping, continuing, queue_memory
+from placeit.runtime.slots import Continuing, Slot, check_keeping, queue_memory
 from placeit.runtime.spans import Labels, Moved, Ran, Timed, blended
 from placeit.simulator.scheduler import Scheduler
 
@@ -366,10 +365,8 @@ class Executor(PlanExecutor):
         self._engine.seconds(last, seconds)
         return seconds
 
-    @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:
-        with continuing(self._slots.ordinary[:slots]) as restart:
-            yield restart
+    def _sequences(self, slots: int) -> Continuing:
+        return Continuing(self._slots.ordinary[:slots])
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:
         self._blended = blended(found)

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from placeit.backends.base import Arrays, Sample
 from placeit.backends.checking import checked_inputs
 from placeit.core.arrays import GpuArray
-from placeit.core.errors import NoRoomError, UsageError
+from placeit.core.errors import DeviceError, NoRoomError, UsageError
 from placeit.planning.in_flight import in_service
 from placeit.planning.segments import Plan
 from placeit.runtime.calls import check_memory, checked_out
 from placeit.runtime.devices.base import BufferSpec
+from placeit.runtime.devices.state import fetched
 from placeit.runtime.serving_loop import ServingLoop
+from placeit.runtime.slots import Continuing, States
 from placeit.runtime.spans import Timed
 
 __all__ = ["PlanExecutor", "to_serve", "with_room"]
@@ -60,6 +62,7 @@ class PlanExecutor(ServingLoop):
         self.priority = priority
         self.uncounted, self.inner = 1.0, 0.0
         self._timed_requests: Sequence[Sample] = ()  # the requests of set_requests(), if there are several
+        self._reached: dict[int, States | None] = {}  # of set_requests()
 
     def set_inputs(self, inputs: Mapping[str, NDArray[np.generic]], *, request: int = 0) -> None:
         """Copy the model's inputs to the buffers that each run reads.
@@ -76,8 +79,14 @@ class PlanExecutor(ServingLoop):
             self._write(self.checked(inputs), request)
             self._request_inputs[request] = inputs
 
-    def set_requests(self, requests: Sequence[Sample]) -> None:
+    def set_requests(self, requests: Sequence[Sample], reached: dict[int, States | None] | None = None) -> None:
         """Set the requests that :meth:`times` runs, and copy the inputs of the first one to their buffers.
+
+        Args:
+            requests: the requests.
+            reached: the model's state before requests that count, by their number, as other executors reached it; None for the
+                initial state. This executor begins there instead of running the requests that lead to them, and adds what it
+                reaches itself.
 
         Raises:
             UsageError, ExecutionError: see :meth:`set_inputs`.
@@ -85,7 +94,8 @@ class PlanExecutor(ServingLoop):
         checked = [Sample(checked_inputs(request.inputs, self.inputs), request.share) for request in requests]
         self.set_inputs(checked[0].inputs)
         self._timed_requests = checked if len(checked) > 1 else ()
-        self._state_restorers.clear()
+        self._states.clear()
+        self._reached = {} if reached is None else reached
 
     @property
     def max_overlapping(self) -> float:
@@ -148,7 +158,8 @@ class PlanExecutor(ServingLoop):
         With several requests (:meth:`set_requests`), this runs ``count`` of each, and returns the mean of their seconds,
         weighted by their shares. If the model keeps state, the requests are one sequence, and ``count`` such sequences run at
         the same time; sequences beyond the number in flight run after the others have ended. Requests that only lead to others
-        (share 0) run in the first call: later calls begin in the middle of the sequence, from the state that it had there.
+        (share 0) run in the first call, unless the state that they lead to is known: later calls begin in the middle of the
+        sequence, from the state that it had there.
         Spans and times of segments are weighted means, too.
 
         Args:
@@ -193,16 +204,17 @@ class PlanExecutor(ServingLoop):
         """Run ``count`` of each of several requests; see :meth:`times`. Requires the turn."""
         self._drain(deadline)
         timed, runs, slots, mean_inner = list[Timed](), 0, min(count, self.in_flight), 0.0
-        batch_size, known = slots if self._has_state else count, self._state_restorers.get(slots, {})
-        restorers = dict(known)
-        with self._sequences(slots) as restart:
+        batch_size = slots if self._has_state else count
+        with self._sequences(slots) as sequences:
+            known = self._states.get(slots) or self._begun(sequences, slots)
+            states = dict(known)
             for number, request in enumerate(self._timed_requests):
                 if not request.share and (known or not self._has_state):
                     continue  # it only leads to others
-                if number in restorers:
-                    restorers[number]()
+                if number in states:
+                    sequences.set_states(states[number])
                 elif self._has_state and request.share:
-                    restorers[number] = restart(number == 0)
+                    states[number] = [*sequences.states()] if number else [None] * slots
                 inputs = dict.fromkeys(range(slots), request.inputs)
                 remaining, seconds, inner = count if request.share else batch_size, 0.0, 0.0
                 while remaining:
@@ -211,14 +223,29 @@ class PlanExecutor(ServingLoop):
                     seconds, inner = seconds + perf_counter() - begin, inner + self.inner
                     remaining, runs = remaining - batch, runs + batch
                     if remaining and self._has_state:
-                        restorers[number]()
+                        sequences.set_states(states[number])
                 timed.append(Timed(request.share, seconds, self.window[0], *self.last_run()[0][1:]))
                 mean_inner += request.share * inner
-            self._state_restorers[slots] = restorers
+            self._states[slots] = states
+            for number, (one, *_) in states.items():
+                if number not in self._reached:
+                    self._reached[number] = None if one is None else {name: fetched(value) for name, value in one.items()}
             self._blend(timed, runs)
         mean, self.inner = sum(one.share * one.seconds for one in timed), mean_inner
         self.uncounted = sum(one.seconds for one in timed) / mean
         return mean
+
+    def _begun(self, sequences: Continuing, slots: int) -> dict[int, list[States | None]]:
+        """Return the states of slots before each request whose state other executors have reached; empty if there are none."""
+        found = dict[int, list[States | None]]()
+        try:
+            for number, state in self._reached.items():
+                sequences.set_states([state] * slots)
+                found[number] = [None] * slots if state is None else [*sequences.states()]
+        except DeviceError:  # they have another form here
+            sequences.set_states([None] * slots)
+            return {}
+        return found
 
     def _run_requests(
         self,

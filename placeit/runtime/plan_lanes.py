@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from placeit.runtime.calls import check_requests
 from placeit.runtime.device_stats import DeviceStats
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.feed import Bell, Slots
-from placeit.runtime.slots import Slot
+from placeit.runtime.slots import Continuing, Slot
 from placeit.runtime.spans import Labels, Moved, Ran, Span, Timed
 
 __all__ = ["PlanLanes"]
@@ -271,15 +270,9 @@ class PlanLanes(ABC):
     def _release(self) -> None:
         """Release buffers and programs; it may be called again if it was interrupted."""
 
-    @contextlib.contextmanager
-    def _sequences(self, slots: int) -> Iterator[Callable[[bool], Callable[[], None]]]:  # noqa: ARG002
-        """Let each request of the block continue from the state that the previous request left in its slot.
-
-        Yields:
-            A function ``restart(initial)``. It records the current states (the initial ones if ``initial``), and returns a
-            function that restores them.
-        """
-        yield lambda _: lambda: None
+    def _sequences(self, slots: int) -> Continuing:  # noqa: ARG002
+        """Return the slots that keep state, of the first ``slots`` slots."""
+        return Continuing(())
 
     def _blend(self, found: Sequence[Timed], runs: int) -> None:  # noqa: ARG002
         """Replace the times of the last ``runs`` runs by the weighted mean of ``found``, which counts as one run."""

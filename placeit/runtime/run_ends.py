@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ from placeit.runtime.active_run import ActiveRun
 from placeit.runtime.calls import check_process
 from placeit.runtime.devices.base import BufferSpec
 from placeit.runtime.plan_lanes import PlanLanes
+from placeit.runtime.slots import States
 
 __all__ = ["RunEnds", "timeout_error"]
 
@@ -35,8 +36,8 @@ class RunEnds(PlanLanes):
         self._closed = False
         self._broken = False  # whether it is unknown what still runs
         self._request_inputs: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # inputs as the caller passed them, by request
-        # functions that restore the state before a request, by number of slots and number of the request
-        self._state_restorers: dict[int, dict[int, Callable[[], None]]] = {}
+        # states of slots before each request of a sequence, by number of slots and number of the request; None: the initial one
+        self._states: dict[int, dict[int, list[States | None]]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +64,7 @@ class RunEnds(PlanLanes):
             return False
         self._release()
         self._request_inputs.clear()
-        self._state_restorers.clear()
+        self._states.clear()
         self._run = None  # to break a cycle: it refers to released objects, which refer to this executor
         return True
 

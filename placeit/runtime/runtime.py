@@ -25,6 +25,7 @@ from placeit.runtime.executor import Executor
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.segment_compiler import SegmentCompiler
+from placeit.runtime.slots import States
 
 __all__ = ["SERVING_PRIORITY", "Runtime"]
 
@@ -48,6 +49,8 @@ class Runtime:
         book: names, shapes and buffers of the model's segments.
         pool: the open devices and links.
         compiler: the compiled segments.
+        reached: the model's state before its sample requests, once an executor has reached it; see
+            :meth:`placeit.runtime.plan_executor.PlanExecutor.set_requests`.
 
     Raises:
         DeviceError: a device exists in simulation only, or is of a kind that this version cannot run.
@@ -68,6 +71,7 @@ class Runtime:
         self.compiler = SegmentCompiler(self.book, self.pool, Compiling() if compiling is None else compiling)
         if all(isinstance(device, Pages) and device.pages for device in self.pool.devices):
             self.book.paging = model.paging
+        self.reached: dict[int, States | None] = {}
         self._process = os.getpid()
         self._opening = threading.Lock()
         self._executors: WeakSet[PlanExecutor] = WeakSet()
@@ -85,6 +89,7 @@ class Runtime:
             executors = list(self._executors)
         with contextlib.ExitStack() as stack:
             stack.callback(self.compiler.clear)
+            stack.callback(self.reached.clear)
             stack.callback(self.pool.close)
             for executor in executors:
                 stack.callback(executor.give_up, self.pool.why_closed())

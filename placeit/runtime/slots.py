@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,10 @@ from placeit.runtime.lending import MAX_COPIED_BYTES, Bind, InputPort, OutputPor
 from placeit.runtime.segment_book import SegmentBook
 from placeit.runtime.spans import Moved, Ran
 
-__all__ = ["RunsAhead", "Slot", "check_keeping", "continuing", "queue_memory"]
+__all__ = ["Continuing", "RunsAhead", "Slot", "States", "check_keeping", "queue_memory"]
+
+States = Mapping[str, Any]
+"""Values of the variables of a model, by name."""
 
 
 @runtime_checkable
@@ -351,31 +353,34 @@ def check_keeping(slot: Slot, book: SegmentBook, plan: Plan, pool: DevicePool) -
             )
 
 
-@contextlib.contextmanager
-def continuing(slots: Sequence[Slot]) -> Iterator[Callable[[bool], Callable[[], None]]]:
-    """Let each request in a slot continue from the state that the previous request left there, in the block.
+class Continuing:
+    """Slots in which each request continues from the state that the previous request left there, in a ``with`` block.
 
-    Yields:
-        See :meth:`placeit.runtime.plan_lanes.PlanLanes._sequences`.
+    Args:
+        slots: the slots; empty if the model keeps no state.
     """
-    for slot in slots:
-        slot.reset_state()
-        slot.keep_state(keep=True)
 
-    def restart(initial: bool) -> Callable[[], None]:
-        states = [None if initial else slot.states() for slot in slots]
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
 
-        def restore() -> None:
-            for slot, state in zip(slots, states, strict=True):
-                if state is None:
-                    slot.reset_state()
-                else:
-                    slot.set_states(state)
+    def __enter__(self) -> Self:
+        for slot in self._slots:
+            slot.reset_state()
+            slot.keep_state(keep=True)
+        return self
 
-        return restore
-
-    try:
-        yield restart
-    finally:
-        for slot in slots:
+    def __exit__(self, *_: object) -> None:
+        for slot in self._slots:
             slot.keep_state(keep=False)
+
+    def states(self) -> list[States]:
+        """Return copies of the states of each slot."""
+        return [slot.states() for slot in self._slots]
+
+    def set_states(self, states: Sequence[States | None]) -> None:
+        """Set the states of each slot; None for the initial states. Raises DeviceError."""
+        for slot, state in zip(self._slots, states, strict=False):
+            if state is None:
+                slot.reset_state()
+            else:
+                slot.set_states(state)

@@ -341,7 +341,7 @@ class Workbench:
         requests = self.model.sample_requests()
         for request in range(1, in_flight):
             executor.set_inputs(requests[0].inputs, request=request)
-        executor.set_requests(requests)
+        executor.set_requests(requests, self.runtime.reached)
         return executor
 
     def best_in_flight(self, plan: Plan, otherwise: int) -> int:

@@ -77,7 +77,7 @@ class Known:
     def spans(self) -> list[Any]:
         return self.span
 
-    def set_requests(self, requests: Sequence[Sample]) -> None:
+    def set_requests(self, requests: Sequence[Sample], reached: object = None) -> None:
         pass
 
 

@@ -25,6 +25,7 @@ from placeit.devices.openvino import openvino_core
 from placeit.measuring.check import OutputDifference, other_inputs
 from placeit.runtime.devices.host_buffer import HostBuffer
 from placeit.runtime.plan_executor import PlanExecutor
+from placeit.runtime.slots import States
 from placeit.runtime.spans import Timed, blended
 from placeit.session import Session
 from placeit.workbench.options import Inputs
@@ -308,6 +309,17 @@ def test_requests_of_one_text_are_timed_as_one_sequence(tmp_path: Path) -> None:
                 executor.time()
                 assert (executor.uncounted == 1) == (passes > 0)
                 np.testing.assert_allclose(executor.outputs()["logits"], at_once, rtol=0, atol=0.01)
+            reached: dict[int, States | None] = {}
+            executor.set_requests([Sample(first, 0.0), Sample(last, 1.0)], reached)
+            executor.time()
+            assert executor.uncounted > 1
+            other = session.plan_of(divided(session, 1))
+            for states in (reached, {1: dict.fromkeys("ab")}):  # the second are of another form
+                with session.executor(other) as begins_there:
+                    begins_there.set_requests([Sample(first, 0.0), Sample(last, 1.0)], states)
+                    begins_there.time()
+                    assert (begins_there.uncounted == 1) == (states is reached)
+                    np.testing.assert_allclose(begins_there.outputs()["logits"], at_once, rtol=0, atol=0.01)
             several.set_requests([Sample(first, 0.0), Sample(last, 1.0)])
             for count in (1, 3, 7):  # sequences, of which three run at once
                 assert several.times(count) > 0
@@ -325,7 +337,7 @@ class Linear:
     def __init__(self, segments: int) -> None:
         self.segments, self.lengths = segments, list[int]()
 
-    def set_requests(self, requests: Sequence[Sample]) -> None:
+    def set_requests(self, requests: Sequence[Sample], reached: object = None) -> None:
         self.lengths.append(requests[0].inputs["ids"].shape[1])
 
     def time(self, *, timeout: float | None = None) -> float:
@@ -349,8 +361,8 @@ def test_between_measured_sizes_the_simulator_is_exact_where_times_are_linear(tm
 
 def test_sizes_for_whose_inputs_there_is_no_memory_are_left_out(tmp_path: Path) -> None:
     class Small(Linear):
-        def set_requests(self, requests: Sequence[Sample]) -> None:
-            super().set_requests(requests)
+        def set_requests(self, requests: Sequence[Sample], reached: object = None) -> None:
+            super().set_requests(requests, reached)
             if self.lengths[-1] > 40:
                 raise MemoryError
 

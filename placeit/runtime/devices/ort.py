@@ -23,7 +23,7 @@ from placeit.devices.host import allowed_cores, one_per_physical_core
 from placeit.devices.onnxruntime import explaining, onnxruntime, ort_failures, ort_reason, stopping
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.host_buffer import HostBuffer
-from placeit.runtime.devices.state import fetched
+from placeit.runtime.devices.state import OTHER_FORM, fetched
 from placeit.runtime.devices.worker import MAX_LENT_ALL_CORES_S, MAX_LENT_S, OnWorker
 
 __all__ = [
@@ -220,6 +220,8 @@ class StatefulOrtInstance(OrtInstance):
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
+        if not self._states.keys() <= states.keys():
+            raise DeviceError(OTHER_FORM)
         values = {name: np.array(fetched(states[name]).data) for name in self._states}
         self._states = {name: onnxruntime().OrtValue.ortvalue_from_numpy(value) for name, value in values.items()}
 

@@ -25,7 +25,7 @@ from placeit.core.threads import Worker
 from placeit.devices.host import one_per_physical_core
 from placeit.runtime.devices.base import Buffer, BufferSpec, Program, SegmentSource
 from placeit.runtime.devices.failing import failing_op
-from placeit.runtime.devices.state import fetched
+from placeit.runtime.devices.state import OTHER_FORM, fetched
 from placeit.runtime.devices.worker import OnWorker
 
 __all__ = ["FAILURES", "TorchBuffer", "TorchDevice", "TorchInstance", "TorchProgram", "explaining", "module_of", "use_threads"]
@@ -215,6 +215,8 @@ class StatefulTorchInstance(TorchInstance):
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         """Set the states to values from ``states``. Raises DeviceError."""
+        if not self._initial.keys() <= states.keys():
+            raise DeviceError(OTHER_FORM)
         for name, initial in self._initial.items():
             value = torch.from_numpy(np.array(fetched(states[name]).data))
             self._states[name] = value.view(initial.dtype).reshape(initial.shape)
