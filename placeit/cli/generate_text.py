@@ -166,14 +166,13 @@ def generate_text(
             profile_if_needed(session, placed, progress, costs=on_loss is OnLoss.REPLACE)
         with naming(target.path):
             server = stack.enter_context(session.serve(placed, on_loss=on_loss.value))
-        chunk = None if placed.serving is None else placed.serving.chunk
-        model = TextModel(server, session.model, chunk=chunk)
+        model = TextModel(server, session.model, chunk=placed.chunk)
         if text.draft is not None:
             device = text.draft_device or session.cluster.names[0]
             draft = CheckedOptions(text.draft, devices=device, context=model.context, precision=options.precision)
             draft_session, draft_placement = stack.enter_context(find_target(draft, None, None).open())
             draft_model = TextModel(stack.enter_context(draft_session.serve(draft_placement)), draft_session.model)
-            model = TextModel(server, session.model, model.tokenizer, draft_model, chunk=chunk)
+            model = TextModel(server, session.model, model.tokenizer, draft_model, chunk=placed.chunk)
         encode = model.tokenizer.encode
         all_texts = [
             _Text(item, model.tokenizer.chat([{"role": "user", "content": item}]) if prompts.chat else encode(item))

@@ -243,7 +243,7 @@ def _serve_model(
             need("Text", "text", "tokenizers", "jinja2")
             from placeit.text.generating import TextModel
 
-            text = TextModel(server, model, chunk=None if chosen.serving is None else chosen.serving.chunk)
+            text = TextModel(server, model, chunk=chosen.chunk)
         except PlaceitError as error:  # such as a model for embeddings
             typer.echo(f"texts: none: {error}", err=True)
     return ServedModel(name or model.name, server, model.inputs, model.outputs, text=text, **running.of_sequences()), session

@@ -19,7 +19,7 @@ from placeit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.text.optimizing import TextSettings, TextsOptimized
+    from placeit.text.optimized import TextSettings, TextsOptimized
 
 __all__ = ["TOKENS", "optimize_tokens"]
 
@@ -98,10 +98,10 @@ def _show(console: Console, found: TextsOptimized, path: Path, command: Sequence
 
 
 def _row(one: TextSettings) -> list[str]:
-    serving, (low, high) = one.placement.serving, one.interval
+    chunk, (low, high) = one.placement.chunk, one.interval
     return [
         one.of,
-        "" if serving is None or serving.chunk is None else str(serving.chunk),
+        "" if chunk is None else str(chunk),
         str(one.rows),
         text.rate(one.predicted),
         text.rate(one.tokens_per_s),

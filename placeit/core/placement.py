@@ -120,6 +120,11 @@ class Placement:
         return dict(zip(self.device_names, counts, strict=True))
 
     @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk of a prompt, of the server's settings; None for the default."""
+        return None if self.serving is None else self.serving.chunk
+
+    @property
     def used(self) -> list[str]:
         """The names of the devices that have ops, replicas included."""
         return [device for device, ops in self.counts().items() if ops]

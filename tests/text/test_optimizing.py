@@ -16,7 +16,8 @@ from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
 from placeit.text import optimizing
 from placeit.text.generating import TextModel, Wanted
-from placeit.text.optimizing import TextsOptimized, optimize_texts
+from placeit.text.optimized import TextsOptimized
+from placeit.text.optimizing import optimize_texts
 from tests.schema_check import check_schema
 from tests.small_texts import write_folder
 
