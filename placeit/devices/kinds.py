@@ -43,7 +43,6 @@ KINDS = {
 """Where each kind of this package is, by ``Device.kind``. A module is imported when its kind is asked for something."""
 HARDWARE = {"cuda": "placeit.runtime.kinds.cuda:KIND"}
 """Where each kind of hardware is that some kind of :data:`KINDS` drives, chosen by the model."""
-_PAGE = "docs/plugins.md#moving-a-kind-from-the-older-interface"
 
 
 class Kind:
@@ -171,7 +170,7 @@ def load_kind(name: str) -> Kind | None:
     """Import a kind of device; None if neither this version nor a plug-in has it.
 
     Raises:
-        UsageError: the plug-in with the kind cannot be loaded, or has the interface of another version.
+        UsageError: the plug-in with the kind cannot be loaded, or its kind is not an instance of :class:`Kind`.
     """
     target = KINDS.get(name) or HARDWARE.get(name)
     if target is not None:
@@ -180,16 +179,11 @@ def load_kind(name: str) -> Kind | None:
         table = plugin_kinds()
         if name not in table:
             return None
-        try:
-            kind = load_entry("kind of device", table, name)
-        except UsageError as error:
-            if not (isinstance(error.__cause__, TypeError) and "DeviceKind() takes no arguments" in str(error.__cause__)):
-                raise
-            kind = None
+        kind = load_entry("kind of device", table, name)
         if not isinstance(kind, Kind):
             raise UsageError(
-                f"The kind of device '{name}' ({table[name].value}) is written for another version of placeit, in which a kind "
-                f"was no subclass of DeviceKind: {_PAGE} says how to move it."
+                f"The kind of device '{name}' ({table[name].value}) is not an instance of a subclass of DeviceKind "
+                "(docs/plugins.md#devices)."
             )
     assert isinstance(kind, Kind)  # noqa: S101
     return kind

@@ -104,27 +104,18 @@ def test_an_unknown_kind_takes_no_format() -> None:
     assert kind_of(Device("a", "nothing")).formats == kind_of(Device("a", "described")).formats == ()
 
 
-OLD = """
-from placeit.runtime.devices.kinds import DeviceKind
-
-KIND = DeviceKind(open=print, supported=print, kernels=print)
-"""
-
-
-@pytest.mark.parametrize("written", [OLD, "KIND = object()"], ids=["fields in place of methods", "something else"])
-def test_a_plugin_of_an_old_interface_is_told_the_page_that_says_how_to_move_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+def test_a_plugin_whose_kind_is_no_subclass_is_told_the_page_about_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = tmp_path / "old_boards-1.0.dist-info"
+    info = tmp_path / "other_boards-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: old-boards\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[placeit.device_kinds]\nold = old_boards:KIND\n", encoding="utf-8")
-    (tmp_path / "old_boards.py").write_text(written, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-boards\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[placeit.device_kinds]\nother = other_boards:KIND\n", encoding="utf-8")
+    (tmp_path / "other_boards.py").write_text("KIND = object()", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "old_boards", raising=False)
+    monkeypatch.delitem(sys.modules, "other_boards", raising=False)
     with pytest.raises(UsageError) as caught:
-        parse_device("old:0")
+        parse_device("other:0")
     said = str(caught.value)
-    assert said.startswith("The kind of device 'old' (old_boards:KIND) is written for another version of placeit")
-    assert "docs/plugins.md#moving-a-kind-from-the-older-interface says how to move it" in said
-    assert said.count(". ") == 0
+    assert said.startswith("The kind of device 'other' (other_boards:KIND) is not an instance of a subclass of DeviceKind")
+    assert said.endswith("(docs/plugins.md#devices).")
