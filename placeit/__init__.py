@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from placeit.session import Session, optimize
     from placeit.simulator.scheduler import Rules
     from placeit.simulator.simulate import schedule, simulate
+    from placeit.text.optimized import TextsOptimized
+    from placeit.text.optimizing import optimize_texts
     from placeit.tuning import Tuned, tune
     from placeit.workbench.options import Constraints, Inputs, Policy, Traffic
     from placeit.workload.entries import Workload
@@ -70,6 +72,7 @@ __all__ = [
     "Sequence",
     "Server",
     "Session",
+    "TextsOptimized",
     "Traffic",
     "Tuned",
     "Unplanned",
@@ -79,6 +82,7 @@ __all__ = [
     "discover",
     "load",
     "optimize",
+    "optimize_texts",
     "optimize_workload",
     "place",
     "place_stages",
@@ -117,6 +121,8 @@ _NAMES = {
     "placeit.session": "Session optimize",
     "placeit.simulator.scheduler": "Rules",
     "placeit.simulator.simulate": "schedule simulate",
+    "placeit.text.optimized": "TextsOptimized",
+    "placeit.text.optimizing": "optimize_texts",
     "placeit.tuning": "Tuned tune",
     "placeit.workbench.options": "Constraints Inputs Policy Traffic",
     "placeit.workload.entries": "Workload",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -229,7 +230,8 @@ class PlanExecutor(ServingLoop):
             self._states[slots] = states
             for number, (one, *_) in states.items():
                 if number not in self._reached:
-                    self._reached[number] = None if one is None else {name: fetched(value) for name, value in one.items()}
+                    with contextlib.suppress(DeviceError):  # of a node that was lost just now; the next run says so
+                        self._reached[number] = None if one is None else {name: fetched(value) for name, value in one.items()}
             self._blend(timed, runs)
         mean, self.inner = sum(one.share * one.seconds for one in timed), mean_inner
         self.uncounted = sum(one.seconds for one in timed) / mean

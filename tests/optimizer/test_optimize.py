@@ -249,6 +249,7 @@ def test_weights_that_fit_only_together_are_split(cache: Cache) -> None:
     ("options", "says"),
     [
         ({"objective": "speed"}, "objective 'speed' is not known; there are latency, throughput, total-cost, energy"),
+        ({"objective": "tokens"}, r"placeit.optimize_texts\(session\)"),
         ({"objective": "energy"}, "needs the power of every device, and the power of CPU is not known"),
         ({"budget": 0}, "must be positive"),
         ({"budget": float("inf")}, "must be positive and finite"),

@@ -41,6 +41,11 @@ def objective_names() -> tuple[str, ...]:
 def check_objective(name: str) -> None:
     """Raise UsageError if no objective has this name."""
     if name not in _table():
+        if name == "tokens":
+            raise UsageError(
+                "The objective 'tokens' is for decoders that generate texts: use `placeit optimize FOLDER --context N --texts "
+                "M --objective tokens`, or placeit.optimize_texts(session) in Python."
+            )
         known = ", ".join(_table())
         raise UsageError(f"The objective '{name}' is not known; there are {known}{nearest(name, _table())}.")
 
