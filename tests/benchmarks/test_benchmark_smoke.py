@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import placeit
 from benchmarks import _torch_executor, anytime, calls, decision, executor, loading, memory, simulator, throughput
 from benchmarks._fuzz_cases import KINDS
 from benchmarks._generation_devices import CLUSTERS, SLOW_CORE, TWO_CORES
@@ -428,3 +430,16 @@ def test_a_benchmark_reports_what_it_is_there_for(
         found = [claim for name, claim in result.claims.items() if words in name and claim["value"] is not None]
         assert found, words
         assert words in smoke.claims or all(claim["holds"] for claim in found), found
+
+
+def test_the_policy_of_the_stream_papers_own_training_stands_beside_the_shipped_one(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    weights = Path(placeit.__file__).parent / "learning" / "weights" / "stream-allocation.safetensors"
+    (tmp_path / "own.safetensors").write_bytes(weights.read_bytes())
+    arguments = f"--part own --quick --workers 0 --work {tmp_path}"
+    rows = command("papers.stream", arguments, {"papers.stream.sizes:QUICK": STREAM}).rows
+    assert {row["policy"] for row in rows} == {"own", "shipped"}
+    for row in rows:
+        same = {"rate": row["rate"], "placement": "likeliest"}
+        assert len({other["average"] for other in rows if same.items() <= other.items()}) == 1

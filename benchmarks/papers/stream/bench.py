@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.papers._experiments import Experiments
 from benchmarks.papers.stream import sizes
 from benchmarks.papers.stream.jobs import Setup
-from benchmarks.papers.stream.parts import calibration, exact, fig5, fig6, table1
+from benchmarks.papers.stream.parts import calibration, exact, fig5, fig6, own, table1
 
 __all__ = ["EXPERIMENTS"]
 
@@ -25,9 +25,10 @@ def _seeds(setup: Setup) -> list[int]:
 
 EXPERIMENTS = Experiments(
     "stream",
-    {"calibration": calibration, "table1": table1, "fig5": fig5, "fig6": fig6, "exact": exact},
+    {"calibration": calibration, "table1": table1, "fig5": fig5, "fig6": fig6, "exact": exact, "own": own},
     sizes,
     Setup,
     _head,
     _seeds,
+    default=("calibration", "table1", "fig5", "fig6", "exact"),
 )

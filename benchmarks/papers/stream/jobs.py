@@ -31,7 +31,7 @@ from placeit.placers.fuser import fuse
 from placeit.placers.metis import partition
 from placeit.simulator.throughput_bound import ThroughputCost
 
-__all__ = ["ABLATIONS", "Divided", "Learned", "Optimum", "Searched", "Setup", "Training", "costs", "methods", "optima"]
+__all__ = ["ABLATIONS", "OWN", "Divided", "Learned", "Optimum", "Searched", "Setup", "Training", "costs", "methods", "optima"]
 
 ABLATIONS = {
     "B": {"encoder": "lstm", "upstream": False},
@@ -39,6 +39,9 @@ ABLATIONS = {
     "B+F1+F2": {"encoder": "graph", "upstream": True},
 }
 """Options of the agents of Table 1."""
+
+OWN = "own"
+"""The policy that the paper's own training gives: weights in the file ``own.safetensors`` of the folder ``--work``."""
 
 _UNLEARNED = {"untrained policy": "untrained", "uniform": "uniform"}
 _HELD_OUT = 64
@@ -148,7 +151,7 @@ class Learned(Job):
     """Places the test graphs by a policy: its likeliest placement, and the best one of that and samples.
 
     Attributes:
-        policy: an ablation, ``shipped``, ``untrained`` (fresh weights) or ``uniform`` (random placements).
+        policy: an ablation, ``shipped``, ``own``, ``untrained`` (fresh weights) or ``uniform`` (random placements).
     """
 
     policy: str
@@ -187,6 +190,8 @@ class Learned(Job):
             return agent
         if self.policy == "shipped":
             return load_policy("", StreamAllocationAgent)
+        if self.policy == OWN:
+            return load_policy(setup.folder.parent / f"{OWN}.safetensors", StreamAllocationAgent)
         return load_policy(setup.folder / f"{Training(self.policy).name}.safetensors", StreamAllocationAgent)
 
 
