@@ -74,8 +74,9 @@ class _Server:
         Path(f"/proc/{self._process.pid}/clear_refs").write_text("5", encoding="ascii")
 
     def close(self) -> int:
-        """End the process, and return its exit code."""
-        self._process.terminate()
+        """End the process, and return its exit code. A second call has no effect."""
+        if self._process.poll() is None:
+            self._process.terminate()
         code = self._process.wait(120)
         self._reader.join()
         assert self._process.stderr is not None
@@ -246,8 +247,29 @@ def _reload(server: _Server, bundle: Path, path: Path) -> None:
         raise RuntimeError(f"A reload got {answer.status} {data[:200]!r}")
 
 
+@contextlib.contextmanager
+def _attackers(server: _Server) -> Iterator[dict[str, int]]:
+    """Attack a server from another process in the block. Yields the number of attacks by kind, which is known after it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MAX_BYTES))
+    attacker.start()
+    ours.recv()
+    made = dict[str, int]()
+    try:
+        ours.send("begin")
+        yield made
+    finally:
+        ours.send(None)
+        made |= ours.recv()
+        attacker.join()
+
+
 def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> None:
     """Load a model anew many times, and then attack its server in all ways at once, beside good clients.
+
+    Before that, another server on the same machine is attacked: what good clients see then is that attackers, and a server that
+    is attacked, take time from all others on the same cores.
 
     Args:
         report: gets rows and claims: requests lost, wrong answers, and memory gained.
@@ -274,24 +296,22 @@ def attacked(report: Report, device: str, *, seconds: float, reloads: int) -> No
                 if turn % 50 == 0:
                     progress(f"reload {turn}: {server.bytes() / 1e6:.0f} MB")
         good.told(report, "reloads", _GROWTH_BYTES)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        attacker = context.Process(target=attack, args=(theirs, server.port, server.rpc, MODEL, MAX_BYTES))
         with _Good(server, given, right, _MANY) as before:
             time.sleep(min(60.0, seconds / 2))
         before.told(report, "no attacks", _GROWTH_BYTES)
-        attacker.start()
-        ours.recv()
-        with _Good(server, given, right, _MANY) as good:
-            ours.send("begin")
+        other = _Server(folder)
+        stack.callback(other.close)
+        with _attackers(other), _Good(server, given, right, _MANY) as beside:
+            time.sleep(min(60.0, seconds / 2))
+        other.close()
+        beside.told(report, "attacks on another server", _GROWTH_BYTES)
+        with _attackers(server) as made, _Good(server, given, right, _MANY) as good:
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0:
                 time.sleep(min(10.0, left))
                 progress(f"attacked: {good.outcomes.total()} requests, {server.bytes() / 1e6:.0f} MB")
-            ours.send(None)
-            made = ours.recv()
-            attacker.join()
         good.told(report, "attacks", _GROWTH_BYTES)
+        report.claim("p99 during attacks on another server over p99 without them", beside.p99() / before.p99(), "")
         report.claim("p99 during attacks over p99 without them", good.p99() / before.p99(), "", at_most=_SLOWER)
         report.row(what="number of attacks", **made)
         stack.pop_all()

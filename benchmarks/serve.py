@@ -13,7 +13,7 @@ Then the server and the handler that people write in its place, Starlette with O
 In the end, the model of a server in another process is loaded anew 500 times. Then that server is attacked in all ways at
 once for ``--seconds``: by large JSON, messages of very many fields, connections, calls and bodies that do not end, and answers
 that are not read. Beside both, the requests of other clients have to be answered, and rightly: 12 clients during reloads, and
-200 during attacks, whose latency is compared with the latency without attacks.
+200 during attacks, whose latency is compared with the latency without attacks, and while another server is attacked.
 """
 
 from __future__ import annotations

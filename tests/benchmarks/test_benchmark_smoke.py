@@ -187,7 +187,7 @@ QUICKLY = [
             "what": (
                 *("bare handler, echo", "bare handler, model", "placeit serve, HTTP", "placeit serve, gRPC"),
                 *("at the limit", "AsyncInferQueue, 64 connections", "placeit serve, 0.9 of capacity"),
-                *("reloads", "no attacks", "attacks", "number of attacks"),
+                *("reloads", "no attacks", "attacks on another server", "attacks", "number of attacks"),
             )
         },
         (
