@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import CheckedOptions, cost_cache
 from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.units import percentage
-from placeit.report import text
+from placeit.report import as_json, text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +28,7 @@ __all__ = ["TOKENS", "optimize_tokens"]
 TOKENS = "tokens"
 """Name of the objective."""
 _OF_SINGLE_REQUESTS = (
-    *("placer", "policy", "rate", "in_flight", "start", "resume", "record", "page", "live"),
+    *("placer", "policy", "rate", "in_flight", "start", "resume", "live"),
     *("compare_precisions", "pareto", "predict"),
 )
 """Options of 'placeit optimize' that the objective does not take."""
@@ -40,6 +42,8 @@ def optimize_tokens(
     pin: Sequence[str],
     memory: Sequence[str],
     texts: int,
+    record: Path | None,
+    page: Path | None,
     seed: int,
     terminal: Terminal,
 ) -> Output:
@@ -54,7 +58,11 @@ def optimize_tokens(
     if given := [f"--{name.replace('_', '-')}" for name in _OF_SINGLE_REQUESTS if was_given(name)]:
         raise UsageError(f"{given[0]} is not for the objective '{TOKENS}': leave it out.")
     path = output or options.model.parent / f"{options.model.name}.placement.json"
-    check_outputs(*([path] if path.parent.is_dir() else []), inputs=options.files())
+    check_outputs(*([path] if path.parent.is_dir() else []), record, page=page, inputs=options.files())
+    if page is not None:
+        from placeit.report.page import check_page
+
+        check_page()
     constraints = Constraints(parse_pins(pin), parse_caps(memory), options.max_groups, options.tolerance, texts)
     with (
         terminal.progress() as progress,
@@ -67,22 +75,25 @@ def optimize_tokens(
         ) as session,
     ):
         found = optimize_texts(session, budget=budget, seed=seed, progress=progress)
+        wanted = {"recording": record, "page": page}
+        recorded = replace(session.recording(), tuning=found.to_dict()) if record or page else None
     files = [OutputFile(path, "the placement", lambda: found.placement.save(path))]
-    data = {"schema": "placeit.tokens/1", **found.to_dict(), "placement_file": str(path)}
+    files += [] if recorded is None else files_of(recorded, wanted)
+    data = {"schema": "placeit.tokens/1", **found.to_dict(), **as_json.files({"placement": path, **wanted})}
     command = ["placeit", "generate-text", str(options.model), "Once upon a time", "-p", str(path)]
     if options.devices is not None and names_file(options.devices):
         command += ["-d", options.devices]
-    shown = partial(_show, found=found, path=path, command=command)
+    shown = partial(_show, found=found, files={"placement": path, **wanted}, command=command)
     answer = f"{found.chosen.name}: {found.reason}"
     return Output(data, shown, exit_code(interrupted=found.interrupted), files, answer)
 
 
-def _show(console: Console, found: TextsOptimized, path: Path, command: Sequence[str]) -> None:
+def _show(console: Console, found: TextsOptimized, files: Mapping[str, Path | None], command: Sequence[str]) -> None:
     facts: dict[str, str | Sequence[str]] = {
         "texts": f"{found.texts} at once, with prompts of {found.prompt} tokens and answers of {found.tokens}",
         "chosen": found.chosen.name,
         "why": found.reason,
-        "placement": str(path),
+        **{what: str(path) for what, path in files.items() if path is not None},
         "next": command,
     }
     text.facts(console, facts)

@@ -71,7 +71,7 @@ class Recording(Drawn):
         costs: the JSON of ``placeit profile --json``; None if costs were not profiled.
         search: the JSON of ``placeit optimize --json``, with curves of learning and the story of the search; None if there
             was no search.
-        tuning: the JSON of ``placeit tune --json``; None if no server was tuned.
+        tuning: the JSON of ``placeit tune --json``, or of ``placeit optimize --objective tokens --json``; None without either.
     """
 
     made: str
@@ -122,8 +122,6 @@ def read_recording(path: str | Path) -> Recording:
             raise FileError(f"{path} is not a {_FORMAT} file: it has no '{name}'.")
     digests = data.pop("digests")
     del data["format"], data["version"]
-    if isinstance(digests, dict) and not {"tuning"} & {*data, *digests}:  # written before placeit could tune servers
-        data["tuning"], digests["tuning"] = None, _digest(_text("tuning", None))
     try:
         recording = record(Recording, data, strict=True)
         _check(recording)

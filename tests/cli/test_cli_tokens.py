@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from placeit.profiler.recording import read_recording
 from tests.schema_check import check_schema
 from tests.small_texts import write_folder
 
@@ -26,8 +27,14 @@ def test_on_the_command_line_the_file_generates_texts(cli: Any, folder: Path, tm
     assert (said["texts"], said["prompt_tokens"]) == (2, 16)
     assert {one["placement"] for one in said["settings"]} >= {"CPU"}  # as its runtime uses it by itself
     assert said["chosen"] in [one["name"] for one in said["settings"] if one["tokens_per_s"] is not None]
-    shown = cli(*asked, "--budget", "1s", "--no-cache")
+    page, recording = tmp_path / "p.html", tmp_path / "run.json"
+    shown = cli(*asked, "--budget", "1s", "--no-cache", "--page", page, "--record", recording)
     assert shown.exit_code == 0
+    assert read_recording(recording).tuning["texts"] == 2
+    text = page.read_text(encoding="utf-8")
+    assert "2 texts are generated at once, each with a prompt of 16 tokens" in text
+    assert 'class="marked"' in text  # the chosen settings
+    assert f"page {page}" in " ".join(shown.stdout.split())
     assert "2 at once, with prompts of 16 tokens" in shown.stdout
     assert "placeit generate-text" in shown.stdout
     text = json.loads(cli("generate-text", folder, "Once", "-p", path, "--tokens", 5, "--json").stdout)
@@ -39,7 +46,7 @@ def test_on_the_command_line_the_file_generates_texts(cli: Any, folder: Path, tm
     [
         (["--placer", "heft"], "--placer is not for the objective 'tokens'"),
         (["--in-flight", 2], "--in-flight is not for the objective 'tokens'"),
-        (["--page", "p.html"], "--page is not for the objective 'tokens'"),
+        (["--live"], "--live is not for the objective 'tokens'"),
     ],
 )
 def test_options_of_other_objectives_are_refused(cli: Any, folder: Path, more: list[Any], message: str) -> None:

@@ -30,13 +30,6 @@ def test_what_is_written_is_read(file: Path) -> None:
     assert read_recording(file) == empty
 
 
-def test_a_file_from_before_servers_were_tuned_is_read(file: Path) -> None:
-    data = json.loads(file.read_text())
-    del data["tuning"], data["digests"]["tuning"]
-    file.write_text(json.dumps(data))
-    assert read_recording(file) == RECORDING
-
-
 def _set(*where: str | int, to: Any) -> Callable[[Any], None]:
     def change(data: Any) -> None:
         for key in where[:-1]:

@@ -20,6 +20,7 @@ from placeit.report.page.learning import learning
 from placeit.report.page.prediction import prediction
 from placeit.report.page.requests import requests
 from placeit.report.page.section import Picture, Table
+from placeit.report.page.texts import texts_section
 from placeit.report.page.timeline import timeline
 from placeit.report.page.tuning import tuning_section
 from placeit.report.page.utilization import samples, utilization
@@ -28,8 +29,8 @@ from placeit.report.shown import decision, name_of
 __all__ = ["render"]
 
 _SECTIONS = (
-    *(candidate_section, tuning_section, front_section, timeline, utilization, graph, costs, prediction, learning),
-    *(links, requests, events, samples, environment),
+    *(candidate_section, tuning_section, texts_section, front_section, timeline, utilization, graph, costs, prediction),
+    *(learning, links, requests, events, samples, environment),
 )
 
 
