@@ -1,6 +1,7 @@
 """Shared code of the examples with one model: options, a search that trains a policy, a race of the results, and traces."""
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -100,14 +101,20 @@ def place_and_run(model: Path, inputs: Mapping[str, NDArray[np.generic]], option
 
 
 def _learned(found: Optimized) -> dict[str, Placement]:
-    """Print how the policy learned, and return its best measured placement by name; empty if it measured none."""
+    """Print how the policy learned, and return its best placement by name; empty if it measured none.
+
+    Other placers may have proposed the same placement before.
+    """
     part = next(part for part in found.spending if part.what.startswith("policy"))
     print(f"{part.what}: {part.seconds:.0f} s; {part.note or found.unplanned[0].failed}")
     curve = found.curves.get(part.what, ())
     if curve:
         print(f"measured times while learning, {max(curve) * 1e3:.4g} to {min(curve) * 1e3:.4g} ms: {_bars(curve)}")
-    measured = [one for one in found.candidates if one.placer == part.what and one.measured is not None]
-    return {part.what: min(measured, key=lambda one: one.measured.median).placement} if measured else {}
+    again = {one.candidate for one in found.story if (one.what, one.reason) == ("proposed again", f"by {part.what}")}
+    able = [one for one in found.candidates if one.failed is None and (one.placer == part.what or one.name in again)]
+    if not curve or not able:
+        return {}
+    return {part.what: min(able, key=lambda one: math.inf if one.measured is None else one.measured.median).placement}
 
 
 def _searched(found: Optimized) -> Placement:
