@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placeit.core import clock
+from placeit.devices.host import allowed_cores
 from placeit.planning.moving import LEAST
 from placeit.serving.latency import LatencyLimit, OperatingPoint, most_left
 from placeit.simulator.arrivals import RequestTimes, Slowdown, Stream, serve_streams
@@ -39,6 +40,7 @@ Rank: TypeAlias = tuple[float, float, float]
 _FEW_REQUESTS = (200, 4000)  # `Predictor.requests` while many choices are compared
 _FEWEST = 5  # requests of each model in a simulation
 _MIN_RATE = 1e-6  # requests per second in a simulation, which keeps its times below 1e10 s, and so precise
+_MIN_LEFT = 0.1  # least share of the cores' time that the work of clients and servers leaves for segments in a simulation
 _RARE_SHARE = 0.05  # share of a device's time that additional requests of a rare model may take in a simulation
 
 
@@ -138,6 +140,9 @@ def simulate_mix(
 ) -> list[RequestTimes]:
     """Simulate requests to all models, with their corrected times (:func:`placeit.simulator.arrivals.serve_streams`).
 
+    The work of clients and servers (:attr:`Correction.host`) takes a share of the time of this machine's cores, which grows
+    with the rates: segments take longer.
+
     Args:
         workload: the models.
         options: the option of each model.
@@ -145,10 +150,12 @@ def simulate_mix(
         slowdown: factor by which models on other devices slow a model; None if they do not.
         until: seconds after which closed loops submit no more requests.
     """
-    streams = []
+    streams, known = [], [workload.corrections.get(entry.name, Correction()) for entry in workload]
+    own = zip(workload, options, known, strict=True)
+    host = sum(entry.rate_at(option.seconds) * one.host for entry, option, one in own if one.host)
+    longer = 1 / max(1 - host / len(allowed_cores()), _MIN_LEFT)
     for entry, option, times, priority in zip(workload, options, arrivals, workload.priorities, strict=True):
-        scale = workload.corrections.get(entry.name, Correction()).scale
-        replicas = [replace(one, scale=scale * one.scale) for one in option.replicas]
+        replicas = [replace(one, scale=one.scale * (longer if option.here else 1.0)) for one in option.replicas]
         streams.append(Stream(replicas, times, priority, entry.name))
     return serve_streams(streams, until=until, slowdown=slowdown)
 

@@ -99,12 +99,12 @@ class Correction(NamedTuple):
     """How measured latencies of a model, in the mix of all models, differ from simulated ones.
 
     Attributes:
-        scale: factor on the simulated times of its segments.
         waits: seconds that are added to the percentiles 50, 95 and 99 of its simulated latency.
+        host: CPU seconds of each request besides the work of devices, of which the cores have less time for segments.
     """
 
-    scale: float = 1.0
     waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    host: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Workload:
             values |= {key: os.path.relpath(value, path.parent) for key, value in values.items() if isinstance(value, Path)}
             models.append({_RENAMED.get(key, key): value for key, value in values.items() if value is not None})
         slowdowns = [{key: [*values] for key, values in pair._asdict().items()} for pair in self.slowdowns]
-        corrections = {name: {"scale": scale, "waits": [*waits]} for name, (scale, waits) in self.corrections.items()}
+        corrections = {name: each._asdict() | {"waits": [*each.waits]} for name, each in self.corrections.items()}
         measured = {key: values for key, values in (("slowdowns", slowdowns), ("corrections", corrections)) if values}
         write_text(path, yaml.safe_dump({"models": models} | measured, sort_keys=False, allow_unicode=True, width=math.inf))
 
@@ -286,13 +286,13 @@ class EntryReader(StrictYaml):
     def correction(self, node: Node, name: str) -> Correction:
         """Read the measured correction of a model."""
         nodes, entry = self.mapping(node, f"'{name}'", Correction._fields, Correction._fields), f"'{name}.waits'"
-        scale = self.positive(nodes["scale"], f"'{name}.scale'")
         waits = [self.quantity(time, entry, "time") for time in self.items(nodes["waits"], entry)]
         if len(waits) != 3 or max(waits) > _MAX_WAIT:
             self.fail(node, f"{entry} does not have three times of at most {_MAX_WAIT:g} s, at the percentiles 50, 95 and 99")
-        if not 1 / _MAX_SCALE <= scale <= _MAX_SCALE:
-            self.fail(node, f"'{name}.scale' is {scale:g}; it must be from {1 / _MAX_SCALE:g} to {_MAX_SCALE:g}")
-        return Correction(scale, (waits[0], waits[1], waits[2]))
+        host = self.quantity(nodes["host"], f"'{name}.host'", "time")
+        if host > _MAX_WAIT:
+            self.fail(node, f"'{name}.host' is {host:g} s; it must be at most {_MAX_WAIT:g} s")
+        return Correction((waits[0], waits[1], waits[2]), host)
 
     def limit(self, node: Node, entry: str) -> LatencyLimit:
         """Read a limit on latency."""

@@ -17,7 +17,7 @@ __all__ = ["Interference", "Pair", "Place", "pairs_by_load"]
 Place: TypeAlias = tuple[str, str]
 """The name of a model of the workload, and the name of a device that runs it."""
 
-_TURNS = 2.0  # factor of a model whose cores another model has as well, if not measured: the operating system gives it half
+_TURNS = 2.0  # factor of a model whose cores another model has as well: the operating system gives it half of their time
 
 
 class Pair(NamedTuple):
@@ -38,14 +38,14 @@ class Pair(NamedTuple):
 class Interference:
     """The factor by which models that run at the same time on a machine slow each other.
 
-    A measured pair has its measured factor. Other pairs of devices without a common core have the mean of such pairs. Models of
-    which each has its own threads on the same cores take half of them each if the pair was not measured.
+    A measured pair has its measured factor, other pairs of devices without a common core the mean of these. Models of which
+    each has its own threads on the same cores get half of their time each.
 
     Factors of models on other cores multiply. Of models on the same cores, the excess over 1 adds up on each core, and the core
     with the largest sum counts: ``CPU`` is as slow beside ``CPU@0`` and ``CPU@1`` as beside one of them.
 
     Args:
-        pairs: the measured pairs.
+        pairs: the measured pairs, of devices without a common core.
         machines: the machine of each device, by name; devices of different machines do not slow each other.
         overlapping: the pairs of names of devices that have hardware in common; only one name for a device on which each model
             has its own threads.
@@ -68,29 +68,26 @@ class Interference:
         here, there = (self.machines.get(device, device) for _, device in (one, other))
         if here != there:
             return 1.0
-        assumed = _TURNS if self._overlap(one, other) else 1.0 if one[1] == other[1] else self._elsewhere
-        return max(1.0, self._measured.get((one, other), assumed))
+        if self._overlap(one, other):
+            return _TURNS
+        return max(1.0, self._measured.get((one, other), 1.0 if one[1] == other[1] else self._elsewhere))
 
     @property
     def error(self) -> float | None:
         """Median error of assumed factors, as a share of the measured ones, each assumed without its own pair (leave-one-out).
 
-        None if fewer than two pairs without a common core were measured.
+        None if fewer than two pairs were measured.
         """
         errors = [
-            abs(_mean([pair for pair in self._apart if pair is not left_out]) / factor - 1)
-            for left_out in self._apart
+            abs(_mean([pair for pair in self.pairs if pair is not left_out]) / factor - 1)
+            for left_out in self.pairs
             for factor in left_out.slowdown
         ]
-        return float(np.median(errors)) if len(self._apart) > 1 else None
-
-    @cached_property
-    def _apart(self) -> list[Pair]:
-        return [pair for pair in self.pairs if frozenset(pair.devices) not in self.overlapping]
+        return float(np.median(errors)) if len(self.pairs) > 1 else None
 
     @cached_property
     def _elsewhere(self) -> float:
-        return _mean(self._apart)
+        return _mean(self.pairs)
 
     @cached_property
     def _measured(self) -> dict[tuple[Place, Place], float]:
@@ -104,10 +101,10 @@ def _mean(pairs: Sequence[Pair]) -> float:
 def pairs_by_load(
     busy: Mapping[Place, float], machines: Mapping[str, str], overlapping: Collection[frozenset[str]] = ()
 ) -> list[tuple[Place, Place]]:
-    """Return the pairs that can run at the same time on one machine, in the order in which to measure them.
+    """Return the pairs that can run at once on one machine, on devices without a common core, in the order to measure them in.
 
-    First come the fastest devices without a common core, and the fastest with common cores, for each pair of different models;
-    then each model beside a replica of itself, and then further pairs of devices.
+    First come the fastest devices for each pair of different models, then each model beside a replica of itself, and then
+    further pairs of devices.
 
     Args:
         busy: share of its time that each device works for a model; of several pairs of models, the ones with the largest
@@ -115,19 +112,15 @@ def pairs_by_load(
         machines: the machine of each device, by name.
         overlapping: pairs of names of devices with common hardware (:class:`Interference`).
     """
-
-    def overlap(one: Place, other: Place) -> bool:
-        return frozenset((one[1], other[1])) in overlapping
-
     able = [
         (one, other)
         for one, other in itertools.combinations(sorted(busy), 2)
-        if one[1] != other[1] and machines[one[1]] == machines[other[1]] and not (one[0] == other[0] and overlap(one, other))
+        if one[1] != other[1] and machines[one[1]] == machines[other[1]] and frozenset((one[1], other[1])) not in overlapping
     ]
     able.sort(key=lambda pair: busy[pair[0]] * busy[pair[1]])
-    counts, order = Counter[tuple[str, str, bool]](), []
+    counts, order = Counter[tuple[str, str]](), []
     for one, other in able:
-        kind = one[0], other[0], overlap(one, other)
+        kind = one[0], other[0]
         counts[kind] += 1
         order.append((counts[kind], one[0] == other[0], -busy[one] * busy[other]))
     return [able[k] for k in sorted(range(len(able)), key=order.__getitem__)]

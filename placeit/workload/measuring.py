@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter, process_time
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placeit.backends.base import Arrays
 from placeit.core import clock
+from placeit.devices.host import allowed_cores
 from placeit.measuring.statistics import FEWEST
 from placeit.profiler.costs import Progress
 from placeit.serving.latency import OperatingPoint, most_left
@@ -22,7 +24,7 @@ from placeit.serving.server import Server
 from placeit.session import Session
 from placeit.simulator.arrivals import Slowdown
 from placeit.simulator.load import PERCENTILES, poisson_arrivals
-from placeit.workload.choosing import Choice, simulate_mix
+from placeit.workload.choosing import Choice, device_use, simulate_mix
 from placeit.workload.entries import Correction, Entry, Workload
 from placeit.workload.interference import Pair, Place
 from placeit.workload.options import Option, naming
@@ -37,8 +39,6 @@ _MAX_REQUESTS = 20_000  # requests of a model in a turn
 _JOINED = 20  # requests of a model, on average, in the turns of which percentiles are taken
 _LIGHT = 0.6  # largest sum, over all models, of rate times seconds while corrections are measured
 _MIN_REQUESTS = 20  # of each model while corrections are measured
-_STEPS = 4  # in which simulated medians approach the measured ones
-_MAX_SCALE = 5.0  # largest factor on the times of a model
 
 Turn = tuple[NDArray[np.float64], bool, float]
 """Latencies of a model's requests in seconds, whether its server kept up, and the requests per second that it served."""
@@ -175,9 +175,9 @@ def measure_corrections(
 ) -> dict[str, Correction]:
     """Measure how latencies of the models, at a light load, differ from a simulation with the same arrivals.
 
-    All models are served at once. The times of each model are scaled so that its simulated median is the measured one, which
-    includes what clients, servers and other models take from its cores and caches. What its higher percentiles are longer by is
-    the spread of these times, and the time in which threads wake up.
+    All models are served at once. The CPU time of this process that is not the devices' is the work of clients and servers.
+    Percentiles of the latencies are longer than simulated ones because threads have to wake up and wait for a core, and because
+    times of segments vary.
 
     Args:
         sessions: the session of each model.
@@ -200,33 +200,42 @@ def measure_corrections(
     measured = [k for k, own in enumerate(first) if rates[k] * own.seconds <= share]
     if not measured:
         return {}
-    mix = replace(workload, entries=tuple(workload.entries[k] for k in measured), corrections={})
+    entries = (replace(workload.entries[k], rate=rates[k], in_flight=None) for k in measured)
+    mix = replace(workload, entries=tuple(entries), corrections={})
     chosen = [first[k] for k in measured]
     arrivals = [poisson_arrivals(rates[k], min(math.ceil(rates[k] * seconds), _MAX_REQUESTS), seed=seed + k) for k in measured]
     with contextlib.ExitStack() as stack:
         priorities = zip(measured, chosen, mix.priorities, strict=True)
         servers = [stack.enter_context(sessions[k].serve(own.placement, priority=one)) for k, own, one in priorities]
         inputs = [sessions[k].model.sample_inputs() for k in measured]
+        cpu, begin = process_time(), perf_counter()
         served = offer_all(list(zip(servers, inputs, arrivals, strict=True)))
+        cpu, elapsed = process_time() - cpu, perf_counter() - begin
     for one in served:
         _check(one)
     latencies = [one.latencies + option.transfer_s for one, option in zip(served, chosen, strict=True)]
-    actual = np.array([np.percentile(each, PERCENTILES) for each in latencies])
 
-    def scaled(scales: NDArray[np.float64]) -> Workload:
-        corrections = zip(mix, scales.tolist(), strict=True)
-        return replace(mix, corrections={entry.name: Correction(scale) for entry, scale in corrections})
+    busy = sum(_busy_cores(sessions[k], own, entry) for k, own, entry in zip(measured, chosen, mix, strict=True))
+    host = max(0.0, cpu / elapsed - busy) / sum(len(each) / elapsed for each in arrivals)
 
-    def simulated(scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        flights = zip(simulate_mix(scaled(scales), chosen, arrivals, slowdown), chosen, strict=True)
-        return np.array([np.percentile(each.ended - each.arrived + option.host, PERCENTILES) for each, option in flights])
+    mix = replace(mix, corrections={entry.name: Correction(host=host) for entry in mix})
+    simulated = simulate_mix(mix, chosen, arrivals, slowdown)
+    found = {}
+    for entry, option, flights, actual in zip(mix, chosen, simulated, latencies, strict=True):
+        expected = flights.ended - flights.arrived + option.host
+        p50, p95, p99 = np.maximum(np.percentile(actual, PERCENTILES) - np.percentile(expected, PERCENTILES), 0.0).tolist()
+        found[entry.name] = Correction((p50, p95, p99), host)
+    return found
 
-    scales = np.ones(len(chosen))
-    for _ in range(_STEPS):
-        scales = np.clip(scales * actual[:, 0] / simulated(scales)[:, 0], 1 / _MAX_SCALE, _MAX_SCALE)
-    waits = np.maximum(actual - simulated(scales), 0.0)
-    found = zip(mix, scales.tolist(), waits.tolist(), strict=True)
-    return {entry.name: Correction(scale, (p50, p95, p99)) for entry, scale, (p50, p95, p99) in found}
+
+def _busy_cores(session: Session, option: Option, entry: Entry) -> float:
+    """Return how many cores of this machine the devices of a model keep busy, by the times of its option."""
+    cores = {
+        device.name: len(device.where.cores) or len(allowed_cores())
+        for device in session.home_of(option.placement).cluster.devices
+        if device.address is not None and device.where.core_set and not device.where.node
+    }
+    return sum(share * cores.get(name, 0) for name, share in device_use(option, entry).items())
 
 
 def _turn(

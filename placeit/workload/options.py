@@ -27,7 +27,7 @@ from placeit.runtime.devices.base import BufferSpec
 from placeit.session import Session
 from placeit.simulator.arrivals import SimulatedReplica
 from placeit.simulator.simulate import simulate
-from placeit.workload.arriving import arrival_device, with_arrivals
+from placeit.workload.arriving import arrival_device, node_of, with_arrivals
 from placeit.workload.entries import Entry
 
 __all__ = ["Option", "naming", "open_entry", "options_of"]
@@ -47,6 +47,7 @@ class Option:
         host: seconds of a request besides the work of devices and links.
         weight_bytes: bytes of weights by device.
         plain: whether it is the model on the whole CPU, as its runtime uses it without placeit.
+        here: whether all its devices are on this machine, whose cores also do the work of clients and servers.
         transfer_s: seconds that inputs take from the device where they arrive, and outputs back to it, in ``replicas`` without
             other requests.
     """
@@ -57,6 +58,7 @@ class Option:
     host: float
     weight_bytes: Mapping[str, float]
     plain: bool = False
+    here: bool = True
     transfer_s: float = 0.0
 
     @property
@@ -207,7 +209,9 @@ def _planned(
         names = plan.problem.device_names
         held = held_bytes(groups.held_once, groups.shared, plan.group_devices[None], len(names))[0]
         weights |= {name: float(size) for name, size in zip(names, held, strict=True) if size}
-    return Option(name, placement, replicas, host, weights, plain)
+    on = {name for one in placement.every for name in one.used}
+    here = not any(node_of(device) for device in home.cluster.devices if device.name in on)
+    return Option(name, placement, replicas, host, weights, plain, here)
 
 
 def _replica(plan: Plan, measured: float | None, in_flight: int) -> SimulatedReplica:

@@ -11,6 +11,7 @@ import pytest
 
 from placeit.core.placement import Placement
 from placeit.core.problem import Problem
+from placeit.devices.host import allowed_cores
 from placeit.serving.latency import LatencyLimit
 from placeit.simulator.arrivals import SimulatedReplica
 from placeit.workload.choosing import Predictor, choose, largest_factor
@@ -118,15 +119,25 @@ def test_a_factor_on_the_least_and_the_highest_rates_is_found_as_well(rate: floa
     assert largest_factor(Predictor(workload(rate, limit=1e9), [[option(1e-12, "d")]], {}), (0,)) == 8.0
 
 
-def test_measured_waits_are_added_to_percentiles_of_scaled_times() -> None:
+def test_measured_waits_are_added_to_percentiles() -> None:
     options, load = [[option(0.01, "d")]], workload(10.0, limit=0.03)
     plain = Predictor(load, options, {})((0,))[0]
-    waiting = Predictor(replace(load, corrections={"m0": Correction(1.0, (0.001, 0.02, 0.03))}), options, {})((0,))[0]
+    waiting = Predictor(replace(load, corrections={"m0": Correction((0.001, 0.02, 0.03))}), options, {})((0,))[0]
     found = np.subtract([waiting.p50, waiting.p95, waiting.p99], [plain.p50, plain.p95, plain.p99])
     assert found == pytest.approx([0.001, 0.02, 0.03], abs=1e-3)
     assert (plain.kept, waiting.kept) == (True, False)
-    scaled = Predictor(replace(load, corrections={"m0": Correction(2.0)}), options, {})((0,))
-    assert scaled == Predictor(load, [[option(0.02, "d")]], {})((0,))
+
+
+def test_the_work_of_clients_and_servers_takes_a_share_of_the_cores_that_grows_with_the_rates() -> None:
+    cores = len(allowed_cores())
+    options = [[option(0.01, "d"), replace(option(0.01, "d"), here=False)]]
+    for rate, share in ((10.0, 0.25), (20.0, 0.5)):
+        load = workload(rate, limit=1.0)
+        corrected = replace(load, corrections={"m0": Correction(host=0.025 * cores)})
+        wanted = Predictor(load, [[option(0.01 / (1 - share), "d")]], {})((0,))[0]
+        here, elsewhere = (Predictor(corrected, options, {})((k,))[0] for k in range(2))
+        assert here.p95 == pytest.approx(wanted.p95)
+        assert elsewhere == Predictor(load, options, {})((0,))[0]
 
 
 def test_requests_under_way_have_the_rate_at_which_they_are_served() -> None:

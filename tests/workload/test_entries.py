@@ -46,7 +46,7 @@ def test_a_workload_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     )
     slowdowns = (Pair(("a.b-c", "d"), ("CPU@0", "edge1/CPU"), (1.25, 0.875)),)
-    corrections = {"a.b-c": Correction(1.5, (0.0, 1 / 3, 1e-7))}
+    corrections = {"a.b-c": Correction((0.0, 1 / 3, 1e-7), 1e-4)}
     Workload(entries, slowdowns=slowdowns, corrections=corrections).save(tmp_path / "w.yaml")
     found = Workload.load(tmp_path / "w.yaml")
     assert (found.entries, found.slowdowns, found.corrections) == (entries, slowdowns, corrections)
@@ -91,15 +91,11 @@ CORRECTED = "models: [{model: m, rate: 1}]\ncorrections:"
         ),
         ("models: [{model: m, rate: 1}]\nslowdowns: [{models: [m, n], devices: [a, b], slowdown: [2, 1e9]}]", "1000 at most"),
         (f"{CORRECTED} [1, 2, 3]", "line 2: 'corrections' is not a mapping"),
-        (f"{CORRECTED} {{m: {{waits: [1, 2, 3]}}}}", "line 2: 'corrections.m' has no 'scale'"),
-        (f"{CORRECTED} {{m: {{scale: 1, waits: [1ms, 2ms]}}}}", "'corrections.m.waits' does not have three times"),
-        (f"{CORRECTED} {{m: {{scale: 1, waits: [1, 2, 1e308]}}}}", "three times of at most 1e.09 s"),
-        (f"{CORRECTED} {{m: {{scale: 1, waits: [1, -2, 3]}}}}", "'corrections.m.waits': '-2' is negative"),
-        (f"{CORRECTED} {{m: {{scale: 0, waits: [1, 2, 3]}}}}", "'corrections.m.scale' is 0; it must be above 0"),
-        (
-            f"{CORRECTED} {{m: {{scale: 1e9, waits: [1, 2, 3]}}}}",
-            r"'corrections.m.scale' is 1e\+09; it must be from 0.01 to 100",
-        ),
+        (f"{CORRECTED} {{m: {{waits: [1, 2, 3]}}}}", "line 2: 'corrections.m' has no 'host'"),
+        (f"{CORRECTED} {{m: {{host: 0, waits: [1ms, 2ms]}}}}", "'corrections.m.waits' does not have three times"),
+        (f"{CORRECTED} {{m: {{host: 0, waits: [1, 2, 1e308]}}}}", "three times of at most 1e.09 s"),
+        (f"{CORRECTED} {{m: {{host: 0, waits: [1, -2, 3]}}}}", "'corrections.m.waits': '-2' is negative"),
+        (f"{CORRECTED} {{m: {{host: 1e10, waits: [1, 2, 3]}}}}", "'corrections.m.host' is 1e.10 s; it must be at most 1e.09 s"),
         ("models: [{model: a/m.x, rate: 1}, {model: b/m.y, rate: 1}]", "Two models of the workload are named 'm'"),
     ],
 )

@@ -131,13 +131,13 @@ def test_corrections_that_were_measured_before_count_where_nothing_is_measured(m
     alone.save(models / "placed.yaml")
     assert "corrections" not in (models / "placed.yaml").read_text()
     with (models / "placed.yaml").open("a") as file:
-        small, gone = "{scale: 1, waits: [1ms, 500ms, 600ms]}", "{scale: 1, waits: [1, 1, 1]}"
+        small, gone = "{waits: [1ms, 500ms, 600ms], host: 0}", "{waits: [1, 1, 1], host: 0}"
         file.write(f"corrections: {{small: {small}, gone: {gone}}}\n")
     again = optimize_workload(path, described(fast=1e6), budget=1, cache=None, start=models / "placed.yaml")
     added = [now.p95 - before.p95 for now, before in zip(again.best.predicted, alone.best.predicted, strict=True)]
     assert added == pytest.approx([0.0, 0.5], abs=0.01)
     again.save(models / "next.yaml")
-    assert Workload.load(models / "next.yaml").corrections == {"small": (1.0, (0.001, 0.5, 0.6))}
+    assert Workload.load(models / "next.yaml").corrections == {"small": ((0.001, 0.5, 0.6), 0.0)}
 
 
 def test_a_model_uses_only_the_devices_that_it_may_use(models: Path) -> None:
