@@ -4,8 +4,8 @@ A text detector, a text classifier and a recurrent voice detector share two core
 requests at random times. The limit on the 95th percentile is four times the time of the slowest model alone. The load grows
 by a factor of 1.2 from step to step. Each step places the workload anew (``placeit.optimize_workload``), and compares the joint
 placement with each model where a search for it alone puts it, and with each model on the whole CPU as its runtime uses that by
-itself. The largest load within limits is the last one before the first at which a limit is not kept. Run it alone on the
-machine.
+itself. The largest load within limits is the last one before the first at which a limit is not kept. Errors of predictions are
+of the ways that keep all limits. Run it alone on the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _run(args: Args, report: Report, folder: Path) -> None:
     entries = [_entry(name, folder, devices[0]) for name in MODELS]
     limit = LatencyLimit(95, _LIMIT * max(1 / entry.rate for entry in entries if entry.rate is not None) / len(MODELS))
     most, missed = defaultdict[str, float](float), set[str]()
-    errors, fitted = defaultdict[str, list[float]](list), list[float]()
+    errors, fitted, foreseen = defaultdict[str, list[float]](list), list[float](), list[bool]()
     for share in _QUICK_LOADS if args.quick else _LOADS:
         progress(f"load {share:g}")
         workload = Workload(tuple(replace(entry, limit=limit) for entry in entries)).scaled(share)
@@ -53,7 +53,8 @@ def _run(args: Args, report: Report, folder: Path) -> None:
         for way in found.every:
             for k, entry in enumerate(workload):
                 off = found.error(way, k)
-                errors["joint" if "joint" in way.name else ""] += [] if off is None else [abs(off)]
+                if off is not None and way.kept:  # where a device is overloaded, percentiles depend on how long requests come
+                    errors["joint" if "joint" in way.name else ""].append(abs(off))
                 report.row(
                     load=share,
                     way=way.name,
@@ -65,6 +66,7 @@ def _run(args: Args, report: Report, folder: Path) -> None:
                     measured_ms=None if way.measured is None else way.measured[k].p95 * 1e3,
                     kept=way.points[k].kept,
                 )
+            foreseen.append(way.kept == all(point.kept for point in way.predicted))
             missed |= set() if way.kept else {*way.name.split(", ")}
             most |= dict.fromkeys({*way.name.split(", ")} - missed, share)
     for name in _WAYS:
@@ -73,8 +75,11 @@ def _run(args: Args, report: Report, folder: Path) -> None:
         ratio = round(most["joint"] / most[name], 6) if most[name] else None
         report.claim(f"largest load of joint over {name}", ratio, "", at_least=_STEP)
     every = errors["joint"] + errors[""]
-    report.claim("median error of the predicted 95th percentile", _median(every), "", at_most=0.15)
-    report.claim("median error of the predicted 95th percentile, joint", _median(errors["joint"]), "", at_most=0.15)
+    report.claim("median error of the predicted 95th percentile, within limits", _median(every), "", at_most=0.15)
+    report.claim(
+        "median error of the predicted 95th percentile, within limits, joint", _median(errors["joint"]), "", at_most=0.15
+    )
+    report.claim("predictions that limits are kept, or not, that are right", sum(foreseen) / len(foreseen), "")
     report.claim("median error of slowdowns of pairs, each predicted from the others", _median(fitted), "")
 
 
