@@ -109,7 +109,7 @@ QUICKLY = [
     Smoke(
         "several_models --quick",
         {"model": ("text_direction", "voice_rate")},
-        ("largest load within limits, joint", "error of the predicted"),
+        ("largest load within limits, joint", "predictions that limits are kept"),
         least={"MODELS": ("text_direction", "voice_rate"), "QUICK_SECONDS": 1.0},
     ),
     Smoke(

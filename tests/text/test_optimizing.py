@@ -83,9 +83,8 @@ def test_a_split_is_the_answer_only_if_it_is_faster_beyond_the_interval(found: T
     assert (found.chosen.of == "halves") == found.ratio.faster
     assert found.placement is found.chosen.placement
     assert "best single device" in found.reason
-    check_schema(
-        json.loads(json.dumps(found.to_dict())) | {"schema": "placeit.tokens/1", "placement_file": "p"}, "placeit.tokens/1"
-    )
+    files = {"placement_file": "p", "recording_file": None, "page_file": None}
+    check_schema(json.loads(json.dumps(found.to_dict())) | {"schema": "placeit.tokens/1", **files}, "placeit.tokens/1")
 
 
 def test_a_file_keeps_the_chunk_in_which_prompts_are_read(session: Session, found: TextsOptimized, tmp_path: Path) -> None:
