@@ -71,7 +71,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(tmp_path_factory.mktemp("costs"), runs=False)
 
 
-_POLLS_GRPC = "_poll_wrapper"  # one thread of gRPC's, which ends when the last of its objects is collected
+# one thread of gRPC's, which ends when the last of its objects is collected, and one of tqdm's, which ends with the process
+_OF_LIBRARIES = ("_poll_wrapper", "tqdm_monitor")
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +83,13 @@ def _no_leaked_threads() -> Iterator[None]:
     if ray is not None and ray.is_initialized():
         return  # Ray keeps its threads until it is shut down
     deadline = time.monotonic() + 30.0  # threads end late on a busy machine
-    while (leaked := {t for t in threading.enumerate() if _POLLS_GRPC not in t.name} - before) and time.monotonic() < deadline:
+
+    def leaked() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if not any(name in t.name for name in _OF_LIBRARIES)} - before
+
+    while leaked() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not leaked, f"the test left threads running: {sorted(thread.name for thread in leaked)}"
+    assert not (left := leaked()), f"the test left threads running: {sorted(thread.name for thread in left)}"
 
 
 @pytest.fixture(scope="module", autouse=True)
