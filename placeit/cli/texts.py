@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,12 @@ from placeit.cli.terminal import Output, Terminal
 from placeit.core.errors import UsageError
 from placeit.core.units import percentage
 from placeit.report import as_json, text
+from placeit.report.texts import HEADS, NOTE, settings_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from placeit.text.optimized import TextSettings, TextsOptimized
+    from placeit.text.optimized import TextsOptimized
 
 __all__ = ["TOKENS", "optimize_tokens"]
 
@@ -98,26 +98,10 @@ def _show(console: Console, found: TextsOptimized, files: Mapping[str, Path | No
     }
     text.facts(console, facts)
     console.print()
-    heads = ["placement", "chunk", "texts/step", "predicted", "tokens/s", "95 % interval", "error", "first token", "failed"]
     spare = ["failed"] if all(one.failed is None for one in found.settings) else []
-    text.table(console, heads, [_row(one) for one in found.settings], spare=spare)
-    text.paragraph(console, "Tokens are counted over all texts, prompts are not; the first token is the one of the last text.")
+    text.table(console, HEADS, settings_rows(found.to_dict()), spare=spare)
+    text.paragraph(console, NOTE)
     if found.error is not None:
         text.paragraph(
             console, f"Predicted tokens per second differ from measured ones by {percentage(found.error)} in the median."
         )
-
-
-def _row(one: TextSettings) -> list[str]:
-    chunk, (low, high) = one.placement.chunk, one.interval
-    return [
-        one.of,
-        "" if chunk is None else str(chunk),
-        str(one.rows),
-        text.rate(one.predicted),
-        text.rate(one.tokens_per_s),
-        f"{text.rate(low)} .. {text.rate(high)}" if isfinite(high) else "",
-        "" if one.error is None else percentage(one.error, "+.0%"),
-        text.seconds(one.first_s),
-        one.failed or "",
-    ]

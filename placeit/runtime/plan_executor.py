@@ -215,7 +215,7 @@ class PlanExecutor(ServingLoop):
                 if number in states:
                     sequences.set_states(states[number])
                 elif self._has_state and request.share:
-                    states[number] = [*sequences.states()] if number else [None] * slots
+                    states[number] = sequences.states() if number else [None] * slots
                 inputs = dict.fromkeys(range(slots), request.inputs)
                 remaining, seconds, inner = count if request.share else batch_size, 0.0, 0.0
                 while remaining:
@@ -237,13 +237,13 @@ class PlanExecutor(ServingLoop):
         self.uncounted = sum(one.seconds for one in timed) / mean
         return mean
 
-    def _begun(self, sequences: Continuing, slots: int) -> dict[int, list[States | None]]:
+    def _begun(self, sequences: Continuing, slots: int) -> dict[int, Sequence[States | None]]:
         """Return the states of slots before each request whose state other executors have reached; empty if there are none."""
-        found = dict[int, list[States | None]]()
+        found = dict[int, Sequence[States | None]]()
         try:
             for number, state in self._reached.items():
                 sequences.set_states([state] * slots)
-                found[number] = [None] * slots if state is None else [*sequences.states()]
+                found[number] = [None] * slots if state is None else sequences.states()
         except DeviceError:  # they have another form here
             sequences.set_states([None] * slots)
             return {}

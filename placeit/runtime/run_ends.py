@@ -37,7 +37,7 @@ class RunEnds(PlanLanes):
         self._broken = False  # whether it is unknown what still runs
         self._request_inputs: dict[int, Mapping[str, NDArray[np.generic]]] = {}  # inputs as the caller passed them, by request
         # states of slots before each request of a sequence, by number of slots and number of the request; None: the initial one
-        self._states: dict[int, dict[int, list[States | None]]] = {}
+        self._states: dict[int, dict[int, Sequence[States | None]]] = {}
 
     def __enter__(self) -> Self:
         return self

@@ -152,7 +152,7 @@ def simulate_mix(
     """
     streams, known = [], [workload.corrections.get(entry.name, Correction()) for entry in workload]
     own = zip(workload, options, known, strict=True)
-    host = sum(entry.rate_at(option.seconds) * one.host for entry, option, one in own if one.host)
+    host = sum((entry.rate or entry.rate_at(option.seconds)) * one.host for entry, option, one in own if one.host)
     longer = 1 / max(1 - host / len(allowed_cores()), _MIN_LEFT)
     for entry, option, times, priority in zip(workload, options, arrivals, workload.priorities, strict=True):
         replicas = [replace(one, scale=one.scale * (longer if option.here else 1.0)) for one in option.replicas]

@@ -216,7 +216,7 @@ def measure_corrections(
     latencies = [one.latencies + option.transfer_s for one, option in zip(served, chosen, strict=True)]
 
     busy = sum(_busy_cores(sessions[k], own, entry) for k, own, entry in zip(measured, chosen, mix, strict=True))
-    host = max(0.0, cpu / elapsed - busy) / sum(len(each) / elapsed for each in arrivals)
+    host = max(0.0, cpu - busy * elapsed) / sum(map(len, arrivals))
 
     mix = replace(mix, corrections={entry.name: Correction(host=host) for entry in mix})
     simulated = simulate_mix(mix, chosen, arrivals, slowdown)
