@@ -203,7 +203,8 @@ def optimize(
     if predict:
         raise UsageError(f"--predict is about workloads, and {options.model} is one model: leave it out.")
     if objective == TOKENS:
-        limits: dict[str, Any] = {"pin": pin or (), "memory": memory or (), "texts": texts, "record": record, "page": page}
+        limits: dict[str, Any] = {"pin": pin or (), "memory": memory or (), "texts": texts, "placer": placer or ()}
+        limits |= {"start": start or (), "resume": resume, "record": record, "page": page}
         return optimize_tokens(options, output, budget or _BUDGET_S, seed=seed, terminal=terminal, **limits)
     single_rate = only_rate(rate)
     path = options.model.parent / f"{options.model.name}.placement.json" if output is None else output

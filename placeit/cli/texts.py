@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from placeit.cli.command import exit_code, was_given
 from placeit.cli.options import CheckedOptions, cost_cache
-from placeit.cli.paths import OutputFile, check_outputs
+from placeit.cli.paths import OutputFile, check_outputs, named_files
 from placeit.cli.recordings import files_of
 from placeit.cli.terminal import Output, Terminal
+from placeit.cli.values import check_placers
 from placeit.core.errors import UsageError
 from placeit.core.units import percentage
 from placeit.report import as_json, text
@@ -27,10 +28,7 @@ __all__ = ["TOKENS", "optimize_tokens"]
 
 TOKENS = "tokens"
 """Name of the objective."""
-_OF_SINGLE_REQUESTS = (
-    *("placer", "policy", "rate", "in_flight", "start", "resume", "live"),
-    *("compare_precisions", "pareto", "predict"),
-)
+_OF_SINGLE_REQUESTS = ("policy", "rate", "in_flight", "live", "compare_precisions", "pareto", "predict")
 """Options of 'placeit optimize' that the objective does not take."""
 
 
@@ -42,6 +40,9 @@ def optimize_tokens(
     pin: Sequence[str],
     memory: Sequence[str],
     texts: int,
+    placer: Sequence[str],
+    start: Sequence[Path],
+    resume: Path | None,
     record: Path | None,
     page: Path | None,
     seed: int,
@@ -50,6 +51,7 @@ def optimize_tokens(
     """Find the placement that generates texts fastest; see :func:`placeit.cli.optimize.optimize`."""
     from placeit.devices.caps import parse_caps
     from placeit.devices.clusterfile import names_file
+    from placeit.optimizer.options import Budget, Candidates
     from placeit.planning.pins import parse_pins
     from placeit.session import Session
     from placeit.text.optimizing import optimize_texts
@@ -58,7 +60,9 @@ def optimize_tokens(
     if given := [f"--{name.replace('_', '-')}" for name in _OF_SINGLE_REQUESTS if was_given(name)]:
         raise UsageError(f"{given[0]} is not for the objective '{TOKENS}': leave it out.")
     path = output or options.model.parent / f"{options.model.name}.placement.json"
-    check_outputs(*([path] if path.parent.is_dir() else []), record, page=page, inputs=options.files())
+    inputs = [*options.files(), *named_files(placer), *start, resume]
+    check_outputs(*([path] if path.parent.is_dir() else []), record, page=page, inputs=inputs)
+    check_placers(placer)
     if page is not None:
         from placeit.report.page import check_page
 
@@ -74,7 +78,13 @@ def optimize_tokens(
             cache=cost_cache(options.no_cache),
         ) as session,
     ):
-        found = optimize_texts(session, budget=budget, seed=seed, progress=progress)
+        found = optimize_texts(
+            session,
+            budget=Budget(budget, resume),
+            candidates=Candidates(placer or None, start),
+            seed=seed,
+            progress=progress,
+        )
         wanted = {"recording": record, "page": page}
         recorded = replace(session.recording(), tuning=found.to_dict()) if record or page else None
     files = [OutputFile(path, "the placement", lambda: found.placement.save(path))]

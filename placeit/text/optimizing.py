@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
@@ -18,7 +19,8 @@ from placeit.core.placement import Placement
 from placeit.core.units import parse_duration
 from placeit.measuring.measure import Race
 from placeit.measuring.statistics import FEWEST, faster
-from placeit.optimizer.options import Budget
+from placeit.optimizer.options import Budget, Candidates
+from placeit.placers.base import Placer
 from placeit.profiler.costs import Progress
 from placeit.session import Session
 from placeit.text.generating import CHUNK
@@ -39,8 +41,9 @@ _MIN_TOKENS = 8  # least tokens of a text, if there is no time for whole answers
 def optimize_texts(
     session: Session,
     *,
-    budget: float | str = 60.0,
+    budget: float | str | Budget = 60.0,
     placements: Mapping[str, Placement] | None = None,
+    candidates: Candidates | Sequence[str | Placer] = Candidates(),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TextsOptimized:
@@ -51,9 +54,11 @@ def optimize_texts(
 
     Args:
         session: a decoder, opened with ``Inputs(context=...)``. ``Constraints(texts=...)`` is the number of texts.
-        budget: seconds, or a text such as ``2m``.
+        budget: seconds, a text such as ``2m``, or :class:`placeit.Budget`, whose file keeps the measurements of steps.
         placements: placements to try, by name; None to search for them by the time of a step, in 0.4 of the budget, and to try
-            the best single device, the whole CPU if devices are parts of it, and the best three placements over several.
+            the best single device, the whole CPU if devices are parts of it, the best three placements over several, and those
+            that the search was given to start from.
+        candidates: which placements the search for the time of a step compares, as for :meth:`placeit.Session.optimize`.
         seed: seed of the search and of the tokens of prompts.
         progress: function that is called with the current activity and the share of it that is done.
 
@@ -69,12 +74,14 @@ def optimize_texts(
             f"{session.model.path} is not placed for texts: the objective 'tokens' is for decoders with a context "
             "(--context, and --texts for the number of texts)."
         )
-    seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
+    limit = budget if isinstance(budget, Budget) else Budget(parse_duration(budget) if isinstance(budget, str) else budget)
+    seconds = limit.seconds
     until, report = clock.now() + seconds, progress or (lambda *_: None)
     load = Load(texts.count, texts.tokens, seed)
     with ExitStack() as stack:
         costs = StepCosts(session, load, stack)
-        named = _search(costs, _SEARCH_SHARE * seconds, seed, progress) if placements is None else dict(placements)
+        stepping = replace(limit, seconds=_SEARCH_SHARE * seconds)
+        named = _search(costs, stepping, candidates, seed, progress) if placements is None else dict(placements)
         costs.placements = [one for placement in named.values() for one in placement.every]
         if placements is None:
             costs.divide(session)
@@ -89,21 +96,26 @@ def optimize_texts(
         return _measured(session, load, trials, until, seed, progress)
 
 
-def _search(costs: StepCosts, seconds: float, seed: int, progress: Progress | None) -> dict[str, Placement]:
-    """Search for placements by the time of steps; return the best splits, the best single device, and the plain devices.
+def _search(
+    costs: StepCosts, budget: Budget, candidates: Candidates | Sequence[str | Placer], seed: int, progress: Progress | None
+) -> dict[str, Placement]:
+    """Search for placements by the time of steps; return the best splits, single device, plain devices, and given placements.
 
     Each device may have a step in flight, and the texts are divided among these steps.
     """
     session, load = costs.session, costs.load
     devices = len(session.cluster)
     stepping = costs.at(math.ceil(load.texts / devices), 1) or session
-    found = stepping.optimize("throughput", budget=seconds, in_flight=devices, seed=seed, progress=progress)
+    found = stepping.optimize(
+        "throughput", budget=budget, candidates=candidates, in_flight=devices, seed=seed, progress=progress
+    )
     if found.interrupted:
         raise KeyboardInterrupt
     able = [one for one in found.candidates if one.failed is None]
     several = sorted((one for one in able if len(one.placement.used) > 1), key=lambda one: one.measured is None)
     singles = [one for one in able if one.placer == "single"]
     chosen = [*several[:_MAX_SPLITS], *(one for one in singles if one.plain), *[one for one in singles if not one.plain][:1]]
+    chosen += [one for one in able if one.given and one not in chosen]
     return {one.name: one.placement for one in chosen} or {found.chosen.name: found.placement}
 
 

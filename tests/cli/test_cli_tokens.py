@@ -41,10 +41,29 @@ def test_on_the_command_line_the_file_generates_texts(cli: Any, folder: Path, tm
     assert text["tokens"] == 5
 
 
+@pytest.mark.two_cores
+def test_a_search_starts_from_a_placement_and_resumes_from_measured_steps(cli: Any, folder: Path, tmp_path: Path) -> None:
+    asked = ("optimize", folder, "--context", 32, "--texts", 2, "-d", "CPU@0,CPU@1", "--budget", "1s", "--no-cache", "--json")
+    first, steps = tmp_path / "first.json", tmp_path / "steps.jsonl"
+    asked = (*asked, "--placer", "heft")
+    assert cli(*asked, "--objective", "tokens", "-o", first, "--resume", steps).exit_code == 0
+    runs = steps.read_bytes()
+    again = cli(*asked, "--objective", "tokens", "-o", tmp_path / "p.json", "--resume", steps, "--start", first)
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["chosen"]
+    assert steps.read_bytes().startswith(runs)
+    other = cli(*asked, "-o", tmp_path / "p.json", "--resume", steps)  # a search for the time of a single text
+    assert other.exit_code == 2
+    assert "steps.jsonl" in " ".join(other.stderr.split())
+    unread = cli(*asked, "--objective", "tokens", "--start", steps)
+    assert unread.exit_code == 1
+    assert "steps.jsonl" in " ".join(unread.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--placer", "heft"], "--placer is not for the objective 'tokens'"),
+        (["--policy", "hsdag"], "--policy is not for the objective 'tokens'"),
         (["--in-flight", 2], "--in-flight is not for the objective 'tokens'"),
         (["--live"], "--live is not for the objective 'tokens'"),
     ],

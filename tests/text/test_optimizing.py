@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeit import Constraints, Inputs, Session
+from placeit import Candidates, Constraints, Inputs, Session
 from placeit.core.errors import ExecutionError, PlacementError, UsageError
 from placeit.core.placement import Placement, Serving
 from placeit.text import optimizing
@@ -131,6 +131,15 @@ def test_a_device_that_fails_while_texts_are_generated_leaves_the_others(
     found = optimize_texts(session, placements={name: placement(session, 1) for name in ("one", "two")}, budget=0.2)
     assert [one.failed for one in found.settings if one.of == "two"] == ["A run of 'two' failed: put in"]
     assert found.chosen.of == "one"
+
+
+def test_a_placement_to_start_from_is_tried_whatever_the_search_finds(folder: Path) -> None:
+    with opened(folder) as session:
+        start = replace(placement(session, 2), segments=None)
+        candidates = Candidates([], start=start)
+        found = optimize_texts(session, budget=2, candidates=candidates)
+    assert "start" in {one.of for one in found.settings}
+    assert {one.of for one in found.settings} >= {"CPU"}
 
 
 def test_settings_for_which_there_was_no_turn_have_no_times(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
