@@ -10,6 +10,7 @@ from placeit.core.errors import PlaceitError
 from placeit.core.threads import CHECK_S
 from placeit.planning.segments import Plan
 from placeit.runtime.calls import failure_of
+from placeit.runtime.feed import report
 from placeit.runtime.plan_executor import PlanExecutor
 from placeit.serving.admitting import Admitting
 from placeit.serving.answers import fail
@@ -110,7 +111,10 @@ class Replacing(Admitting):
             error = failure
         except BaseException as failure:  # noqa: BLE001 (after any error, futures have to fail with it)
             error = failure_of(f"{error} And no other placement was found", failure)
-        replica.executor.close()
+        try:
+            replica.executor.close()
+        except BaseException as failure:  # noqa: BLE001 (the requests that wait have to run, or to fail)
+            report("A lost executor could not be closed:", failure)
         with self._lock:
             self._replacing -= 1
             dropped = []

@@ -338,6 +338,31 @@ def test_an_executor_that_cannot_be_replaced_fails_every_future_with_the_reason(
     assert any("nothing is left" in str(error) for error in failed)
 
 
+def test_an_executor_that_is_lost_and_cannot_be_closed_leaves_no_future_without_an_outcome(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture  # noqa: F811
+) -> None:  # fmt: skip
+    made = bench()
+    executor = made.executor(in_flight=2)
+    close, failures = executor.close, [OSError("put in")]
+
+    def failing() -> None:
+        close()
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(executor, "close", failing)
+    with Server([executor], queue=100) as server:
+        made.devices[0].trouble = lambda: made.devices[0].worker.submit(functools.partial(exec, "raise SystemExit"))
+        answers = [server.submit(inputs_of(made.model, 2))]
+        with contextlib.suppress(ExecutionError):  # once nothing can run any more
+            answers.extend(server.submit(inputs_of(made.model, 2)) for _ in range(50))
+        for answer in answers:
+            assert "put in" not in str(answer.exception(60))
+        with pytest.raises(ExecutionError, match="Nothing can run on this server any more"):
+            server.submit(inputs_of(made.model, 2))
+    assert "A lost executor could not be closed: OSError: put in" in caplog.text
+
+
 @pytest.mark.parametrize("lanes", LANES)
 def test_as_many_futures_end_as_requests_were_made_whatever_happens_when(
     bench: Callable[..., Bench], lanes: str  # noqa: F811
