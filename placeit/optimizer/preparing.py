@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from placeit.core import clock
 from placeit.devices.plain import plain_devices
 from placeit.measuring.budget import TRIFLE_S, min_budget_s
 from placeit.optimizer.certainty import excluded
+from placeit.optimizer.journal import open_journal
 from placeit.optimizer.ledger import PROFILING
 from placeit.optimizer.runs import COMPILING_SHARE
 from placeit.optimizer.search_state import SearchState, Stage
@@ -30,15 +32,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class Load(Stage):
-    """Find the devices of the starting placements, and divide groups where these divide them."""
+    """Find the devices of the starting placements, divide groups where these divide them, and open the file to resume from."""
 
     name = "load"
     reads = ()
-    writes = ("starts", "on_cores")
+    writes = ("starts", "on_cores", "journal")
     may_be_interrupted = False
 
     def run(self, state: SearchState) -> None:
-        """Prepare the groups. Raises PlacementError if a starting placement does not fit the model or the devices."""
+        """Prepare the groups.
+
+        Raises:
+            PlacementError: a starting placement does not fit the model or the devices.
+            FileError, UsageError: the file cannot be resumed from; see :func:`placeit.optimizer.journal.open_journal`.
+        """
         _check_room(state.session)
         given = state.goal.starts
         state.on_cores = on_cores = elsewhere(state.session, given)
@@ -46,6 +53,8 @@ class Load(Stage):
             name: on_eager_devices(state.session, one) for name, one in given.items() if name not in on_cores
         }
         divide_for(state.session, starts)
+        if (resume := state.goal.budget.resume) is not None:
+            state.journal = open_journal(Path(resume), state.session, state.goal.objective)
 
 
 def _check_room(session: Workbench) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from placeit.core import clock
 from placeit.core.errors import UsageError
 from placeit.optimizer.candidates import known_value, value_of
-from placeit.optimizer.journal import kept_journal, open_journal
+from placeit.optimizer.journal import kept_journal
 from placeit.optimizer.ledger import MEASURING, Item
 from placeit.optimizer.preparing import tell_worth
 from placeit.optimizer.replicas import enter_replicas
@@ -37,7 +36,7 @@ class Enter(Stage):
     """Enter known placements: measurements of earlier searches, single devices, plain devices, starting placements."""
 
     name = "enter"
-    reads = ("starts", "on_cores", "deadline", "enough", "excluded", "memory")
+    reads = ("starts", "on_cores", "journal", "deadline", "enough", "excluded", "memory")
     writes = ("search", "without", "enough")
     may_be_interrupted = False
 
@@ -50,9 +49,8 @@ class Enter(Stage):
         state.search = search
         search.watch_machine()
         search.excluded, search.memory = state.excluded, state.memory
-        resume, by, plain = goal.budget.resume, search.objective, goal.candidates.plain
-        journal = kept_journal(session, by) if resume is None else open_journal(Path(resume), session, by)
-        if journal is not None:
+        by, plain = search.objective, goal.candidates.plain
+        if (journal := state.journal or kept_journal(session, by)) is not None:
             search.resume(journal)
         search.singles(plain=plain)
         if by.steady and plain and (mode := throughput_mode(session, search.problem)) is not None:

@@ -13,6 +13,7 @@ from placeit.core.memory_reads import MemoryReads
 from placeit.core.placement import Placement
 from placeit.optimizer.certainty import Excluded
 from placeit.optimizer.decision import Decision
+from placeit.optimizer.journal import Journal
 from placeit.optimizer.ledger import LOADING, Ledger
 from placeit.optimizer.options import Goal
 from placeit.optimizer.result import Optimized
@@ -40,6 +41,7 @@ class SearchState:
         before: programs that the session compiled before the search, by kind of device.
         starts: starting placements on the session's devices, by name.
         on_cores: devices of the other starting placements, by name.
+        journal: the file that the search resumes from; None without one.
         enough: whether the budget is enough to compare placements; None if it is unknown.
         excluded: why no split can be the answer; None if one may be.
         memory: bytes that groups read from a memory that devices share; None if unknown.
@@ -64,6 +66,7 @@ class SearchState:
         self.before = deepcopy(session.compiling.kinds)
         self.starts: Mapping[str, Placement] = {}
         self.on_cores: Mapping[str, Device] = {}
+        self.journal: Journal | None = None
         self.enough: bool | None = None
         self.excluded: Excluded | None = None
         self.memory: MemoryReads | None = None

@@ -55,13 +55,13 @@ def amount(value: float | None, unit: str = "", *, least: int = 0) -> str:
     Args:
         value: at least 0; None or not finite if it was not measured.
         unit: unit of the value.
-        least: smallest prefix, as a power of 1000. With 0, numbers below 1000 are not rounded.
+        least: smallest prefix, as a power of 1000.
     """
     if value is None or not math.isfinite(value):
         return NOTHING
     rounded = float(f"{value:.3g}")
     power = min(5, max(least, math.floor(math.log10(rounded) / 3))) if rounded else 0
-    digits = f"{value:g}" if not rounded or power == least == 0 else f"{rounded / 1000.0**power:#.3g}".rstrip(".")
+    digits = f"{rounded:g}" if not rounded or power == least == 0 else f"{rounded / 1000.0**power:#.3g}".rstrip(".")
     return f"{digits} {_PREFIXES[power]}{unit}".strip()
 
 

@@ -294,9 +294,11 @@ def test_a_damaged_line_is_named(
 def test_a_file_of_another_kind_is_left_as_it_is(search: Callable[..., Optimized], tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "search.jsonl"
     file.write_bytes(content)
+    done: list[str] = []
     with pytest.raises(FileError, match="not a file that a search can be resumed from"):
-        search()
+        search(cache=None, progress=lambda what, _: done.append(what))
     assert file.read_bytes() == content
+    assert done == []  # it is refused before anything is compiled or measured
 
 
 def test_a_folder_and_an_impossible_place_are_refused(search: Callable[..., Optimized], tmp_path: Path) -> None:

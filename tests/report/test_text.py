@@ -27,9 +27,16 @@ def test_times_of_a_column_have_one_unit() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "written"),
-    [(5, "B", "5 B"), (999, "B", "999 B"), (1000, "B", "1.00 kB"), (7.75e9, "FLOP", "7.75 GFLOP"), (1370, "", "1.37 k")],
+    [
+        (5, "B", "5 B"),
+        (999, "B", "999 B"),
+        (1000, "B", "1.00 kB"),
+        (7.75e9, "FLOP", "7.75 GFLOP"),
+        (1370, "", "1.37 k"),
+        (444.121, "FLOP", "444 FLOP"),
+    ],
 )
-def test_amounts_below_a_thousand_are_whole(value: float, unit: str, written: str) -> None:
+def test_amounts_have_three_digits_at_most(value: float, unit: str, written: str) -> None:
     assert text.amount(value, unit) == written
 
 
