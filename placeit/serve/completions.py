@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -29,6 +29,8 @@ from placeit.text.sampling import Sampling
 __all__ = ["text_routes"]
 
 Fields: TypeAlias = Mapping[str, Any]
+Numbered: TypeAlias = tuple[int, Piece]
+"""A piece of a text, with the number of the text in its request."""
 
 _LOG = logging.getLogger("placeit")
 _MAX_BYTES = 1 << 20  # of a request
@@ -38,7 +40,7 @@ _NOT_HERE: Mapping[str, object] = {  # parameters that would change the answer, 
     **dict.fromkeys(("audio", "functions", "logit_bias", "stop_token_ids", "suffix", "tools")),
     **dict.fromkeys(("echo", "ignore_eos", "logprobs"), False),
     **dict.fromkeys(("frequency_penalty", "min_p", "min_tokens", "presence_penalty", "top_logprobs"), 0),
-    **dict.fromkeys(("best_of", "n", "repetition_penalty"), 1),
+    **dict.fromkeys(("best_of", "repetition_penalty"), 1),
     "response_format": {"type": "text"},
 }
 
@@ -106,13 +108,13 @@ def _fields(body: memoryview) -> Fields:
     except (ValueError, RecursionError) as error:
         raise invalid(f"The body is not JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise invalid("The body is to be a JSON object.")
+        raise invalid("The body must be a JSON object.")
     for name, off in _NOT_HERE.items():
         value = found.get(name)
         asks = (value != off and (value or off)) or (name == "logprobs" and value is not off)  # 0 asks for the chosen tokens'
         if value is not None and asks:
             but = f", or set it to {json.dumps(off)}" if off else ""
-            raise invalid(f"This server does not have what the parameter '{name}' asks for: leave it out{but}.")
+            raise invalid(f"The parameter '{name}' is not supported: leave it out{but}.")
     return found
 
 
@@ -123,17 +125,23 @@ def _field(fields: Fields, name: str, kinds: type | tuple[type, ...], default: A
         return default
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         expected = [said for kind, said in _JSON_TYPES.items() if kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-        raise invalid(f"'{name}' is {json.dumps(value)[:100]}; it has to be {' or '.join(expected)}.")
+        raise invalid(f"'{name}' is {json.dumps(value)[:100]}; it must be {' or '.join(expected)}.")
     return value
 
 
 class _Completion:
-    """A text that continues a prompt, as ``/v1/completions`` answers it.
+    """Texts that continue prompts, as ``/v1/completions`` returns them.
 
     Args:
-        model: generates the text.
+        model: generates the texts.
         name: name of the model.
         fields: fields of the request.
+
+    Attributes:
+        prompts: tokens of the prompt of each text.
+        wanted: when the texts end.
+        stream: whether the client wants each token as it is generated.
+        with_usage: whether a stream ends with the numbers of tokens.
 
     Raises:
         RefusedError, UsageError, OverflowError: the fields do not make a request.
@@ -152,19 +160,25 @@ class _Completion:
         stop = _field(fields, "stop", (str, list), [])
         stop = [stop] if isinstance(stop, str) else stop
         if not all(isinstance(one, str) for one in stop):
-            raise invalid("'stop' is to be a text, or a list of texts.")
+            raise invalid("'stop' must be a string or a list of strings.")
         sampling = Sampling(
             temperature=float(_field(fields, "temperature", number, 1.0)),
             top_p=float(_field(fields, "top_p", number, 1.0)),
             top_k=max(0, _field(fields, "top_k", int, 0)),  # others' servers have -1 for all
             seed=_field(fields, "seed", int, None),
         )
-        self.prompt = self._prompt(fields)
+        prompts, texts = self._prompts(fields), _field(fields, "n", int, 1)
+        if not 1 <= texts * len(prompts) <= _AT_ONCE:
+            asked = texts * len(prompts)
+            raise invalid(f"The request asks for {asked} texts; it must be at least one, and at most {_AT_ONCE}.")
         most = self._asked_most(fields)
         if most is None and self.most is not None:
-            most = min(self.most, model.room(self.prompt, Wanted()))
+            most = self.most if len(prompts) > 1 else min(self.most, model.room(prompts[0], Wanted()))
         self.wanted = Wanted(most, stop, sampling)
-        model.room(self.prompt, self.wanted)
+        for prompt in prompts:
+            model.room(prompt, self.wanted)
+        self.prompts = [prompt for prompt in prompts for _ in range(texts)]
+        self._prompt_tokens = sum(map(len, prompts))
         self.stream = _field(fields, "stream", bool, False)
         self.with_usage = bool(_field(fields, "stream_options", dict, {}).get("include_usage"))
 
@@ -172,48 +186,54 @@ class _Completion:
         most: int | None = _field(fields, "max_tokens", int, None)
         return most
 
-    def _prompt(self, fields: Fields) -> list[int]:
+    def _prompts(self, fields: Fields) -> list[list[int]]:
+        """Return the tokens of each prompt, before each is repeated ``n`` times."""
         given = fields.get("prompt")
-        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
-            given = given[0]
+        every = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
+        if len(every) > _AT_ONCE:
+            raise invalid(f"The request has {len(every)} prompts; it may have at most {_AT_ONCE}.")
+        return [self._tokens(one) for one in every]
+
+    def _tokens(self, given: object) -> list[int]:
         if isinstance(given, str):
             return self.model.tokenizer.encode(given)
         if not isinstance(given, list) or not all(type(one) is int and 0 <= one < self.model.vocabulary for one in given):
-            raise invalid("'prompt' is to be a text, or a list of tokens of the model.")
+            raise invalid("'prompt' must be a string, a list of the model's tokens, or a list of these.")
         return given
 
-    def whole(self, text: str, piece: Piece) -> dict[str, Any]:
-        """Return the answer with a whole text, of which ``piece`` is the last one."""
-        return self._object(self.kind, [self._choice(text, piece.end)]) | {"usage": self._usage(piece.tokens)}
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+        """Return the answer with the whole texts, given all pieces of each."""
+        choices = [self._choice(i, "".join(piece.text for piece in of), of[-1].end) for i, of in enumerate(pieces)]
+        return self._object(self.kind, choices) | {"usage": self._usage(sum(of[-1].tokens for of in pieces))}
 
-    def first(self) -> dict[str, Any] | None:
-        """Return what a stream begins with; None for its first piece."""
-        return None
+    def first(self) -> list[dict[str, Any]]:
+        """Return the chunks with which a stream begins, before the first piece."""
+        return []
 
-    def part(self, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of a stream."""
-        return self._object(self.chunk, [self._choice_of(piece)])
+    def part(self, number: int, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream, given a piece and the number of its text."""
+        return self._object(self.chunk, [self._choice_of(number, piece)])
 
     def last(self, tokens: int) -> dict[str, Any]:
         """Return the chunk that ends a stream if the client wants to know numbers of tokens."""
         return self._object(self.chunk, []) | {"usage": self._usage(tokens)}
 
-    def _choice(self, text: str, end: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": end}
+    def _choice(self, number: int, text: str, end: str | None) -> dict[str, Any]:
+        return {"index": number, "text": text, "logprobs": None, "finish_reason": end}
 
-    def _choice_of(self, piece: Piece) -> dict[str, Any]:
-        return self._choice(piece.text, piece.end)
+    def _choice_of(self, number: int, piece: Piece) -> dict[str, Any]:
+        return self._choice(number, piece.text, piece.end)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._name, "choices": choices}
 
     def _usage(self, tokens: int) -> dict[str, int]:
-        prompt = len(self.prompt)
+        prompt = self._prompt_tokens
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 class _Chat(_Completion):
-    """The next message of a conversation, as ``/v1/chat/completions`` answers it."""
+    """The next message of a conversation, as ``/v1/chat/completions`` returns it."""
 
     kind, prefix = "chat.completion", "chatcmpl"
     chunk = "chat.completion.chunk"
@@ -223,24 +243,25 @@ class _Chat(_Completion):
         most: int | None = _field(fields, "max_completion_tokens", int, super()._asked_most(fields))
         return most
 
-    def _prompt(self, fields: Fields) -> list[int]:
+    def _prompts(self, fields: Fields) -> list[list[int]]:
         messages = fields.get("messages")
         every = messages if isinstance(messages, list) else []
         if not every or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in every):
-            raise invalid("'messages' is to be a list of messages, each with a 'role' and its 'content'.")
-        return self.model.tokenizer.chat([{**one, "content": _plain(one.get("content"))} for one in every])
+            raise invalid("'messages' must be a list of messages, each with a 'role' and its 'content'.")
+        return [self.model.tokenizer.chat([{**one, "content": _plain(one.get("content"))} for one in every])]
 
-    def first(self) -> dict[str, Any] | None:
-        return self._object(self.chunk, [self._delta({"role": "assistant", "content": ""}, None)])
+    def first(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._object(self.chunk, [self._delta(number, delta, None)]) for number in range(len(self.prompts))]
 
-    def _choice(self, text: str, end: str | None) -> dict[str, Any]:
-        return {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": end}
+    def _choice(self, number: int, text: str, end: str | None) -> dict[str, Any]:
+        return {"index": number, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": end}
 
-    def _choice_of(self, piece: Piece) -> dict[str, Any]:
-        return self._delta({"content": piece.text} if piece.text else {}, piece.end)
+    def _choice_of(self, number: int, piece: Piece) -> dict[str, Any]:
+        return self._delta(number, {"content": piece.text} if piece.text else {}, piece.end)
 
-    def _delta(self, delta: dict[str, str], end: str | None) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}
+    def _delta(self, number: int, delta: dict[str, str], end: str | None) -> dict[str, Any]:
+        return {"index": number, "delta": delta, "logprobs": None, "finish_reason": end}
 
 
 def _plain(content: object) -> str:
@@ -251,12 +272,12 @@ def _plain(content: object) -> str:
         return content
     parts: list[Any] = content if isinstance(content, list) else [content]
     if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
-        raise invalid("The content of a message is to be text: this server's models read nothing else.")
+        raise invalid("The content of a message must be text: the models of this server read nothing else.")
     return "".join(part["text"] for part in parts if isinstance(part, dict))
 
 
 class _Texts:
-    """Generates the texts of requests, each on a thread."""
+    """Generates the texts of requests; each request has a thread."""
 
     def __init__(self, service: Service, models: Mapping[str, TextModel]) -> None:
         self._service, self._models = service, models
@@ -267,7 +288,7 @@ class _Texts:
         """Return a model with its name. Raises RefusedError."""
         if not isinstance(name, str) or name not in self._models:
             known = ", ".join(f"'{known}'" for known in self._models)
-            raise RefusedError(Status.UNKNOWN, f"There is no model {json.dumps(name)[:100]} for texts here; there are {known}.")
+            raise RefusedError(Status.UNKNOWN, f"No model {json.dumps(name)[:100]} generates text here; these do: {known}.")
         return name, self._models[name]
 
     async def answer(self, kind: type[_Completion], fields: Fields, request: Request) -> Response:
@@ -293,25 +314,30 @@ class _Texts:
         if asked.stream:
             return StreamingResponse(_events(asked, head, pieces), media_type="text/event-stream")
         async with contextlib.aclosing(pieces):
-            text, last = [head.text], head
-            async for last in pieces:
-                text.append(last.text)
+            found: list[list[Piece]] = [[] for _ in asked.prompts]
+            found[head[0]].append(head[1])
+            async for number, piece in pieces:
+                found[number].append(piece)
                 if await request.is_disconnected():
                     raise _gone()
-        return JSONResponse(asked.whole("".join(text), last))
+        return JSONResponse(asked.whole(found))
 
-    async def _pieces(self, name: str, asked: _Completion) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of a text; closing the iterator ends the text. Raises RefusedError."""
-        loop, queue, gone = asyncio.get_running_loop(), asyncio.Queue[Piece | PlaceitError | None](), threading.Event()
-        accepted = contextlib.ExitStack()
+    async def _pieces(self, name: str, asked: _Completion) -> AsyncGenerator[Numbered, None]:
+        """Yield the pieces of texts, each with the number of its text; closing the iterator ends the texts.
 
-        def on_loop(function: Callable[[Any], None], what: Piece | PlaceitError | None) -> None:
+        Raises:
+            RefusedError: a text has failed.
+        """
+        loop, queue, gone = asyncio.get_running_loop(), asyncio.Queue[Numbered | PlaceitError | None](), threading.Event()
+        accepted, texts = contextlib.ExitStack(), len(asked.prompts)
+
+        def on_loop(function: Callable[[Any], None], what: Numbered | PlaceitError | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(function, what)
 
         def ended(error: PlaceitError | None) -> None:
             queue.put_nowait(error)
-            self._running -= 1
+            self._running -= texts
             with contextlib.suppress(PlaceitError), accepted:
                 if error is not None:
                     raise error
@@ -319,11 +345,13 @@ class _Texts:
         def work() -> None:
             failed: PlaceitError | None = None
             try:
-                with contextlib.closing(asked.model.generate(asked.prompt, wanted)) as pieces:
-                    for piece in pieces:
+                with contextlib.closing(asked.model.generate_all(asked.prompts, wanted, at_once=texts)) as pieces:
+                    for number, piece in pieces:
                         if gone.is_set():
                             raise _gone()
-                        on_loop(queue.put_nowait, piece)
+                        if piece.error is not None:
+                            raise piece.error
+                        on_loop(queue.put_nowait, (number, piece))
             except PlaceitError as error:
                 failed = error
             except Exception as error:  # noqa: BLE001 (the client waits for an answer)
@@ -332,12 +360,12 @@ class _Texts:
             on_loop(ended, failed)
 
         wanted = replace(asked.wanted, left=gone.is_set)
-        if self._running >= _AT_ONCE:
+        if self._running + texts > _AT_ONCE:
             raise RefusedError(Status.FULL, f"This server generates {_AT_ONCE} texts at a time: ask again later.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._service.accepted(name))
             threading.Thread(target=work, name="placeit text", daemon=True).start()
-            self._running += 1
+            self._running += texts
             accepted.push(stack.pop_all())  # until the thread has ended, which may be after the client has left
         try:
             while (piece := await queue.get()) is not None:
@@ -348,8 +376,8 @@ class _Texts:
             gone.set()
 
 
-async def _first(pieces: AsyncGenerator[Piece, None], request: Request) -> Piece:
-    """Return the first piece of a text. Raises RefusedError, also if the client leaves before."""
+async def _first(pieces: AsyncGenerator[Numbered, None], request: Request) -> Numbered:
+    """Return the first piece of the texts. Raises RefusedError, also if the client leaves before."""
     waiting = asyncio.ensure_future(anext(pieces))
     stay = on_leave(request.scope, waiting.cancel)
     try:
@@ -367,18 +395,18 @@ def _gone() -> RefusedError:
     return RefusedError(Status.GONE, "The client has gone.")
 
 
-async def _events(asked: _Completion, head: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+async def _events(asked: _Completion, head: Numbered, pieces: AsyncGenerator[Numbered, None]) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream."""
     async with contextlib.aclosing(pieces):
         try:
-            if (first := asked.first()) is not None:
+            for first in asked.first():
                 yield _event(first)
-            yield _event(asked.part(head))
-            tokens = head.tokens
-            async for piece in pieces:
-                tokens = piece.tokens
+            yield _event(asked.part(*head))
+            tokens = 1
+            async for number, piece in pieces:
+                tokens += 1
                 if piece.text or piece.end:
-                    yield _event(asked.part(piece))
+                    yield _event(asked.part(number, piece))
             if asked.with_usage:
                 yield _event(asked.last(tokens))
         except RefusedError as error:

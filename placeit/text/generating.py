@@ -63,11 +63,11 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
-            raise UsageError(f"{self.most} tokens are wanted; it must be at least 1.")
+            raise UsageError(f"The number of tokens is {self.most}; it must be at least 1.")
         if not all(self.stop):
-            raise UsageError("A text to stop at is empty: leave it out.")
+            raise UsageError("A stop sequence is empty: leave it out.")
         if len(self.stop) > _MAX_STOPS:
-            raise UsageError(f"There are {len(self.stop)} texts to stop at: give at most {_MAX_STOPS}.")
+            raise UsageError(f"There are {len(self.stop)} stop sequences: give at most {_MAX_STOPS}.")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class TextModel:
         room = self.context - len(prompt) + 1  # the last token need not be read again
         if room < 1 or (wanted.most or 1) > room:
             raise UsageError(
-                f"The prompt has {len(prompt)} tokens and {wanted.most or 1} are to follow; the model has a context of "
+                f"The prompt has {len(prompt)} tokens, and {wanted.most or 1} more exceed the model's context of "
                 f"{self.context}: shorten the prompt or the answer, or place the model for a longer --context."
             )
         return wanted.most or room
@@ -212,7 +212,7 @@ class TextModel:
             UsageError: ``at_once`` is less than 1.
         """
         if at_once < 1:
-            raise UsageError(f"{at_once} texts are to be generated at the same time; it must be at least 1.")
+            raise UsageError(f"The number of texts at the same time is {at_once}; it must be at least 1.")
         pending = deque(enumerate(self._each_wanted(prompts, wanted)))
         running, waits = dict[int, _Text](), True
         made: _Made = SimpleQueue()

@@ -34,13 +34,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise UsageError(f"The temperature is {self.temperature:g}; it is a number from 0 on.")
+            raise UsageError(f"The temperature is {self.temperature:g}; it must be at least 0.")
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p is {self.top_p:g}; it is a share of all probabilities, above 0 and at most 1.")
+            raise UsageError(f"top-p is {self.top_p:g}; it must be above 0 and at most 1.")
         if self.top_k < 0:
-            raise UsageError(f"top-k is {self.top_k}; it is a number of tokens, or 0 for all.")
+            raise UsageError(f"top-k is {self.top_k}; it must be a number of tokens, or 0 for all.")
         if self.seed is not None and self.seed < 0:
-            raise UsageError(f"The seed is {self.seed}; it is a number from 0 on.")
+            raise UsageError(f"The seed is {self.seed}; it must be at least 0.")
 
 
 class Sampler:

@@ -90,6 +90,43 @@ def test_a_conversation_is_answered_by_the_chat_template(client, opened):
     assert "".join(parts) == found.choices[0].message.content
 
 
+def test_several_prompts_are_continued_at_once(client, opened):
+    prompts = ["Once", "In a hole", "x"]
+    found = client.completions.create(prompt=prompts, max_tokens=6, n=2, **ASKED)
+    texts = [text_of(opened, opened.text.tokenizer.encode(prompt), 6) for prompt in prompts for _ in range(2)]
+    assert [(choice.index, choice.text) for choice in found.choices] == [*enumerate(texts)]
+    assert found.usage.prompt_tokens == sum(map(len, prompts))  # a prompt counts once
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.completions.create(prompt=prompts, max_tokens=6, n=2, **more, **ASKED)
+    streamed = [""] * 6
+    for chunk in chunks:
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+    assert last.usage == found.usage
+    tokens = [opened.text.tokenizer.encode(prompt) for prompt in prompts]
+    again = client.completions.create(prompt=tokens, max_tokens=6, **ASKED)
+    assert [choice.text for choice in again.choices] == texts[::2]
+
+
+def test_several_answers_to_a_conversation_are_sampled_with_different_seeds(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 2.0}
+    found = client.chat.completions.create(n=3, seed=5, **asked)
+    texts = [choice.message.content for choice in found.choices]
+    assert texts == [client.chat.completions.create(seed=5 + i, **asked).choices[0].message.content for i in range(3)]
+    assert len(set(texts)) > 1
+    *_, last = chunks = list(client.chat.completions.create(n=3, seed=5, stream=True, **asked))
+    assert [chunk.choices[0].index for chunk in chunks[:3]] == [0, 1, 2]
+    assert {chunk.choices[0].delta.role for chunk in chunks[:3]} == {"assistant"}
+    assert last.choices[0].finish_reason is not None
+
+
+def test_a_request_for_more_texts_than_are_free_is_refused(client, opened):
+    with client.completions.create(prompt="Once", n=60, max_tokens=40, stream=True, model="tiny") as stream:
+        next(iter(stream))
+        with pytest.raises(openai.InternalServerError, match="64 texts at a time"):
+            client.completions.create(prompt="Once", n=5, model="tiny")
+
+
 def test_a_seed_makes_the_same_text_again(client):
     one, other = (client.completions.create(model="tiny", prompt="Once", max_tokens=10, seed=3) for _ in range(2))
     assert one.choices[0].text == other.choices[0].text
@@ -98,18 +135,26 @@ def test_a_seed_makes_the_same_text_again(client):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"stop": ["x"] * 10_000}, "texts to stop at"),
-        ({"max_tokens": CONTEXT}, "has a context of 64"),
+        ({"stop": ["x"] * 10_000}, "10000 stop sequences"),
+        ({"max_tokens": CONTEXT}, "exceed the model's context of 64"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "'temperature' is \"hot\"; it has to be a number"),
-        ({"stop": 3}, "'stop' is 3; it has to be a string or an array"),
-        ({"stop": ""}, "text to stop at is empty"),
+        ({"temperature": "hot"}, "'temperature' is \"hot\"; it must be a number"),
+        ({"stop": 3}, "'stop' is 3; it must be a string or an array"),
+        ({"stop": ""}, "stop sequence is empty"),
         ({"temperature": 10**400}, "too large"),
         ({"prompt": "x" * 20_000}, "20000 tokens"),  # so long that it is read on another thread
-        ({"n": 2}, "'n' asks for: leave it out, or set it to 1"),
+        ({"best_of": 2}, "'best_of' is not supported: leave it out, or set it to 1"),
+        ({"n": 65}, "asks for 65 texts; it must be at least one, and at most 64"),
+        ({"n": 0}, "asks for 0 texts"),
+        ({"n": 10**30}, "at most 64"),
+        ({"n": 1.5}, "'n' is 1.5; it must be a number"),
+        ({"prompt": ["x"] * 65}, "has 65 prompts; it may have at most 64"),
+        ({"prompt": ["x", "x" * CONTEXT]}, "has 64 tokens, and 16 more exceed the model's context of 64"),
+        ({"prompt": ["x", [300]]}, "tokens"),
+        ({"prompt": ["x", None]}, "must be a string"),
         ({"logprobs": 1}, "'logprobs'"),
         ({"logprobs": 0}, "'logprobs'"),
-        ({"prompt": [300]}, "tokens of the model"),
+        ({"prompt": [300]}, "list of the model's tokens"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_an_error_of_the_interface(client, fields, says):
@@ -119,7 +164,7 @@ def test_a_request_that_cannot_be_met_is_an_error_of_the_interface(client, field
 
 
 def test_models_tokens_and_messages_that_do_not_exist_are_refused(client):
-    with pytest.raises(openai.NotFoundError, match="there are 'tiny'"):
+    with pytest.raises(openai.NotFoundError, match="these do: 'tiny'"):
         client.completions.create(model="other", prompt="Once")
     with pytest.raises(openai.BadRequestError, match="no clowns"):
         client.chat.completions.create(model="tiny", messages=[{"role": "clown", "content": "Hi"}])
@@ -157,7 +202,7 @@ def test_the_state_of_a_client_that_leaves_before_the_first_token_is_freed(clien
         assert until(0)
 
 
-OFF = {"frequency_penalty": 0, "logit_bias": {}, "n": 1, "response_format": {"type": "text"}}
+OFF = {"frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "response_format": {"type": "text"}}
 MORE = {"repetition_penalty": 1.0, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": []}
 
 
@@ -184,14 +229,14 @@ def test_a_request_of_more_than_a_megabyte_is_refused(client):
 
 @pytest.mark.parametrize("good", [0, 1])
 def test_a_text_that_fails_is_an_error_and_never_a_short_text(client, opened, monkeypatch, caplog, good):
-    whole = opened.text.generate
+    whole = opened.text.generate_all
 
-    def failing(prompt, wanted):
-        for _, piece in zip(range(good), whole(prompt, wanted), strict=False):
+    def failing(prompts, wanted, **options):
+        for _, piece in zip(range(good), whole(prompts, wanted, **options), strict=False):
             yield piece
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(opened.text, "generate", failing)
+    monkeypatch.setattr(opened.text, "generate_all", failing)
     asked = {"prompt": "Once", "max_tokens": 5, **ASKED}
     with pytest.raises(openai.InternalServerError, match="This text has failed"):
         client.completions.create(**asked)
@@ -201,15 +246,15 @@ def test_a_text_that_fails_is_an_error_and_never_a_short_text(client, opened, mo
 
 
 def test_a_server_that_ends_waits_for_the_text_of_a_client_that_has_left(opened, monkeypatch):
-    whole, leave, ended = opened.text.generate, threading.Event(), []
+    whole, leave, ended = opened.text.generate_all, threading.Event(), []
 
-    def slow(prompt, wanted):
-        yield next(whole(prompt, wanted))
+    def slow(prompts, wanted, **options):
+        yield next(whole(prompts, wanted, **options))
         leave.wait()
         ended.append(opened.accepted)
-        yield from whole(prompt, wanted)
+        yield from whole(prompts, wanted, **options)
 
-    monkeypatch.setattr(opened.text, "generate", slow)
+    monkeypatch.setattr(opened.text, "generate_all", slow)
     later = threading.Timer(0.3, leave.set)
     with (
         NetworkServer([opened], Options(port=0, grpc_port=None)) as network,

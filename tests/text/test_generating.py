@@ -204,7 +204,7 @@ def test_a_long_prompt_is_computed_in_chunks_on_several_devices_and_at_once_on_o
             pieces, ran = requests(server, TextModel.generate(model, [*prompt, 7], wanted))
             assert ran - max(0, len(pieces) - 1) >= max(3, steps)  # in chunks, between the steps of the other text
             other.close()
-            with pytest.raises(UsageError, match="321 tokens and 1 are to follow; the model has a context of 320"):
+            with pytest.raises(UsageError, match="321 tokens, and 1 more exceed the model's context of 320"):
                 next(model.generate([5] * 321))
     assert found[0] == found[1] == found[2]
 
