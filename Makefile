@@ -89,7 +89,7 @@ build/base: pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(shell find
 	@touch $@
 
 docs: setup ## the documentation as a site for a browser, in build/site; dead links are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: lint tidy types check docs ## everything that must pass before a commit
 

@@ -76,11 +76,10 @@ class Candidates:
 
 
 class Goal:
-    """The checked options of a search.
+    """The checked options of a search. The arguments after the cluster are options of :func:`placeit.optimize`.
 
     Args:
         cluster: the devices.
-        objective, budget, candidates, seed, rate, in_flight: as for :func:`placeit.optimize`.
 
     Attributes:
         begin: when the search was requested, by :func:`placeit.core.clock.now`; the budget counts from then.

@@ -141,5 +141,5 @@ class Bodies:
             except ValueError as error:
                 raise invalid(f"The body of this request is not JSON: {error}.") from None
         if not isinstance(found, dict):
-            raise invalid("The body of this request is to be a JSON object.")
+            raise invalid("The body of this request must be a JSON object.")
         return found

@@ -135,7 +135,7 @@ class Tokenizer:
             tokens = found if isinstance(found, list) else [found]
             if not all(type(token) is int for token in tokens):
                 raise ModelError(
-                    f"{self.folder / name}: 'eos_token_id' is {json.dumps(found)[:100]}; it is to be the number of a token, or "
+                    f"{self.folder / name}: 'eos_token_id' is {json.dumps(found)[:100]}; it must be the number of a token, or "
                     "a list of such numbers."
                 )
             return tokens

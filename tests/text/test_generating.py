@@ -428,7 +428,7 @@ def test_chat_templates_make_prompts_and_refuse_messages(model, tmp_path):
     with pytest.raises(UsageError, match="has no chat template"):
         Tokenizer(tmp_path).chat([{"role": "user", "content": "Hi"}])
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ["end"]}))
-    with pytest.raises(ModelError, match=r"generation_config.json: 'eos_token_id' is \[\"end\"\]; it is to be the number"):
+    with pytest.raises(ModelError, match=r"generation_config.json: 'eos_token_id' is \[\"end\"\]; it must be the number"):
         Tokenizer(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
