@@ -25,9 +25,13 @@ class Crowd:
 
     Args:
         max_open: maximum number of open connections.
+
+    Attributes:
+        closing: whether the server ends, so that connections that were accepted meanwhile are closed.
     """
 
     def __init__(self, max_open: int) -> None:
+        self.closing = False
         self._max_open, self._open, self._heads = max_open, 0, 0
         self._waiting: dict[Connection, None] = {}  # for a request to arrive, the one that waits for longest first
 
@@ -185,6 +189,8 @@ class Connection(HttpToolsProtocol):
         self._crowd.enter()
         self._crowd.wait(self, waits=True)
         self._await_request()
+        if self._crowd.closing:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers of the connection, and end its reference cycles, which would keep its buffers for the collector."""

@@ -154,7 +154,8 @@ class NetworkServer:
             hosts=_hosts(self.socket, options),
             repository=repository,
         )
-        self._http = _Http(_configured(app, options))
+        crowd = Crowd(options.max_connections)
+        self._http = _Http(_configured(app, options, crowd), crowd)
         self.port: int = self.socket.getsockname()[1]
         self.grpc_port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -301,9 +302,9 @@ async def _until(event: asyncio.Event, running: asyncio.Future[None]) -> None:
 class _Http(uvicorn.Server):
     """A uvicorn server that sets :attr:`up` once it listens. It handles no signals, since it is not on the main thread."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, crowd: Crowd) -> None:
         super().__init__(config)
-        self.up = asyncio.Event()
+        self.up, self._crowd = asyncio.Event(), crowd
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and set :attr:`up`."""
@@ -312,10 +313,14 @@ class _Http(uvicorn.Server):
             one.listen(_BACKLOG)
         self.up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections when their requests have ended, also those whose acceptance is under way."""
+        self._crowd.closing = True
+        await super().shutdown(sockets)
 
-def _configured(app: Any, options: Options) -> uvicorn.Config:
+
+def _configured(app: Any, options: Options, crowd: Crowd) -> uvicorn.Config:
     certificate, key = options.tls or (None, None)
-    crowd = Crowd(options.max_connections)
     connection = functools.partial(Connection, timeout_s=options.timeout_s, max_bytes=options.max_bytes, crowd=crowd)
     return uvicorn.Config(
         app,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import re
@@ -113,6 +114,17 @@ def test_what_was_accepted_in_a_burst_is_answered_after_sigterm(
     assert (model["succeeded"], model["refused"]) == (outcomes[200], outcomes["full"])
     assert (model["failed"], model["expired"], model["cancelled"]) == (0, 0, 0)
     check_schema(found, "placeit.serve/1")
+
+
+def test_a_signal_that_another_thread_receives_ends_it(serving: Callable[..., Serving], tiny: Path, placement: Path) -> None:
+    """Like one that comes while the main thread is about to wait: neither interrupts the wait."""
+    made = serving(tiny, "-p", placement)
+    process = made.process.pid
+    other = next(int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir() if int(thread.name) != process)
+    assert ctypes.CDLL(None).tgkill(process, other, signal.SIGTERM) == 0
+    out, err = made.process.communicate(timeout=240)
+    assert (made.process.returncode, err) == (0, "")
+    assert json.loads(out)["models"][0]["succeeded"] == 0
 
 
 def test_a_request_whose_head_has_arrived_is_finished_unless_there_is_a_second_signal(

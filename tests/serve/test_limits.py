@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import select
 import socket
 import struct
@@ -208,6 +209,29 @@ def test_a_server_that_ends_finishes_what_it_has_accepted_and_takes_no_more(
     with pytest.raises(ConnectionError):
         call(made, "/v2/health/live")
     assert server.submit(values()).result(60)  # which stays open
+
+
+def test_a_connection_that_is_accepted_while_the_server_ends_is_closed(
+    network: Callable[..., NetworkServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made after the server has closed all connections that it knows."""
+    close, clients, late = asyncio.base_events.Server.close, list[socket.socket](), list[asyncio.Task[Any]]()
+
+    def accepting(server: asyncio.base_events.Server) -> None:
+        for listening in server.sockets:
+            clients.append(socket.create_connection(listening.getsockname(), timeout=60))
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                accepted, _ = same.accept()
+            made = server.get_loop().connect_accepted_socket(server._protocol_factory, accepted)  # type: ignore[attr-defined]
+            late.append(asyncio.ensure_future(made))
+        close(server)
+
+    made = network(timeout_s=10_000)
+    monkeypatch.setattr(asyncio.base_events.Server, "close", accepting)
+    made.close()
+    (client,) = clients
+    with client, contextlib.suppress(ConnectionResetError):
+        assert client.recv(1) == b""
 
 
 def test_a_model_that_nothing_runs_is_not_ready(network: Callable[..., NetworkServer], server: Server) -> None:
