@@ -201,13 +201,9 @@ ZOO: Mapping[str, Callable[[], Made]] = {
         _transformers, "Dinov2", {"pixel_values": _image(112)}, hidden_size=192, num_hidden_layers=4, num_attention_heads=4
     ),
     "convnext": functools.partial(_transformers, "ConvNext", {"pixel_values": _image()}, hidden_sizes=[32, 48, 64, 96]),
+    # a tone: a constant signal has no variance, and its normalisation would amplify rounding errors
     "wav2vec2": functools.partial(
-        # a tone: a constant signal has no variance, and its normalisation would amplify rounding errors
-        _transformers,
-        "Wav2Vec2",
-        {"input_values": torch.sin(torch.arange(8000) / 9)[None]},
-        conv_dim=[64] * 7,
-        **_SMALL,
+        _transformers, "Wav2Vec2", {"input_values": torch.sin(torch.arange(8000) / 9)[None]}, conv_dim=[64] * 7, **_SMALL
     ),
     "mamba": functools.partial(
         _transformers,

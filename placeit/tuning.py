@@ -22,7 +22,6 @@ from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError
 from placeit.core.jsonable import jsonable_dict
 from placeit.core.placement import Placement, Serving
-from placeit.core.units import parse_duration
 from placeit.measuring.statistics import FEWEST, median_error, median_interval
 from placeit.optimizer.options import Budget
 from placeit.profiler.costs import Progress
@@ -216,7 +215,7 @@ def tune(
     limit = LatencyLimit.parse(limit) if isinstance(limit, str) else limit
     if rate is not None:
         check_rate(rate)
-    seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
+    seconds = Budget.of(budget).seconds
     begin = clock.now()
     if placements is None:
         placements = _search_placements(session, _SEARCH_SHARE * seconds, seed, progress)

@@ -23,7 +23,7 @@ from placeit.core.errors import ModelError, PlaceitError, UsageError, naming
 from placeit.core.extras import need
 from placeit.core.interrupts import ended_by
 from placeit.core.memory import return_freed_memory
-from placeit.core.threads import CHECK_S, Gate
+from placeit.core.threads import Gate
 from placeit.report import text
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def serve(
             typer.echo(f"http: {server.url}", err=True)
             if server.grpc_address is not None:
                 typer.echo(f"grpc: {server.grpc_address}", err=True)
-            while not stop.wait(CHECK_S):  # a signal just before a wait without a limit would not end it
-                pass
+            stop.wait()
         data: dict[str, Any] = {
             "http": server.url,
             "grpc": server.grpc_address,

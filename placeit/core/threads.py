@@ -56,9 +56,16 @@ class Gate:
             self._shut.release()
 
     def wait(self, timeout: float = -1) -> bool:
-        """Wait until the gate is open, at most ``timeout`` seconds (no limit if negative), and return whether it is open."""
-        if not self.is_open and self._shut.acquire(timeout=timeout if timeout >= 0 else -1):
-            self._shut.release()  # for the next thread that waits
+        """Wait until the gate is open, at most ``timeout`` seconds (no limit if negative), and return whether it is open.
+
+        A wait without a limit returns to Python twice a second, so that signal handlers run: a signal that another thread
+        receives, or that arrives just before the wait, does not interrupt it.
+        """
+        while not self.is_open:
+            if self._shut.acquire(timeout=timeout if timeout >= 0 else CHECK_S):
+                self._shut.release()  # for the next thread that waits
+            elif timeout >= 0:
+                break
         return self.is_open
 
 
@@ -169,8 +176,7 @@ class Worker:
         self._thread = threading.Thread(target=_work, args=(self.lane, cores, around, self._state), name=name, daemon=True)
         # started on another thread, since Thread.start waits for an event
         _thread.start_new_thread(self._state.start, (self._thread,))
-        while not self._state.started.wait(CHECK_S):
-            pass
+        self._state.started.wait()
         error = self._state.error
         if isinstance(error, OSError):
             raise DeviceError(

@@ -50,6 +50,13 @@ class Budget:
         if not 0 < self.seconds < math.inf:
             raise UsageError(f"The budget is {self.seconds:g} seconds; it must be positive and finite.")
 
+    @classmethod
+    def of(cls, budget: float | str | Budget) -> Budget:
+        """Return the budget of a number of seconds, or of a text such as ``2m``. Raises UsageError."""
+        if isinstance(budget, Budget):
+            return budget
+        return cls(parse_duration(budget) if isinstance(budget, str) else budget)
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -112,9 +119,7 @@ class Goal:
                 raise UsageError(
                     f"A rate says which requests arrive, which the objective '{objective}' has no use for: leave it out."
                 )
-        if not isinstance(budget, Budget):
-            budget = Budget(parse_duration(budget) if isinstance(budget, str) else budget)
-        self.budget = budget
+        self.budget = budget = Budget.of(budget)
         if seed < 0:
             raise UsageError(f"The seed is {seed}; it must not be negative.")
         self.begin = clock.now()

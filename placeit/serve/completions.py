@@ -168,8 +168,7 @@ class _Completion:
             seed=_field(fields, "seed", int, None),
         )
         prompts, texts = self._prompts(fields), _field(fields, "n", int, 1)
-        if not 1 <= texts * len(prompts) <= _AT_ONCE:
-            asked = texts * len(prompts)
+        if not 1 <= (asked := texts * len(prompts)) <= _AT_ONCE:
             raise invalid(f"The request asks for {asked} texts; it must be at least one, and at most {_AT_ONCE}.")
         most = self._asked_most(fields)
         if most is None and self.most is not None:

@@ -27,7 +27,7 @@ class Crowd:
         max_open: maximum number of open connections.
 
     Attributes:
-        closing: whether the server ends, so that connections that were accepted meanwhile are closed.
+        closing: whether the server is closing; connections that are made from then on are closed at once.
     """
 
     def __init__(self, max_open: int) -> None:

@@ -7,7 +7,6 @@ from collections import abc
 from time import perf_counter
 
 from placeit.core.errors import PlaceitError
-from placeit.core.threads import CHECK_S
 from placeit.planning.segments import Plan
 from placeit.runtime.calls import failure_of
 from placeit.runtime.feed import report
@@ -177,8 +176,7 @@ class Replacing(Admitting):
     def _leave(self, leaving: abc.Sequence[Replica]) -> None:
         """Close replicas that get no more requests, once their last requests are over."""
         for replica in leaving:
-            while not replica.gone.wait(CHECK_S):
-                pass
+            replica.gone.wait()
         self.sequences.leave(leaving)
         with self._lock:
             self._replicas = [replica for replica in self._replicas if replica not in leaving]

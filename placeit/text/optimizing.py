@@ -16,7 +16,6 @@ from dataclasses import replace
 from placeit.core import clock
 from placeit.core.errors import ExecutionError, PlaceitError, UsageError
 from placeit.core.placement import Placement
-from placeit.core.units import parse_duration
 from placeit.measuring.measure import Race
 from placeit.measuring.statistics import FEWEST, faster
 from placeit.optimizer.options import Budget, Candidates
@@ -74,20 +73,19 @@ def optimize_texts(
             f"{session.model.path} is not placed for texts: the objective 'tokens' is for decoders with a context "
             "(--context, and --texts for the number of texts)."
         )
-    limit = budget if isinstance(budget, Budget) else Budget(parse_duration(budget) if isinstance(budget, str) else budget)
-    seconds = limit.seconds
-    until, report = clock.now() + seconds, progress or (lambda *_: None)
+    limit = Budget.of(budget)
+    until, report = clock.now() + limit.seconds, progress or (lambda *_: None)
     load = Load(texts.count, texts.tokens, seed)
     with ExitStack() as stack:
         costs = StepCosts(session, load, stack)
-        stepping = replace(limit, seconds=_SEARCH_SHARE * seconds)
-        named = _search(costs, stepping, candidates, seed, progress) if placements is None else dict(placements)
-        costs.placements = [one for placement in named.values() for one in placement.every]
+        share = replace(limit, seconds=_SEARCH_SHARE * limit.seconds)
+        tried = dict(placements) if placements is not None else _search(costs, share, candidates, seed, progress)
+        costs.placements = [one for placement in tried.values() for one in placement.every]
         if placements is None:
             costs.divide(session)
         trials = list[Trial]()
-        for number, (name, placement) in enumerate(named.items()):
-            report("opening servers", number / len(named))
+        for number, (name, placement) in enumerate(tried.items()):
+            report("opening servers", number / len(tried))
             trials += open_trials(session, name, placement, load, stack)
         costs.until = clock.now() + _PROFILE_SHARE * max(0.0, until - clock.now())
         for number, trial in enumerate(trials):

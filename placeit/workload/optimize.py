@@ -15,7 +15,7 @@ from placeit.core import clock
 from placeit.core.cluster import Cluster
 from placeit.core.errors import WorkloadError
 from placeit.core.jsonable import jsonable_dict
-from placeit.core.units import about_bytes, milliseconds, parse_duration
+from placeit.core.units import about_bytes, milliseconds
 from placeit.devices.clusterfile import discover
 from placeit.optimizer.options import Budget
 from placeit.profiler.cache import Cache
@@ -256,7 +256,7 @@ def optimize_workload(
         raise WorkloadError(
             f"{_MAX_MODELS} models at most are placed by measuring; the workload has {len(workload)}. Divide it."
         )
-    seconds = Budget(parse_duration(budget) if isinstance(budget, str) else budget).seconds
+    seconds = Budget.of(budget).seconds
     begin, cluster = clock.now(), discover(devices, precision=precision)
     session_options: dict[str, Any] = {
         "precision": precision,
