@@ -54,7 +54,9 @@ class Load(Stage):
         }
         divide_for(state.session, starts)
         if (resume := state.goal.budget.resume) is not None:
-            state.journal = open_journal(Path(resume), state.session, state.goal.objective)
+            objective = state.goal.objective
+            measured = objective.measured_with(objective.meters(state.session.cluster))
+            state.journal = open_journal(Path(resume), state.session, measured)
 
 
 def _check_room(session: Workbench) -> None:

@@ -55,7 +55,7 @@ def test_a_message_is_answered_and_the_answer_drawn_by_a_seed(cli: Any, folder: 
 def test_wishes_that_cannot_be_met_are_refused_in_a_sentence(cli: Any, folder: Path, tmp_path: Path) -> None:
     asked = ("generate-text", folder, "Once", "-d", "CPU@0")
     assert "--context 1024" in " ".join(cli(*asked).stderr.split())
-    assert "has a context of 8" in " ".join(cli(*asked, "--context", 8, "--tokens", 9).stderr.split())
+    assert "exceed the model's context of 8" in " ".join(cli(*asked, "--context", 8, "--tokens", 9).stderr.split())
     assert "top-p is 2" in cli(*asked, "--context", 8, "--top-p", 2).stderr
     (tmp_path / "openvino_model.xml").write_bytes((folder / "openvino_model.xml").read_bytes())
     (tmp_path / "openvino_model.bin").write_bytes((folder / "openvino_model.bin").read_bytes())
